@@ -1,0 +1,43 @@
+# make train   install what is needed and train CartPole-v1 to a solved score, then evaluate it
+# make test    install what is needed and run the tests
+# make lint    check format and style
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+RUN ?= runs/cartpole
+
+.PHONY: train test lint learn clean
+
+train: .venv/user
+	$(BIN)/python -m sfactory.train --env CartPole-v1 --run $(RUN)
+	$(BIN)/python -m sfactory.eval --run $(RUN) --episodes 20
+
+test: .venv/dev
+	$(BIN)/python -m pytest -m "not long"
+
+lint: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+learn: .venv/dev
+	$(BIN)/python perf/learning.py
+
+clean:
+	rm -rf .venv build sfactory.egg-info
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# torch first: a package that merely asks for torch must find the pinned one installed.
+.venv/torch: .venv/bin/python constraints.txt
+	$(PIP) torch
+	touch $@
+
+.venv/user: .venv/torch setup.py
+	$(PIP) -e .
+	touch $@
+
+.venv/dev: .venv/torch setup.py
+	$(PIP) -e .[dev]
+	touch $@

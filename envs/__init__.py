@@ -1,0 +1,56 @@
+"""Environments of every kind behind one interface (:mod:`sfactory.envs.group`).
+
+:func:`probe` tells what an environment is before any worker starts, :func:`make_group` makes the ones that a worker steps. Both ask the
+environment families in turn; the last one takes whatever Gymnasium or a user's callable makes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+from sfactory.envs.group import EnvRequest, EnvSpec, Finals, Frame, Group, Outcome
+from sfactory.envs.making import register_env, resolve_env
+from sfactory.envs.seeds import env_seed
+
+__all__ = ["EnvRequest", "EnvSpec", "Finals", "Frame", "Group", "Outcome", "env_seed", "make_group", "probe", "register_env", "resolve_env"]
+
+_FAMILIES = ("native", "atari", "vizdoom", "envpool", "general")
+"""Modules with ``handles(env, backend)``, ``probe(request)`` and ``make_group(request, spec, count, first_index, seed)``; the first that
+handles an environment gets it."""
+
+
+def probe(request: EnvRequest) -> EnvSpec:
+    """Make one environment in this process, read what it is, and close it.
+
+    Raises:
+        ConfigError: If it cannot be made or trained on, with what to do.
+    """
+    request, family = _dispatch(request)
+    return family.probe(request)
+
+
+def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:
+    """Make `count` environments that step together.
+
+    Args:
+        spec: What `probe` gave for the same request.
+        first_index: Number, in the run, of the first of them; environment i of a run is seeded with ``env_seed(seed, i)``.
+        seed: Of the run.
+
+    Raises:
+        ConfigError: If they cannot be made.
+    """
+    request, family = _dispatch(request)
+    return family.make_group(request, spec, count, first_index, seed)
+
+
+def _dispatch(request: EnvRequest) -> tuple[EnvRequest, Any]:
+    """The request with a registered name replaced by its factory, and the module of its family."""
+    request = dataclasses.replace(request, env=resolve_env(request.env))
+    for name in _FAMILIES:
+        family = importlib.import_module(f"sfactory.envs.{name}")
+        if family.handles(request.env, request.backend):
+            return request, family
+    raise AssertionError("the general family handles everything")

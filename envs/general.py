@@ -1,0 +1,58 @@
+"""The family of last resort: whatever Gymnasium or a user's callable makes, told apart by what was made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from sfactory.envs import gymnasium, multiagent, vector
+from sfactory.envs.group import EnvRequest, EnvSpec, Group
+from sfactory.envs.making import is_parallel, is_vector, make_environment, make_environments
+from sfactory.envs.observations import new_frame
+from sfactory.errors import ConfigError, EnvironmentFault
+
+
+def handles(env: Any, backend: str) -> bool:
+    """Every environment."""
+    return True
+
+
+def probe(request: EnvRequest) -> EnvSpec:
+    """Make one environment, read its spec, check its first observation, and close it.
+
+    Raises:
+        ConfigError: If any of that fails.
+    """
+    env = make_environment(request, 1)
+    read_spec, group_type = _kind(env)
+    try:
+        spec = read_spec(env, request)
+        group = group_type([env], request, spec, 0, 0)
+        group.reset(new_frame(spec, group.rows))
+    except EnvironmentFault as fault:
+        raise ConfigError(str(fault)) from fault
+    finally:
+        with contextlib.suppress(Exception):
+            env.close()
+    return spec
+
+
+def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:
+    """A group of single, vector or multi-agent environments.
+
+    Raises:
+        ConfigError: If they cannot be made.
+    """
+    envs = make_environments(request, count)
+    _, group_type = _kind(envs[0])
+    return group_type(envs, request, spec, first_index, seed)
+
+
+def _kind(env: Any) -> tuple[Callable[[Any, EnvRequest], EnvSpec], Callable[..., Group]]:
+    """How environments of this kind are read and grouped."""
+    if is_vector(env):
+        return vector.read_spec, vector.VectorGroup
+    if is_parallel(env):
+        return multiagent.read_spec, multiagent.ParallelGroup
+    return gymnasium.read_spec, gymnasium.SingleGroup

@@ -1,0 +1,271 @@
+"""Makes environments from ids and callables, and tells a user in one sentence why one could not be made."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
+
+from sfactory.config import env_name
+from sfactory.envs.group import EnvRequest
+from sfactory.errors import ConfigError, EnvironmentFault, SfactoryError
+from sfactory.spaces import ActionSpec, ObservationSpec
+
+_registered: dict[str, Callable[..., Any]] = {}
+_ID_PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "ALE/": "ale_py", "Vizdoom": "vizdoom.gymnasium_wrapper"}
+"""Packages that register ids of these beginnings when they are imported."""
+_EXTRAS = {"ale_py": "atari", "vizdoom": "vizdoom", "mujoco": "mujoco", "Box2D": "box2d", "pettingzoo": "multiagent", "envpool": "envpool"}
+"""The extra of sfactory that installs a package."""
+
+
+def register_env(name: str, factory: Callable[..., Any]) -> None:
+    """Let ``--env name`` mean `factory` in this process and in the worker processes of its runs.
+
+    Args:
+        factory: Called with the entries of ``env_kwargs``; returns a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv`` or a PettingZoo
+            parallel environment. For worker processes it must be picklable: a class, or a function of a module.
+
+    Raises:
+        ConfigError: If `factory` is not callable.
+    """
+    if not callable(factory):
+        raise ConfigError(f"register_env({name!r}, ...) was given {factory!r}; pass a callable that makes an environment, like its class")
+    _registered[name] = factory
+
+
+def resolve_env(env: Any) -> Any:
+    """What an environment's name stands for: the factory of a registered name or of ``module:callable``; anything else as it is.
+
+    Raises:
+        ConfigError: If a module in ``module:Name`` cannot be imported.
+    """
+    if not isinstance(env, str):
+        return env
+    if env in _registered:
+        return _registered[env]
+    module_name, colon, name = env.rpartition(":")
+    if colon:
+        module = _import(module_name, env)
+        if name not in gymnasium.registry and callable(factory := getattr(module, name, None)):
+            return factory
+    return env
+
+
+def environment_name(request: EnvRequest, index: int) -> str:
+    """What environment number `index` of the run is called in errors."""
+    return f"environment {index} ({env_name(request.env)})"
+
+
+def fault_of(name: str, doing: str, error: Exception) -> EnvironmentFault:
+    """The fault that says what an environment did when it raised, with the environment's own traceback."""
+    frames = error.__traceback__ and (error.__traceback__.tb_next or error.__traceback__)
+    lines = "".join(traceback.format_exception(type(error), error, frames))
+    return EnvironmentFault(f"{name} raised {type(error).__name__} in {doing}: {error}\n{lines.rstrip()}")
+
+
+def check_reset(name: str, reset: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """The (observation, info) that a call of reset() gives.
+
+    Raises:
+        EnvironmentFault: If it raises, or returns something else.
+    """
+    try:
+        result = reset()
+    except Exception as error:
+        raise fault_of(name, "reset()", error) from error
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise EnvironmentFault(f"{name}: reset() returned {result!r}; it must return the two values observation, info (a dict)")
+    return result
+
+
+def read_spaces(observation: Any, action: Any, request: EnvRequest) -> tuple[ObservationSpec, ActionSpec]:
+    """The specs of an environment's two spaces.
+
+    Raises:
+        ConfigError: If one is not a Gymnasium space or is not supported.
+    """
+    for what, space in (("observation_space", observation), ("action_space", action)):
+        if not isinstance(space, gymnasium.Space):
+            raise ConfigError(f"{env_name(request.env)}: {what} is {space!r}; it must be a gymnasium.spaces.Space")
+    try:
+        return ObservationSpec.from_space(observation), ActionSpec.from_space(action, request.squash)
+    except ConfigError as error:
+        raise ConfigError(*(f"{env_name(request.env)}: {problem}" for problem in error.problems)) from None
+
+
+def render_fps(env: Any) -> float:
+    """The speed of a video in ``metadata["render_fps"]``, in env steps per second; 30 where there is none."""
+    fps = (getattr(env, "metadata", None) or {}).get("render_fps")
+    return float(fps) if fps else 30.0
+
+
+def is_vector(env: Any) -> bool:
+    return isinstance(env, gymnasium.vector.VectorEnv)
+
+
+def is_parallel(env: Any) -> bool:
+    """Whether it follows PettingZoo's parallel API."""
+    methods = ("observation_space", "action_space", "reset", "step")
+    is_aec = hasattr(env, "agent_iter")
+    return hasattr(env, "possible_agents") and not is_aec and all(callable(getattr(env, name, None)) for name in methods)
+
+
+def make_environments(request: EnvRequest, count: int) -> list[Any]:
+    """`count` single or multi-agent environments, or one vector environment of `count`.
+
+    Raises:
+        ConfigError: With what is wrong with the id, the callable or their arguments.
+    """
+    name = env_name(request.env)
+    first = make_environment(request, count)
+    if is_vector(first):
+        if first.num_envs != count:
+            first.close()
+            raise ConfigError(f"{name} returned a vector environment with num_envs {first.num_envs}, but a group has {count} environments "
+                              "(envs_per_worker / runtime.groups); let the callable take num_envs, or change envs_per_worker")
+        return [first]
+    envs = [first, *(make_environment(request, count) for _ in range(count - 1))]
+    if len(set(map(id, envs))) < count:
+        raise ConfigError(f"{name} returned the same environment twice; it must make a new one at every call")
+    return envs
+
+
+def make_environment(request: EnvRequest, count: int) -> Any:
+    """One environment of any kind; a vector environment gets `count` environments where its maker takes ``num_envs``.
+
+    Raises:
+        ConfigError: With what is wrong with the id, the callable or their arguments.
+    """
+    kwargs = dict(request.kwargs)
+    if request.render_mode is not None:
+        kwargs["render_mode"] = request.render_mode
+    if isinstance(request.env, str):
+        return _make_by_id(request, kwargs, count)
+    env = _make_by_call(request.env, kwargs, count)
+    if request.backend == "vector" and not is_vector(env):
+        raise ConfigError(f"env_backend is vector, but {env_name(request.env)} returned a {type(env).__name__}, which is no "
+                          "gymnasium.vector.VectorEnv; use env_backend auto")
+    return env
+
+
+def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
+    spec = _find_spec(request.env)
+    if request.backend == "vector" and spec.vector_entry_point is None:
+        raise ConfigError(f"env_backend is vector, but {spec.id} has no vector environment of its own; use env_backend auto")
+    vector = request.backend == "vector" or spec.entry_point is None
+    try:
+        if vector:
+            return gymnasium.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **kwargs)
+        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    except Exception as error:
+        maker = spec.vector_entry_point if vector else spec.entry_point
+        given = {"num_envs": count, **spec.kwargs, **kwargs} if vector else {**spec.kwargs, **kwargs}
+        given.pop("max_episode_steps", None)
+        _explain(spec.id, maker, given, error)
+
+
+def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
+    name = env_name(maker)
+    if not callable(maker):
+        remedy = "name a Gymnasium id, or pass a callable that makes an environment, such as its class or lambda: ..."
+        raise ConfigError(f"env is {maker!r}; {remedy}")
+    if "num_envs" in _parameters(maker):
+        kwargs.setdefault("num_envs", count)
+    try:
+        env = maker(**kwargs)
+    except Exception as error:
+        _explain(name, maker, kwargs, error)
+    if isinstance(env, gymnasium.Env) or is_vector(env) or is_parallel(env):
+        return env
+    remedy = "it must return a gymnasium.Env, a gymnasium.vector.VectorEnv or a PettingZoo parallel environment"
+    if hasattr(env, "agent_iter"):
+        remedy += "; pettingzoo.utils.conversions.aec_to_parallel makes one of a turn-based environment"
+    elif callable(getattr(env, "step", None)):
+        remedy += "; derive its class from gymnasium.Env"
+    raise ConfigError(f"{name} returned {env!r}; {remedy}")
+
+
+def _find_spec(env: str) -> EnvSpec:
+    """The registered spec of an id or ``module:Id``; an id without a version means its latest one."""
+    module, colon, name = env.rpartition(":")
+    if colon:
+        _import(module, env)
+    for beginning, package in _ID_PACKAGES.items():
+        if name.startswith(beginning) and name not in gymnasium.registry:
+            _register_package(package, name)
+    if name not in gymnasium.registry:
+        with contextlib.suppress(gymnasium.error.Error):
+            space, base, version = parse_env_id(name)
+            if version is None:
+                name = get_env_id(space, base, find_highest_version(space, base))
+    if name in gymnasium.registry:
+        return gymnasium.registry[name]
+    known = [*_registered, *gymnasium.registry]
+    near = difflib.get_close_matches(name, known, 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "no known id is like it"
+    raise ConfigError(f"no environment is called {env!r}; {hint} Ids of a package that is not imported are written module:{name}")
+
+
+def _import(module: str, env: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"cannot import the module {module!r} of env {env!r}: {error}; install it, or correct its name") from error
+
+
+def _register_package(package: str, env: str) -> None:
+    """Import a package that registers its environments with Gymnasium."""
+    try:
+        module = importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{env} needs the package {package.partition('.')[0]}: {error}; {_install(package)}") from error
+    gymnasium.register_envs(module)
+
+
+def _install(package: str) -> str:
+    """The command that installs a package."""
+    top = package.partition(".")[0]
+    return f"pip install -e .[{_EXTRAS[top]}]" if top in _EXTRAS else f"pip install {top}"
+
+
+def _parameters(maker: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(maker).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], error: Exception) -> NoReturn:
+    """Raise the ConfigError that says why `maker`, a callable or ``module:attribute``, raised `error` when called with `kwargs`."""
+    if isinstance(error, SfactoryError):
+        raise error
+    if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):
+        clues = f"{maker} {getattr(maker, '__module__', '')} {error}".lower()
+        missing = [package for package in _EXTRAS if package.lower() in clues and importlib.util.find_spec(package) is None]
+        remedy = _install(missing[0]) if missing else "install what it needs"
+        raise ConfigError(f"{name} needs a package that cannot be imported: {error}; {remedy}") from error
+    if isinstance(error, TypeError):
+        _check_arguments(name, load_env_creator(maker) if isinstance(maker, str) else maker, kwargs, error)
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    raise ConfigError(f"{name} could not be made with env_kwargs {dict(kwargs)}: {type(error).__name__}: {error}\n{trace}") from error
+
+
+def _check_arguments(name: str, maker: Any, kwargs: Mapping[str, Any], error: TypeError) -> None:
+    """Raise ConfigError if `maker` does not take the arguments `kwargs`."""
+    try:
+        inspect.signature(maker).bind(**kwargs)
+    except ValueError:  # a maker written in C has no signature
+        return
+    except TypeError as misfit:
+        takes = _parameters(maker)
+        if "render_mode" in kwargs and "render_mode" not in takes:
+            raise ConfigError(f"{name} does not take render_mode, which a video needs; let it take render_mode and pass it on") from error
+        listed = ", ".join(takes) or "nothing"
+        raise ConfigError(f"env_kwargs {dict(kwargs)} do not fit {name}: {misfit}; it takes {listed}") from error

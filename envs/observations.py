@@ -1,0 +1,221 @@
+"""Writes what environments return into the arrays of a frame, and finds out who returned something wrong.
+
+Whole groups are written and checked with a few NumPy calls; only when one of them fails are the rows looked at one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from sfactory.envs.group import EnvSpec, Frame
+from sfactory.errors import EnvironmentFault
+from sfactory.spaces import MASK_KEY, Leaf
+
+NO_MASK = "info has no action_mask, though the first reset() gave one; give it at every reset() and step()"
+_NO_EXTRAS = ("TimeLimit.truncated", "episode", MASK_KEY)
+_MISFIT = (ValueError, TypeError, KeyError, IndexError)
+
+
+class FrameWriter:
+    """Writes observations and action masks in place, checked.
+
+    Args:
+        spec: Of the environments.
+        name: What a row is called in an error, for example ``environment 3 (CartPole-v1)``.
+        validate: Check values too (finite, within a Discrete space); shapes and dtypes are always checked.
+    """
+
+    def __init__(self, spec: EnvSpec, name: Callable[[int], str], validate: bool) -> None:
+        self._observation = spec.observation
+        self._action = spec.action
+        self._name = name
+        self._validate = validate
+        self._stores = [_LeafStore(leaf) for leaf in spec.observation.leaves]
+        self._component_begins = np.cumsum([0, *spec.action.sizes[:-1]])
+        self.all_allowed = np.ones(spec.action.logits, bool)
+
+    def write(self, observations: Sequence[Any], out: tuple[np.ndarray, ...]) -> None:
+        """Write one observation per row.
+
+        Args:
+            out: One array ``[rows, *leaf.shape]`` per leaf, contiguous.
+
+        Raises:
+            EnvironmentFault: If an observation does not fit its space, or holds NaN or infinity.
+        """
+        try:
+            for store, target in zip(self._stores, out, strict=True):
+                values = observations
+                for key in store.path:
+                    values = [value[key] for value in values]
+                store.write(values, target)
+        except _MISFIT:
+            self._name_misfit(observations)
+        if self._validate:
+            self._check_values(out)
+
+    def write_rows(self, rows: Sequence[int], observations: Sequence[Any], out: tuple[np.ndarray, ...]) -> None:
+        """Write observations of some rows; the others become zero. Arguments and errors are those of `write`."""
+        for target in out:
+            target.fill(0)
+        for row, observation in zip(rows, observations, strict=True):
+            try:
+                for leaf, store, target in zip(self._observation.leaves, self._stores, out, strict=True):
+                    store.write([_value(observation, leaf)], target[row : row + 1])
+            except _MISFIT:
+                self._name_misfit([observation], first_row=row)
+        if self._validate:
+            self._check_values(out)
+
+    def write_batch(self, observation: Any, out: tuple[np.ndarray, ...]) -> None:
+        """Write a batched observation, whose leaves have a leading row dimension. Errors are those of `write`."""
+        for leaf, store, target in zip(self._observation.leaves, self._stores, out, strict=True):
+            try:
+                value = np.asarray(_value(observation, leaf))
+            except _MISFIT as error:
+                raise EnvironmentFault(f"{self._name(0)}: the batched observation has no {leaf.name}: {error!r}") from error
+            if value.shape != target.shape or not _fits(value.dtype, leaf):
+                raise EnvironmentFault(
+                    f"{self._name(0)}: the batched observation {leaf.name} has shape {value.shape} and dtype {value.dtype}; its space says "
+                    f"{target.shape} and {leaf.dtype}; return that, or change the observation space"
+                )
+            np.copyto(target, value, casting="unsafe")
+            if store.start is not None:
+                target -= store.start
+        if self._validate:
+            self._check_values(out)
+
+    def write_masks(self, masks: Sequence[Any], out: np.ndarray) -> None:
+        """Write one action mask per row: an array, or a tuple or Dict of arrays.
+
+        Args:
+            out: bool ``[rows, logits]``, contiguous.
+
+        Raises:
+            EnvironmentFault: If a mask is missing, has the wrong size, or forbids every action.
+        """
+        try:
+            flat = [mask if isinstance(mask, np.ndarray) else self._action.flat_mask(mask) for mask in masks]
+            np.concatenate(flat, axis=None, out=out.reshape(-1), casting="unsafe")
+        except _MISFIT:
+            self._name_mask(masks)
+        if self._validate and not (allows := np.logical_or.reduceat(out, self._component_begins, axis=1)).all():
+            row = int(np.flatnonzero(~allows.all(1))[0])
+            raise EnvironmentFault(f"{self._name(row)}: the action mask {out[row].astype(int)} allows no action; it must allow at least "
+                                   "one in each component of the action space")
+
+    def check_rewards(self, reward: np.ndarray) -> None:
+        """Raise EnvironmentFault unless all rewards ``[rows]`` are finite."""
+        if self._validate and not math.isfinite(reward.dot(reward)) and not (finite := np.isfinite(reward)).all():
+            row = int(np.flatnonzero(~finite)[0])
+            raise EnvironmentFault(f"{self._name(row)}: the reward is {reward[row]}; it must be a finite number. Correct the environment's "
+                                   "reward")
+
+    def _check_values(self, out: tuple[np.ndarray, ...]) -> None:
+        for leaf, target in zip(self._observation.leaves, out, strict=True):
+            if leaf.sizes:
+                good = (target >= 0) & (target < np.reshape(leaf.sizes, leaf.shape))
+                remedy = f"its space has {leaf.sizes} categories from {leaf.start} on; enlarge the space or correct the value"
+            elif leaf.dtype == np.float32:
+                good = np.isfinite(target)
+                remedy = "return finite numbers; runtime.validate_observations false turns this check off"
+            else:
+                continue
+            if not good.all():
+                row, *index = map(int, np.argwhere(~good)[0])
+                value = target[row][tuple(index)]
+                if leaf.sizes:
+                    value = value + np.reshape(leaf.start, leaf.shape)[tuple(index)]
+                where = f" at {index}" if index else ""
+                raise EnvironmentFault(f"{self._name(row)}: the observation {leaf.name} is {value}{where}; {remedy}")
+
+    def _name_misfit(self, observations: Sequence[Any], first_row: int = 0) -> NoReturn:
+        """Raise an EnvironmentFault that names the first observation which does not fit."""
+        for row, observation in enumerate(observations, first_row):
+            for leaf in self._observation.leaves:
+                try:
+                    value = np.asarray(_value(observation, leaf))
+                except _MISFIT as error:
+                    text = f"{self._name(row)}: the observation {_short(observation)} has no {leaf.name}: {error!r}"
+                    raise EnvironmentFault(text) from error
+                if value.shape != leaf.shape or not _fits(value.dtype, leaf):
+                    raise EnvironmentFault(
+                        f"{self._name(row)}: the observation {leaf.name} has shape {value.shape} and dtype {value.dtype}; its space says "
+                        f"{leaf.shape} and {leaf.dtype}; return that, or change the observation space. It is {_short(value)}"
+                    )
+        raise EnvironmentFault(f"{self._name(first_row)}: the observations do not fit their space: {_short(observations[0])}")
+
+    def _name_mask(self, masks: Sequence[Any]) -> NoReturn:
+        """Raise an EnvironmentFault that names the first bad action mask."""
+        for row, mask in enumerate(masks):
+            if mask is None:
+                raise EnvironmentFault(f"{self._name(row)}: {NO_MASK}")
+            try:
+                self._action.flat_mask(mask)
+            except _MISFIT as error:
+                raise EnvironmentFault(f"{self._name(row)}: {error}; it is {_short(mask)}") from error
+        raise EnvironmentFault(f"{self._name(0)}: the action masks do not fit the action space: {_short(masks[0])}")
+
+
+def _value(observation: Any, leaf: Leaf) -> Any:
+    for key in leaf.path:
+        observation = observation[key]
+    return observation
+
+
+class _LeafStore:
+    """Writes one leaf's values, one per row, into its array."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        self.path = leaf.path
+        self.start = np.array(leaf.start, np.int32).reshape(leaf.shape) if any(leaf.start) else None
+        self._is_scalar = not leaf.shape
+        self._joined = (-1, *leaf.shape[1:])
+        self._is_bytes = leaf.dtype == np.uint8
+
+    def write(self, values: Sequence[Any], target: np.ndarray) -> None:
+        """Raises ValueError or TypeError if the values have another shape or cannot be cast."""
+        if self._is_bytes and np.asarray(values[0]).dtype.kind == "i":  # signed integers do not cast to unsigned ones, but the bits agree
+            target = target.view(np.int8)
+        if self._is_scalar:
+            block = np.asarray(values)
+            if block.shape != target.shape:
+                raise ValueError(block.shape)
+            np.copyto(target, block, casting="same_kind")
+        else:  # unlike an assignment, concatenation does not broadcast
+            np.concatenate(values, out=target.reshape(self._joined), casting="same_kind")
+        if self.start is not None:
+            target -= self.start
+
+
+def _fits(dtype: np.dtype, leaf: Leaf) -> bool:
+    return dtype.kind in "biu" or (dtype.kind == "f" and leaf.dtype.kind == "f")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def numeric_extras(info: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numeric scalars of an episode's last info, without the entries that Gymnasium itself puts there."""
+    extras = {}
+    for key, value in info.items():
+        if key in _NO_EXTRAS or key.startswith("final_"):
+            continue
+        if isinstance(value, bool | int | float | np.number | np.bool_) and not isinstance(value, np.complexfloating):
+            number = float(value)
+            if np.isfinite(number):
+                extras[key] = number
+    return extras
+
+
+def new_frame(spec: EnvSpec, rows: int) -> Frame:
+    """A frame of zeros with arrays of its own."""
+    mask = np.zeros((rows, spec.action.logits), bool) if spec.masked else None
+    obs = tuple(np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in spec.observation.leaves)
+    return Frame(obs, mask, np.zeros(rows, bool), np.zeros(rows, bool))

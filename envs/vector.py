@@ -1,0 +1,224 @@
+"""Gymnasium vector environments, in all three of their autoreset modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from sfactory.config import env_name
+from sfactory.envs.group import EnvRequest, EnvSpec, Finals, Frame, Outcome
+from sfactory.envs.making import check_reset, environment_name, fault_of, read_spaces, render_fps
+from sfactory.envs.observations import NO_MASK, FrameWriter, numeric_extras
+from sfactory.envs.seeds import env_seed
+from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.spaces import MASK_KEY
+
+
+def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
+    """What a vector environment says of one of its environments; resets it once.
+
+    Raises:
+        ConfigError: If its spaces or its autoreset mode are not supported.
+        EnvironmentFault: If reset() raises or returns something else than (observation, info).
+    """
+    _autoreset_mode(env, request)
+    observation, action = read_spaces(
+        getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None), request
+    )
+    _, info = check_reset(environment_name(request, 0), lambda: env.reset(seed=0))
+    masked = observation.mask_path is not None or MASK_KEY in info
+    return EnvSpec(observation, action, masked=masked, family="vector", render_fps=render_fps(env))
+
+
+def _autoreset_mode(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> AutoresetMode:
+    mode = (env.metadata or {}).get("autoreset_mode")
+    try:
+        return AutoresetMode(getattr(mode, "value", mode))
+    except ValueError:
+        raise ConfigError(
+            f"{env_name(request.env)}: metadata['autoreset_mode'] is {mode!r}; set it to what the vector environment does at an episode's "
+            "end, for example gymnasium.vector.AutoresetMode.NEXT_STEP"
+        ) from None
+
+
+class VectorGroup:
+    """A :class:`Group` of one vector environment. One row for each of its environments.
+
+    Args:
+        envs: The vector environment alone.
+        first_index: Number, in the run, of its first environment.
+        seed: Of the run.
+    """
+
+    def __init__(
+        self, envs: Sequence[gymnasium.vector.VectorEnv], request: EnvRequest, spec: EnvSpec, first_index: int, seed: int
+    ) -> None:
+        (env,) = envs
+        self.rows = env.num_envs
+        self.finals: Finals | None = None
+        self.extras: list[dict[str, float]] = []
+        self._env = env
+        self._mode = _autoreset_mode(env, request)
+        self._names = [environment_name(request, first_index + row) for row in range(self.rows)]
+        self._group_name = f"vector environment {first_index} to {first_index + self.rows - 1} ({env_name(request.env)})"
+        self._seeds = [env_seed(seed, first_index + row) for row in range(self.rows)]
+        self._spec = spec
+        self._writer = FrameWriter(spec, self._names.__getitem__, request.validate)
+        self._resting = np.zeros(self.rows, bool)
+        self._closed = False
+
+    def reset(self, frame: Frame) -> None:
+        try:
+            observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=self._seeds))
+        except EnvironmentFault as fault:
+            if not isinstance(fault.__cause__, gymnasium.error.Error | TypeError | ValueError):
+                raise
+            # its environments share one random stream: one seed for all of them
+            observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=self._seeds[0]))
+        self.finals = None
+        self._resting[:] = False
+        frame.first.fill(True)
+        frame.active.fill(True)
+        self._write(observation, info, frame)
+
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+        self.finals = None
+        began = self._resting
+        observation, info = self._step_env(categorical, continuous, outcome, began)
+        ended = outcome.terminated | outcome.truncated
+        after.active.fill(True)
+        after.first[:] = began
+        if ended.any():
+            if self._mode is AutoresetMode.NEXT_STEP:
+                self._add_extras(info, ended)
+                after.active[ended] = False
+            elif self._mode is AutoresetMode.SAME_STEP:
+                self._add_extras(info.get("final_info", {}), ended)
+                self._keep_finals(info, outcome.truncated)
+                after.first[ended] = True
+            else:
+                self._add_extras(info, ended)
+                observation, info = self._reset_ended(observation, info, ended, outcome.truncated)
+                after.first[ended] = True
+        self._resting = ~after.active
+        self._write(observation, info, after)
+
+    def render(self) -> list[Any]:
+        return list(self._env.render())
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._env.close()
+
+    def _step_env(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, began: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        """Step and fill `outcome`; rows in `began` were reset instead of stepped."""
+        actions = self._spec.action.batch(categorical, continuous)
+        try:
+            result = self._env.step(actions)
+        except Exception as error:
+            raise fault_of(self._group_name, "step()", error) from error
+        try:
+            observation, reward, terminated, truncated, info = result
+            for target, value in zip(outcome, (reward, terminated, truncated), strict=True):
+                if np.shape(value) != (self.rows,):
+                    raise ValueError(f"{value!r}")
+                target[:] = value
+        except (ValueError, TypeError) as error:
+            raise EnvironmentFault(f"{self._group_name}: step() must return observation, reward, terminated, truncated, info with arrays "
+                                   f"of {self.rows} entries, not {error}") from error
+        outcome.truncated[outcome.terminated] = False
+        for target in outcome:
+            target[began] = 0
+        self._writer.check_rewards(outcome.reward)
+        return observation, info
+
+    def _reset_ended(self, observation: Any, info: dict[str, Any], ended: np.ndarray, truncated: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        """DISABLED: reset the environments that ended; the final observations of truncated ones go to `finals`."""
+        if truncated.any():
+            rows = np.flatnonzero(truncated)
+            whole = self._new_obs(self.rows)
+            self._writer.write_batch(observation, whole)
+            self.finals = Finals(rows, tuple(array[rows] for array in whole))
+        observation, fresh = check_reset(self._group_name, lambda: self._env.reset(options={"reset_mask": ended.copy()}))
+        if self._spec.masked and self._spec.observation.mask_path is None:
+            masks = np.where(ended[:, None], self._masks_of(fresh, ended), self._masks_of(info, ~ended))
+            fresh = {MASK_KEY: masks}
+        return observation, fresh
+
+    def _keep_finals(self, info: Mapping[str, Any], truncated: np.ndarray) -> None:
+        """SAME_STEP: take the final observations of truncated rows from info."""
+        rows = np.flatnonzero(truncated)
+        if not len(rows):
+            return
+        if "final_obs" not in info:
+            raise EnvironmentFault(f"{self._names[rows[0]]} was truncated, but info has no final_obs; a vector environment with autoreset "
+                                   "SAME_STEP must give it")
+        final = info["final_obs"]
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            whole = self._new_obs(self.rows)
+            self._writer.write_rows(rows.tolist(), [final[row] for row in rows], whole)
+            self.finals = Finals(rows, tuple(array[rows] for array in whole))
+        else:  # only the truncated rows are sure to hold something
+            self.finals = Finals(rows, self._new_obs(len(rows)))
+            self._writer.write_batch(_take(final, rows), self.finals.obs)
+
+    def _new_obs(self, rows: int) -> tuple[np.ndarray, ...]:
+        return tuple(np.empty((rows, *leaf.shape), leaf.dtype) for leaf in self._spec.observation.leaves)
+
+    def _add_extras(self, info: Mapping[str, Any], ended: np.ndarray) -> None:
+        for row in np.flatnonzero(ended).tolist():
+            if extras := numeric_extras(dict(_entries(info, row, self.rows))):
+                self.extras.append(extras)
+
+    def _write(self, observation: Any, info: Mapping[str, Any], frame: Frame) -> None:
+        self._writer.write_batch(observation, frame.obs)
+        if frame.mask is not None:
+            in_observation = self._spec.observation.mask(observation)
+            masks = self._masks_of(info, frame.active) if in_observation is None else _flat_masks(in_observation, self.rows)
+            self._writer.write_masks(np.where(frame.active[:, None], masks, True), frame.mask)
+
+    def _masks_of(self, info: Mapping[str, Any], needed: np.ndarray) -> np.ndarray:
+        """The masks ``[rows, logits]`` in an info, which must have those of the rows in `needed`."""
+        present = np.asarray(info.get(f"_{MASK_KEY}", np.full(self.rows, MASK_KEY in info)))
+        if (missing := needed & ~present).any():
+            row = np.flatnonzero(missing)[0]
+            raise EnvironmentFault(f"{self._names[row]}: {NO_MASK}")
+        if MASK_KEY not in info:
+            return np.ones((self.rows, self._spec.action.logits), bool)
+        masks = info[MASK_KEY]
+        if isinstance(masks, np.ndarray) and masks.dtype == object:
+            allowed = self._writer.all_allowed
+            return np.stack([self._spec.action.flat_mask(mask) if has else allowed for mask, has in zip(masks, present, strict=True)])
+        return _flat_masks(masks, self.rows)
+
+
+def _flat_masks(masks: Any, rows: int) -> np.ndarray:
+    """Batched masks, an array or a tuple or Dict of arrays, as bool ``[rows, logits]``."""
+    if isinstance(masks, Mapping):
+        masks = [value for key, value in masks.items() if not key.startswith("_")]
+    if isinstance(masks, list | tuple):
+        return np.concatenate([np.reshape(mask, (rows, -1)) for mask in masks], axis=1).astype(bool)
+    return np.reshape(masks, (rows, -1)).astype(bool)
+
+
+def _take(batch: Any, rows: np.ndarray) -> Any:
+    """Some rows of a batched, possibly nested observation."""
+    if isinstance(batch, Mapping):
+        return {key: _take(value, rows) for key, value in batch.items() if not key.startswith("_")}
+    if isinstance(batch, tuple):
+        return tuple(_take(value, rows) for value in batch)
+    return np.asarray(batch)[rows]
+
+
+def _entries(info: Mapping[str, Any], row: int, rows: int) -> Iterator[tuple[str, Any]]:
+    """One environment's entries of Gymnasium's batched info, whose key ``_name`` says who has a ``name``."""
+    for key, value in info.items():
+        if not key.startswith("_") and isinstance(value, np.ndarray) and value.shape == (rows,):
+            present = info.get(f"_{key}")
+            if present is None or present[row]:
+                yield key, value[row]

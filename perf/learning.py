@@ -1,0 +1,83 @@
+"""Learning references: trains with the presets alone and holds evaluation returns against what is expected of them.
+
+    python perf/learning.py [--only NAME ...] [--seeds 11 12 13] [--json FILE]
+
+Each row is one environment, trained asynchronously for a stated number of env steps with each seed, then evaluated for 20 episodes with
+another seed, deterministically.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one environment's agent must reach: a mean evaluation return after so many env steps, with the preset and these flags."""
+
+    name: str
+    env: str
+    steps: int
+    expected: float
+    flags: tuple[str, ...] = ()
+
+
+REFERENCES = [
+    Reference("cartpole", "CartPole-v1", 300_000, 475.0),
+    Reference("cartpole-lstm", "examples.masked_cartpole:MaskedCartPole-v0", 500_000, 475.0, ("--model.core", "lstm")),
+    Reference("pendulum", "Pendulum-v1", 300_000, -300.0),
+    Reference("vizdoom-basic", "VizdoomBasic-v1", 300_000, 60.0),
+    Reference("memory", "sfactory/MemoryGrid", 500_000, 0.9, ("--model.core", "lstm")),
+]
+
+
+def measure(reference: Reference, seed: int, folder: Path) -> tuple[float, float]:
+    """(mean evaluation return, seconds of training)."""
+    run = str(folder / f"{reference.name}-{seed}")
+    train = ["--env", reference.env, "--steps", str(reference.steps), "--seed", str(seed), "--run", run, "--log.display", "none"]
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-m", "sfactory.train", *train, *reference.flags], check=True)
+    seconds = time.monotonic() - begin
+    evaluation = [sys.executable, "-m", "sfactory.eval", "--run", run, "--episodes", "20", "--json", "--env", reference.env]
+    done = subprocess.run(evaluation, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])["return_mean"], seconds
+
+
+def main() -> int:
+    """Exit status 1 if any reference was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=[r.name for r in REFERENCES])
+    parser.add_argument("--seeds", nargs="*", type=int, default=[11, 12, 13])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    table = Table("environment", "env steps", "expected", *(f"seed {s}" for s in args.seeds), "seconds")
+    rows, missed = [], False
+    with tempfile.TemporaryDirectory() as folder:
+        for reference in REFERENCES:
+            if args.only and reference.name not in args.only:
+                continue
+            results = [measure(reference, seed, Path(folder)) for seed in args.seeds]
+            returns, seconds = zip(*results, strict=True)
+            missed |= min(returns) < reference.expected
+            rows.append({"name": reference.name, "steps": reference.steps, "expected": reference.expected, "returns": returns, "seconds": seconds})
+            cells = (f"{value:.1f}" for value in returns)
+            table.add_row(reference.name, f"{reference.steps:,}", f"{reference.expected:g}", *cells, " ".join(f"{s:.0f}" for s in seconds))
+            print(rows[-1], flush=True)
+    Console().print(table)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=2))
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""What the processes of a run tell one another besides data: a stop flag, counters, and events.
+
+The board is a small table in shared memory: one row per process, written by that process alone, read by the runner. Events are rare and
+typed: finished episodes, the learner's statistics, and faults.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sfactory.shared import SharedArray
+
+COLUMNS = ("heartbeat", "busy_s", "batches", "rows", "full_waits")
+_COLUMN = {name: i for i, name in enumerate(COLUMNS)}
+
+
+class Counters:
+    """One process's row of the board.
+
+    ``heartbeat`` (monotonic seconds), ``busy_s`` (seconds spent working, not waiting), ``batches`` and ``rows`` (of work done), ``full_waits``
+    (puts that found a queue full). Every process keeps its own running totals; readers take differences.
+    """
+
+    def __init__(self, row: np.ndarray) -> None:
+        self._row = row
+
+    def add(self, busy_s: float, rows: int) -> None:
+        """Count one piece of work, and show a sign of life."""
+        row = self._row
+        row[0] = time.monotonic()
+        row[1] += busy_s
+        row[2] += 1
+        row[3] += rows
+
+    def beat(self, full_waits: int = 0) -> None:
+        """Show a sign of life."""
+        self._row[0] = time.monotonic()
+        self._row[4] = full_waits
+
+    def __getattr__(self, name: str) -> float:
+        if name in _COLUMN:
+            return float(self._row[_COLUMN[name]])
+        raise AttributeError(name)
+
+
+class Board:
+    """The table, the stop flag and the request to save.
+
+    Args:
+        processes: Names of the processes, one row each.
+    """
+
+    def __init__(self, processes: list[str]) -> None:
+        self.names = processes
+        self._table = SharedArray((len(processes), len(COLUMNS)), np.float64)
+        self._flags = SharedArray((2,), np.int64)
+        self._episode_return = SharedArray((1,), np.float64)
+        self._episode_return.array[0] = np.nan
+        self._table.array[:, 0] = time.monotonic()
+
+    def counters(self, name: str) -> Counters:
+        return Counters(self._table.array[self.names.index(name)])
+
+    def snapshot(self) -> np.ndarray:
+        """float64 ``[processes, len(COLUMNS)]``, a copy."""
+        return self._table.array.copy()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether all processes shall come to an end."""
+        return bool(self._flags.array[0])
+
+    def stop(self) -> None:
+        self._flags.array[0] = 1
+
+    @property
+    def saves_requested(self) -> int:
+        """How many checkpoints have been asked for besides the regular ones."""
+        return int(self._flags.array[1])
+
+    def request_save(self) -> None:
+        self._flags.array[1] += 1
+
+    @property
+    def episode_return(self) -> float:
+        """Mean return of the last episodes, as the runner last reported it; NaN before the first."""
+        return float(self._episode_return.array[0])
+
+    @episode_return.setter
+    def episode_return(self, value: float) -> None:
+        self._episode_return.array[0] = value
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Episodes that ended in a rollout worker.
+
+    Attributes:
+        returns: float32 ``[n]``, undiscounted sums of the environment's own rewards.
+        lengths: int32 ``[n]``, env steps.
+        extras: Numeric entries of ``info`` at the episodes' ends.
+    """
+
+    returns: np.ndarray
+    lengths: np.ndarray
+    extras: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The learner's state and its statistics since its last message.
+
+    Attributes:
+        env_steps: Samples learned from, over the whole run.
+        updates: Optimizer steps, over the whole run.
+        lag_mean, lag_max: Of the samples since the last message, in updates.
+        losses: Means since the last message, by name.
+    """
+
+    env_steps: int
+    updates: int
+    lag_mean: float
+    lag_max: float
+    losses: dict[str, float]
+    lr: float
+    skipped_updates: int = 0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint was written, or could not be (``error``)."""
+
+    env_steps: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The learner has reached the run's number of steps, or has stopped as told; its last checkpoint is written."""
+
+    env_steps: int
+    completed: bool
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A worker cannot go on.
+
+    Attributes:
+        process: Its name.
+        message: What went wrong, for the user.
+        traceback: Where.
+        bad_environment: Whether the environment is at fault, not sfactory.
+    """
+
+    process: str
+    message: str
+    traceback: str
+    bad_environment: bool = False
+
+
+Event = Episodes | Progress | Saved | Finished | Fault

@@ -1,0 +1,73 @@
+"""Devices, precision and threads: which hardware each kind of worker uses."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from sfactory.config import Config
+from sfactory.envs.group import EnvSpec
+from sfactory.errors import ConfigError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a name; auto is the first GPU if there is one.
+
+    Raises:
+        ConfigError: If the GPU is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ConfigError(f"device is {name}, but this machine shows {count} CUDA devices to torch {torch.__version__}; use --device cpu")
+        device = torch.device("cuda", device.index or 0)
+    return device
+
+
+def learner_device(config: Config) -> torch.device:
+    return resolve_device(config.device)
+
+
+def inference_device(config: Config) -> torch.device:
+    return resolve_device(config.runtime.inference_device or config.device)
+
+
+def _computes_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 is faster than float32 there: the hardware multiplies in it."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def autocast_dtype(config: Config, env: EnvSpec, device: torch.device) -> torch.dtype | None:
+    """The dtype to compute in under autocast, or None for plain float32."""
+    if config.precision == "float32":
+        return None
+    if config.precision == "bfloat16":
+        return torch.bfloat16
+    has_images = any(leaf.is_image for leaf in env.observation.leaves)
+    return torch.bfloat16 if has_images and _computes_bfloat16(device) else None
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def learner_threads(config: Config) -> int:
+    """torch threads of the learner: half the cores where it computes on them, few where it feeds a GPU."""
+    if config.runtime.learner_threads is not None:
+        return config.runtime.learner_threads
+    return max(1, cores() // 2) if learner_device(config).type == "cpu" else min(4, max(1, cores() // 4))
+
+
+def inference_threads(config: Config) -> int:
+    """torch threads of each policy worker."""
+    if config.runtime.inference_threads is not None:
+        return config.runtime.inference_threads
+    on_cpu = inference_device(config).type == "cpu"
+    return max(1, cores() // (8 * config.runtime.policy_workers)) if on_cpu else 1

@@ -1,0 +1,508 @@
+"""What a run is: nested frozen dataclasses, the same fields as CLI flags, YAML keys and Python arguments.
+
+A later source wins: defaults < the environment family's preset < YAML file < flags. :func:`resolve` applies the preset to a
+``Config`` made in Python, :func:`from_command_line` does the whole chain for the commands, and :func:`validate` raises one
+:class:`ConfigError` that lists every problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+import yaml
+from tyro.constructors import PrimitiveConstructorSpec
+
+from sfactory.errors import ConfigError
+from sfactory.presets import preset_for
+
+T = TypeVar("T")
+
+
+def _remembers_arguments(cls: type[T]) -> type[T]:
+    """Let a dataclass remember which fields its caller gave, so that a preset fills only the others."""
+    init = cls.__init__
+    names = [f.name for f in dataclasses.fields(cls)]
+
+    @functools.wraps(init)
+    def __init__(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        object.__setattr__(self, "_given", frozenset(names[: len(args)]) | frozenset(kwargs))
+
+    cls.__init__ = __init__
+    return cls
+
+
+def _flag(metavar: str, parse: Callable[[str], Any], show: Callable[[Any], str] = str) -> PrimitiveConstructorSpec:
+    """How tyro reads and shows a field that is one word on the command line and any object in Python."""
+    return PrimitiveConstructorSpec(1, metavar, lambda words: parse(words[0]), lambda value: True, lambda value: [show(value)])
+
+
+def _yaml_mapping(text: str) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{text!r} is not a mapping; write for example '{{max_episode_steps: 100}}'")
+    return value
+
+
+Name = Annotated[Any, _flag("NAME", str)]
+"""A name on the command line and in YAML; in Python also the object itself."""
+Mapped = Annotated[dict[str, Any], _flag("{KEY: VALUE}", _yaml_mapping)]
+
+
+@_remembers_arguments
+@dataclass(frozen=True)
+class ModelConfig:
+    """The actor-critic network."""
+
+    encoder: Name = "auto"
+    """auto (by the observation's shape), mlp, nature_cnn, impala_resnet, or a callable / module:Class taking an observation leaf."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the fully connected layers of an MLP encoder."""
+    features: int = 512
+    """Width of the last layer of an image encoder, and of the layer that merges several observation leaves."""
+    activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
+    """Nonlinearity of MLP encoders; image encoders use relu."""
+    core: Name = "none"
+    """none, gru, lstm, or a callable / module:Class."""
+    core_size: int = 128
+    """Units of each recurrent layer."""
+    core_layers: int = 1
+    """Recurrent layers."""
+    shared_critic: bool = True
+    """One encoder and core for policy and value; off: the critic has its own."""
+    adaptive_std: bool = False
+    """Standard deviation of continuous actions depends on the state; off: one learned vector."""
+    initial_log_std: float = 0.0
+    """Logarithm of the initial standard deviation of continuous actions."""
+    squash: Literal["clip", "tanh"] = "clip"
+    """How a Gaussian sample gets into a bounded Box: clip(u) or tanh(u), each scaled to the bounds."""
+    model: Name = "none"
+    """none, or a whole model instead of encoder, core and heads: a callable / module:Class."""
+    kwargs: Mapped = field(default_factory=dict)
+    """Keyword arguments for a user's own encoder, core or model."""
+    normalize_obs: bool = False
+    """Normalise float observations by their running mean and variance."""
+
+
+@_remembers_arguments
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer and how a batch is cut up for it."""
+
+    lr: float = 3e-4
+    """Learning rate of Adam."""
+    schedule: Literal["constant", "linear", "adaptive_kl"] = "constant"
+    """linear: falls to zero at `steps`; adaptive_kl: follows `target_kl`."""
+    target_kl: float = 0.01
+    """KL divergence between the behaviour and the new policy that adaptive_kl aims at."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Adam's moment decays."""
+    eps: float = 1e-5
+    """Adam's epsilon."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm; 0: off."""
+    minibatches: int = 1
+    """Optimizer steps per epoch; a batch is split by rows, never in time."""
+
+
+@_remembers_arguments
+@dataclass(frozen=True)
+class LossConfig:
+    """Returns, advantages and the loss (design: V-trace with the PPO clip, or GAE for algo ppo)."""
+
+    gamma: float = 0.99
+    """Discount per env step."""
+    lam: float = 0.95
+    """Lambda of V-trace and GAE."""
+    rho_bar: float = 1.0
+    """Truncation of the importance weight in V-trace's temporal difference."""
+    c_bar: float = 1.0
+    """Truncation of the trace-cutting importance weight."""
+    rho_bar_pg: float = 1.0
+    """Truncation of the importance weight in the policy gradient's advantage."""
+    clip: float = 0.2
+    """PPO clip range of the probability ratio (appo, ppo)."""
+    value_clip: float = 0.0
+    """Clip range of the value against the behaviour policy's, in units of the (normalised) value; 0: off."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.0
+    """Weight of the exploration bonus."""
+    exploration: Literal["entropy", "kl"] = "entropy"
+    """The bonus: the policy's entropy, or minus the KL divergence from the uniform policy (categorical actions only)."""
+    normalize_advantage: bool = True
+    """Advantages of a minibatch get mean 0 and standard deviation 1."""
+    normalize_returns: bool = False
+    """The critic predicts returns normalised by their running mean and variance."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this before learning (reports keep the environment's own)."""
+    reward_clip: float = 0.0
+    """Then clipped to plus or minus this; 0: off."""
+    max_lag: int | None = None
+    """Highest policy lag, in learner updates, that a sample may have when it is trained on; it holds by construction. Unset: the
+    smallest that lets every worker stay busy."""
+
+
+@_remembers_arguments
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """Processes, threads and queues."""
+
+    groups: int = 2
+    """Groups of each rollout worker; with two, one steps while the other waits for its actions."""
+    policy_workers: int = 1
+    """Processes that do batched inference."""
+    inference_device: str | None = None
+    """Device of the policy workers; unset: as `device`."""
+    learner_threads: int | None = None
+    """torch threads of the learner; unset: from the number of cores."""
+    inference_threads: int | None = None
+    """torch threads of each policy worker; unset: from the number of cores."""
+    env_threads: int = 1
+    """Threads inside one vector environment that has its own (ALE, EnvPool)."""
+    spare_batches: int = 1
+    """Training batches' worth of slots beyond those being filled: more keeps workers busier and raises the lag."""
+    spin: bool = False
+    """Poll queues without sleeping; only with cores to spare."""
+    step_timeout_s: float = 300.0
+    """The run stops when a worker process has shown no sign of life for this long."""
+    validate_observations: bool = True
+    """Check that observations are finite and have their space's shape."""
+
+
+@_remembers_arguments
+@dataclass(frozen=True)
+class LogConfig:
+    """Reports and checkpoints."""
+
+    report_every_s: float = 5.0
+    """Seconds between rows of metrics.csv."""
+    episode_window: int = 100
+    """Reported returns and lengths are means over at least this many of the last episodes."""
+    tensorboard: bool = True
+    """Write TensorBoard files."""
+    display: Literal["auto", "live", "plain", "none"] = "auto"
+    """auto: live on a terminal, plain lines elsewhere."""
+    save_every_s: float = 120.0
+    """Seconds between checkpoints."""
+    keep: int = 3
+    """Latest checkpoints kept; the best by return is kept besides."""
+    milestone_every: int = 0
+    """Keep a checkpoint for good every so many env steps; 0: none."""
+
+
+@_remembers_arguments
+@dataclass(frozen=True)
+class Config:
+    """A training run. `steps` and every other count of steps are env steps: one decision of one agent."""
+
+    env: Annotated[Any, _flag("ID", str)] = ""
+    """A Gymnasium id, module:Id, sfactory/Name for a native one; in Python also a callable returning an environment."""
+    env_kwargs: Mapped = field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    env_backend: Literal["auto", "gymnasium", "vector", "envpool"] = "auto"
+    """auto: the fastest that plays the same game; gymnasium: single environments; vector: the id's own vector environment."""
+    steps: int = 1_000_000
+    """Env steps to train for."""
+    seed: int = 0
+    """Seed of the run; the seeds of all environments and workers derive from it."""
+    run: str = ""
+    """Run folder; unset: runs/ENV-SEED."""
+    overwrite: bool = False
+    """Start anew where the run folder already holds a run."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N, for learner and policy workers."""
+    algo: Literal["appo", "impala", "ppo"] = "appo"
+    """appo: V-trace with PPO's clip; impala: V-trace policy gradient; ppo: synchronous, with GAE."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 for image encoders where the device computes in it, else float32."""
+    workers: int | None = None
+    """Rollout worker processes; unset: from the number of cores."""
+    envs_per_worker: int = 32
+    """Environments of each rollout worker, over all its groups."""
+    rollout: int = 32
+    """Env steps per row in a segment."""
+    batch_size: int = 1024
+    """Samples per training batch: a multiple of rollout x rows of a group."""
+    epochs: int = 1
+    """Passes over each batch."""
+    sync: bool = False
+    """Sampling and learning alternate, so that the lag is 0; the processes are the same."""
+    serial: bool = False
+    """Everything in one process, reproducible bit for bit from the seed; implies sync."""
+    preset: str = "auto"
+    """Family of defaults: auto (by the environment), none, or a family's name."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder; named after environment and seed where `run` is unset."""
+        if self.run:
+            return Path(self.run)
+        return Path("runs") / f"{env_name(self.env).replace('/', '-').replace(':', '-')}-{self.seed}"
+
+    @property
+    def lag_free(self) -> bool:
+        """Whether sampling waits for the learner, so that every sample has lag 0."""
+        return self.sync or self.serial or self.algo == "ppo"
+
+    @property
+    def envs_per_group(self) -> int:
+        return self.envs_per_worker // self.runtime.groups
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.epochs * self.optim.minibatches
+
+
+def env_name(env: Any) -> str:
+    """The name under which an environment is reported: the id, or a callable's qualified name."""
+    return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__qualname__).replace("<", "").replace(">", "")
+
+
+def default_workers() -> int:
+    """Rollout workers for this machine: one core is left to the learner and the policy workers, more on large machines."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores - 1 if cores <= 4 else cores - 2)
+
+
+def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, path: str = "") -> T:
+    """A copy of a config dataclass with the values of a nested mapping.
+
+    Args:
+        values: Keys are field names; a nested group is a mapping.
+        only_unset: Keep the fields that the config's creator gave.
+
+    Raises:
+        ConfigError: With every unknown key and its nearest known one.
+    """
+    import difflib
+
+    names = {f.name: f for f in dataclasses.fields(config)}
+    given = getattr(config, "_given", frozenset())
+    problems: list[str] = []
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in names:
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"; did you mean {path}{near[0]}?" if near else f"; known: {', '.join(names)}"
+            problems.append(f"unknown key {path}{key}{hint}")
+            continue
+        current = getattr(config, key)
+        if dataclasses.is_dataclass(current):
+            if not isinstance(value, Mapping):
+                problems.append(f"{path}{key} is a group and takes a mapping, not {value!r}")
+                continue
+            try:
+                changes[key] = merged(current, value, only_unset=only_unset, path=f"{path}{key}.")
+            except ConfigError as error:
+                problems.extend(error.problems)
+        elif not (only_unset and key in given):
+            changes[key] = tuple(value) if isinstance(current, tuple) and isinstance(value, list) else value
+    if problems:
+        raise ConfigError(*problems)
+    result = dataclasses.replace(config, **changes)
+    object.__setattr__(result, "_given", given | (frozenset() if only_unset else frozenset(changes)))
+    return result
+
+
+def given_values(config: Any) -> dict[str, Any]:
+    """The fields that the creator of a config dataclass gave, with their values."""
+    return {name: getattr(config, name) for name in getattr(config, "_given", ())}
+
+
+def resolve(config: Config) -> Config:
+    """Fill what the creator of a config left open from the preset of its environment's family.
+
+    Raises:
+        ConfigError: If `preset` names no family.
+    """
+    name, values = preset_for(config.preset, config.env)
+    return dataclasses.replace(merged(config, values, only_unset=True), preset=name)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as nested plain values for YAML and JSON; callables become their qualified names."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value):
+            return to_dict(value)
+        if isinstance(value, dict):
+            return {str(k): plain(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(v) for v in value]
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        return f"<{env_name(value)}>"
+
+    return {f.name: plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def from_dict(values: Mapping[str, Any]) -> Config:
+    """The config that :func:`to_dict` described.
+
+    Raises:
+        ConfigError: On unknown keys.
+    """
+    return merged(Config(), values)
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file of config keys.
+
+    Raises:
+        ConfigError: If the file cannot be read, is not YAML, or is not a mapping.
+    """
+    try:
+        values = yaml.safe_load(Path(path).read_text()) or {}
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the config file {path} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"the config file {path} must hold a mapping of config keys, not {type(values).__name__}")
+    return values
+
+
+def from_command_line(args: Sequence[str], prog: str, description: str = "") -> Config:
+    """The config that a command line asks for: defaults < preset < the YAML file of `--config` < flags.
+
+    Exits with status 2 and a message on unknown or malformed flags, with 0 on `--help`.
+
+    Raises:
+        ConfigError: On a bad YAML file or preset.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    first.add_argument("--env")
+    first.add_argument("--preset")
+    early, rest = first.parse_known_args(list(args))
+    base = load_yaml(early.config) if early.config else {}
+    base.update({k: v for k in ("env", "preset") if (v := getattr(early, k)) is not None})
+    default = resolve(merged(Config(), base))
+    for name in ("env", "preset"):
+        if getattr(early, name) is not None:
+            rest += [f"--{name}", getattr(early, name)]
+    return tyro.cli(Config, args=rest, default=default, prog=prog, description=description)
+
+
+def validate(config: Config, rows_per_env: int = 1) -> None:
+    """Check a resolved config as a whole.
+
+    Args:
+        rows_per_env: Agents of one environment.
+
+    Raises:
+        ConfigError: With one sentence for each problem.
+    """
+    problems: list[str] = []
+
+    def require(condition: bool, message: str) -> None:
+        if not condition:
+            problems.append(message)
+
+    require(bool(config.env), "env is not set; name a Gymnasium id, for example --env CartPole-v1")
+    for name in ("steps", "envs_per_worker", "rollout", "batch_size", "epochs"):
+        require(getattr(config, name) >= 1, f"{name} is {getattr(config, name)}; it must be at least 1")
+    require(config.seed >= 0, f"seed is {config.seed}; it must be 0 or more")
+    require(config.workers is None or config.workers >= 1, f"workers is {config.workers}; it must be at least 1, or unset")
+    require(config.runtime.groups >= 1, f"runtime.groups is {config.runtime.groups}; it must be at least 1")
+    require(config.runtime.policy_workers >= 1, f"runtime.policy_workers is {config.runtime.policy_workers}; it must be at least 1")
+    require(config.runtime.spare_batches >= 1, f"runtime.spare_batches is {config.runtime.spare_batches}; it must be at least 1")
+    require(config.optim.lr > 0, f"optim.lr is {config.optim.lr}; it must be above 0")
+    require(config.optim.minibatches >= 1, f"optim.minibatches is {config.optim.minibatches}; it must be at least 1")
+    require(0 <= config.loss.gamma <= 1, f"loss.gamma is {config.loss.gamma}; it must lie between 0 and 1")
+    require(0 <= config.loss.lam <= 1, f"loss.lam is {config.loss.lam}; it must lie between 0 and 1")
+    require(config.loss.clip > 0, f"loss.clip is {config.loss.clip}; it must be above 0")
+    require(config.log.report_every_s > 0, f"log.report_every_s is {config.log.report_every_s}; it must be above 0")
+    require(config.log.keep >= 1, f"log.keep is {config.log.keep}; it must be at least 1")
+    for name in ("device", "runtime.inference_device"):
+        group, _, key = name.rpartition(".")
+        value = getattr(getattr(config, group) if group else config, key)
+        require(value is None or _known_device(value), f"{name} is {value!r}; use auto, cpu, cuda or cuda:N")
+    if not problems:
+        problems += _size_problems(config, rows_per_env)
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _known_device(name: str) -> bool:
+    return name in ("auto", "cpu", "cuda") or (name.startswith("cuda:") and name[5:].isdigit())
+
+
+def _size_problems(config: Config, rows_per_env: int) -> list[str]:
+    """Sizes that must divide one another, and the lag that the number of slots implies."""
+    groups = config.runtime.groups
+    if config.envs_per_worker % groups:
+        up = -(-config.envs_per_worker // groups) * groups
+        return [f"envs_per_worker {config.envs_per_worker} is not a multiple of runtime.groups {groups}; try {up}"]
+    rows = config.envs_per_group * rows_per_env
+    segment = config.rollout * rows
+    if config.batch_size % segment:
+        near = max(1, round(config.batch_size / segment)) * segment
+        return [f"batch_size {config.batch_size} is not a multiple of rollout {config.rollout} x rows {rows} = {segment}; try {near}"]
+    problems = []
+    columns = config.batch_size // config.rollout
+    if columns % config.optim.minibatches:
+        problems.append(
+            f"optim.minibatches {config.optim.minibatches} does not divide the {columns} rows of a batch (batch_size "
+            f"{config.batch_size} / rollout {config.rollout}); try {_divisor_near(columns, config.optim.minibatches)}"
+        )
+    if config.loss.max_lag is not None and config.loss.max_lag < (least := least_max_lag(config, rows)):
+        problems.append(
+            f"loss.max_lag {config.loss.max_lag} is below {least}, the lag that these sizes imply; raise it, raise batch_size, "
+            "or lower workers, epochs or optim.minibatches"
+        )
+    return problems
+
+
+def _divisor_near(number: int, wanted: int) -> int:
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - wanted))
+
+
+def segments_per_batch(config: Config, rows: int) -> int:
+    """Segments (slots) of `rows` rows that make a training batch."""
+    return config.batch_size // (config.rollout * rows)
+
+
+def slot_count(config: Config, rows: int) -> int:
+    """Slots of the arena. Free slots are the only back-pressure, so this number sets how far sampling may run ahead:
+    exactly one batch where the lag must be 0, else one slot for each group and `spare_batches` batches."""
+    per_batch = segments_per_batch(config, rows)
+    if config.lag_free:
+        return per_batch
+    workers = config.workers or default_workers()
+    return workers * config.runtime.groups + per_batch * config.runtime.spare_batches
+
+
+def least_max_lag(config: Config, rows: int) -> int:
+    """The smallest bound on the lag, in updates, under which the learner never has to wait for a particular segment as long as
+    segments finish in the order in which they were begun."""
+    updates = config.updates_per_batch
+    if config.lag_free:
+        return updates - 1
+    batches_ahead = -(-slot_count(config, rows) // segments_per_batch(config, rows))
+    return updates * (batches_ahead + 1) - 1
+
+
+def max_lag(config: Config, rows: int) -> int:
+    """The bound on the lag, in updates, that this run keeps."""
+    if config.loss.max_lag is not None:
+        return config.loss.max_lag
+    least = least_max_lag(config, rows)
+    return least if config.lag_free else 2 * least

@@ -1,0 +1,160 @@
+"""The policy's action distribution: K independent categorical components and D Gaussian dimensions.
+
+Parameters are one float32 tensor ``params [..., P]`` with ``P = logits + 2 D``: categorical logits, Gaussian means, Gaussian log standard
+deviations. An action is a pair (categorical ``[..., K]`` int32 or int64, continuous ``[..., D]`` float32). Continuous values are the
+Gaussian's own ``u`` before it is squashed into a Box. The squashing's Jacobian depends on ``u`` alone, so it cancels in every
+probability ratio and KL divergence; ``log_prob`` and ``entropy`` leave it out.
+
+A mask is bool ``[..., logits]``, True where a category is allowed. A component whose mask allows nothing counts as fully allowed, so that
+a row without meaning (a dead agent, the end of an episode) cannot put NaN into a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfactory.spaces import ActionSpec
+
+FORBIDDEN = -1e9
+"""Logit of a category that is not allowed: finite, so that 0 * log(0) stays 0 in entropies and KL divergences."""
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class ActionDistribution:
+    """Densities and samples for an action space; holds no tensors and works on any device without waiting for it.
+
+    Attributes:
+        action: The action space.
+    """
+
+    action: ActionSpec
+
+    @property
+    def width(self) -> int:
+        """Width P of ``params``."""
+        return self.action.logits + 2 * self.action.continuous
+
+    def log_prob(self, params: Tensor, categorical: Tensor, continuous: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log-density of actions, summed over components and dimensions: float32 ``[...]``."""
+        return _total(
+            self._categorical_log_prob(self._log_probs(params, mask), categorical) if self.action.sizes else None,
+            self._normal_log_prob(params, continuous) if self.action.continuous else None,
+        )
+
+    def entropy(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Entropy in nats, of the Gaussians before squashing: ``[...]``."""
+        return _total(
+            _categorical_entropy(self._log_probs(params, mask)) if self.action.sizes else None,
+            self._normal_entropy(params) if self.action.continuous else None,
+        )
+
+    def log_prob_and_entropy(
+        self, params: Tensor, categorical: Tensor, continuous: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`log_prob` and `entropy` from one softmax."""
+        if not self.action.sizes:
+            return self._normal_log_prob(params, continuous), self._normal_entropy(params)
+        log_probs = self._log_probs(params, mask)
+        log_prob, entropy = self._categorical_log_prob(log_probs, categorical), _categorical_entropy(log_probs)
+        if not self.action.continuous:
+            return log_prob, entropy
+        return log_prob + self._normal_log_prob(params, continuous), entropy + self._normal_entropy(params)
+
+    def kl(self, params_old: Tensor, params_new: Tensor, mask: Tensor | None = None) -> Tensor:
+        """KL(old || new) in nats, exact: ``[...]``."""
+        return _total(
+            self._categorical_kl(params_old, params_new, mask) if self.action.sizes else None,
+            self._normal_kl(params_old, params_new) if self.action.continuous else None,
+        )
+
+    def kl_from_uniform(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
+        """KL(policy || uniform over the allowed categories) of the categorical components: ``[...]``; 0 without any."""
+        if not self.action.sizes:
+            return params.new_zeros(params.shape[:-1])
+        return self._categorical_kl(params, torch.zeros_like(params), mask)
+
+    def sample(self, params: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw one action for each row.
+
+        Returns:
+            Categorical int32 ``[..., K]``, continuous ``[..., D]`` and their log-probability ``[...]``.
+        """
+        mean, log_std = self._normal(params)
+        noise = torch.empty_like(mean).normal_(generator=generator)
+        continuous = mean + log_std.exp() * noise
+        if not self.action.sizes:
+            return self._no_categories(params), continuous, self._normal_log_prob(params, continuous)
+        log_probs = self._log_probs(params, mask)
+        # argmax(log p - log E) with E exponential is a draw from p (the Gumbel-max trick).
+        race = log_probs - torch.empty_like(log_probs).exponential_(generator=generator).log_()
+        categorical = race.argmax(-1).to(torch.int32)
+        log_prob = self._categorical_log_prob(log_probs, categorical)
+        return categorical, continuous, _total(log_prob, self._normal_log_prob(params, continuous) if self.action.continuous else None)
+
+    def mode(self, params: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The most probable action: categorical int32 ``[..., K]``, continuous ``[..., D]``."""
+        categorical = self._log_probs(params, mask).argmax(-1).to(torch.int32) if self.action.sizes else self._no_categories(params)
+        return categorical, self._normal(params)[0]
+
+    def _no_categories(self, params: Tensor) -> Tensor:
+        return params.new_zeros((*params.shape[:-1], 0), dtype=torch.int32)
+
+    def _normal(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation, each ``[..., D]``."""
+        start = self.action.logits
+        middle = start + self.action.continuous
+        return params[..., start:middle], params[..., middle:]
+
+    def _normal_log_prob(self, params: Tensor, continuous: Tensor) -> Tensor:
+        mean, log_std = self._normal(params)
+        z = (continuous - mean) * (-log_std).exp()
+        return (z * z).mul(-0.5).sub(log_std).sum(-1) - self.action.continuous * _HALF_LOG_2PI
+
+    def _normal_entropy(self, params: Tensor) -> Tensor:
+        return self._normal(params)[1].sum(-1) + self.action.continuous * (0.5 + _HALF_LOG_2PI)
+
+    def _normal_kl(self, params_old: Tensor, params_new: Tensor) -> Tensor:
+        (mean_old, log_old), (mean_new, log_new) = self._normal(params_old), self._normal(params_new)
+        variance = (2 * log_old).exp() + (mean_old - mean_new) ** 2
+        return (log_new - log_old + 0.5 * variance * (-2 * log_new).exp() - 0.5).sum(-1)
+
+    def _split(self, flat: Tensor, filler: float | bool) -> Tensor:
+        """``[..., logits]`` as ``[..., K, max size]``; shorter components are padded with `filler`."""
+        widest = max(self.action.sizes)
+        if min(self.action.sizes) == widest:
+            return flat.unflatten(-1, (len(self.action.sizes), widest))
+        parts = flat.split(self.action.sizes, -1)
+        return torch.stack([F.pad(part, (0, widest - part.shape[-1]), value=filler) for part in parts], -2)
+
+    def _log_probs(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """Normalised log-probabilities ``[..., K, max size]``."""
+        logits = self._split(params[..., : self.action.logits], FORBIDDEN)
+        if mask is not None:
+            allowed = self._split(mask, False)
+            logits = logits.masked_fill(allowed.any(-1, keepdim=True) & ~allowed, FORBIDDEN)
+        return F.log_softmax(logits, -1)
+
+    @staticmethod
+    def _categorical_log_prob(log_probs: Tensor, categorical: Tensor) -> Tensor:
+        return log_probs.gather(-1, categorical.long().unsqueeze(-1)).sum((-2, -1))
+
+    def _categorical_kl(self, params_old: Tensor, params_new: Tensor, mask: Tensor | None) -> Tensor:
+        old, new = self._log_probs(params_old, mask), self._log_probs(params_new, mask)
+        return (old.exp() * (old - new)).sum((-2, -1))
+
+
+def _categorical_entropy(log_probs: Tensor) -> Tensor:
+    return -(log_probs.exp() * log_probs).sum((-2, -1))
+
+
+def _total(categorical: Tensor | None, normal: Tensor | None) -> Tensor:
+    """The sum of the parts that an action space has."""
+    if categorical is None or normal is None:
+        return normal if categorical is None else categorical
+    return categorical + normal

@@ -1,0 +1,38 @@
+"""The errors that reach a user, each with the process exit status it stands for."""
+
+from __future__ import annotations
+
+
+class SfactoryError(Exception):
+    """Base of the errors that sfactory raises for its user. ``exit_status`` is what the commands return."""
+
+    exit_status = 1
+
+
+class ConfigError(SfactoryError, ValueError):
+    """The configuration cannot work. Raised before any process starts, with every problem that was found.
+
+    Args:
+        problems: One sentence each: what is wrong, the value, and what to do.
+    """
+
+    exit_status = 2
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+    def __reduce__(self):
+        return type(self), self.problems
+
+
+class EnvironmentFault(SfactoryError):
+    """An environment broke its contract or raised. The message names the environment and holds its traceback."""
+
+
+class RunFailed(SfactoryError):
+    """A worker process failed or ended by itself; the run was stopped and saved."""
+
+
+class CheckpointError(SfactoryError):
+    """No checkpoint could be read, or it does not fit the model."""

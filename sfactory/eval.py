@@ -1,0 +1,349 @@
+"""``python -m sfactory.eval``: play episodes with a trained policy. In Python: :func:`sfactory.evaluate`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import logging
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from sfactory.config import Config, Mapped, ModelConfig, Name, env_name
+from sfactory.envs import make_group, probe
+from sfactory.envs.group import EnvRequest, EnvSpec, Frame, Group, Outcome
+from sfactory.envs.observations import new_frame
+from sfactory.errors import ConfigError, SfactoryError
+from sfactory.policy import Checkpoint, Policy, load_policy
+from sfactory.run_folder import read_config
+from sfactory.space_codec import check_spaces
+from sfactory.video import VideoRecorder
+
+DESCRIPTION = "Play episodes with the policy of a run folder, in fresh environments, and report what they returned."
+MOST_PARALLEL = 16
+"""Environments at once, unless the caller says otherwise."""
+_SEED_BRANCH = 1
+"""Spawn key of evaluation's seeds, so that they are not those of training."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What episodes returned. In a multi-agent environment each agent's episode counts as one.
+
+    Attributes:
+        episodes: How many were played.
+        return_std: Standard deviation of the returns (of the episodes played, with divisor n).
+        length_mean: In env steps.
+        returns, lengths: Of every episode, in the order in which they ended.
+        extras: Means of the numeric entries of the environments' last infos, over the episodes that had them.
+    """
+
+    episodes: int
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+    length_mean: float
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    extras: dict[str, float]
+
+
+def evaluate(
+    run: str | os.PathLike[str],
+    episodes: int = 20,
+    *,
+    env: Any = None,
+    env_kwargs: dict[str, Any] | None = None,
+    deterministic: bool = True,
+    seed: int | None = None,
+    parallel: int | None = None,
+    checkpoint: Checkpoint = "latest",
+    device: str = "cpu",
+    video: str | os.PathLike[str] | None = None,
+    max_steps: int | None = None,
+    model: ModelConfig | None = None,
+    trust: bool = False,
+) -> Evaluation:
+    """Play episodes with a trained policy, in environments that training has not seen.
+
+    How many episodes each environment plays is fixed beforehand, so that short ones are not preferred to long ones.
+
+    Args:
+        run: The run folder.
+        episodes: To play; in a multi-agent environment, rounded up to whole episodes of all agents.
+        env: Id or callable that takes the place of the saved one; needed where the run was trained with a callable.
+        env_kwargs: Its keyword arguments; None: those of the run.
+        deterministic: The most probable action; off: draws from the policy.
+        seed: Of environments and sampled actions; None: from the run's seed. The same seed plays the same episodes.
+        parallel: Environments that step together; None: up to 16, and 1 for a video.
+        checkpoint: latest, or best by the return in training.
+        device: auto, cpu, cuda or cuda:N. The precision is float32 everywhere.
+        video: Folder for MP4 files, one for each episode.
+        max_steps: Env steps after which an episode that still goes on is counted as it stands.
+        model: As in :func:`sfactory.load_policy`.
+        trust: Import the environment and the classes that the run's config names as ``module:Name``.
+
+    Raises:
+        ConfigError: If the run, its checkpoint, its environment or something that a video needs is not there.
+        CheckpointError: If the run's files are damaged.
+        EnvironmentFault: If an environment raises or breaks its API.
+    """
+    for name, value in (("episodes", episodes), ("parallel", parallel), ("max_steps", max_steps)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    if video is not None and parallel not in (None, 1):
+        raise ConfigError(f"parallel is {parallel}; a video shows one environment, so leave it unset")
+    config = read_config(run)
+    seed = _evaluation_seed(config.seed if seed is None else seed)
+    policy = load_policy(run, checkpoint, device, model=model, trust=trust, seed=seed)
+    request = _request(config, env, env_kwargs, trust)
+    if video is not None:  # few vector environments can render
+        request = dataclasses.replace(request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto"))
+    spec = probe(request)
+    check_spaces(policy.spec, spec, f"the run in {run}", env_name(request.env))
+    tally = _Tally()
+    with contextlib.closing(VideoRecorder(Path(video), spec.render_fps)) if video is not None else contextlib.nullcontext() as recorder:
+        env_episodes = -(-episodes // spec.agents)
+        first_index = 0
+        for shares in _rounds(env_episodes, 1 if video is not None else parallel, max_steps is not None):
+            with contextlib.closing(make_group(request, spec, len(shares), first_index, seed)) as group:
+                _play(policy, group, spec, shares, deterministic, max_steps, tally, recorder)
+            first_index += len(shares)
+    return tally.evaluation()
+
+
+def _evaluation_seed(seed: int) -> int:
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}; it must be 0 or more")
+    return int(np.random.SeedSequence(seed, spawn_key=(_SEED_BRANCH,)).generate_state(1)[0])
+
+
+def _request(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust: bool) -> EnvRequest:
+    """The environments to make: the caller's, or the run's if that needs no foreign code."""
+    if env is None and config.env.startswith("<"):
+        raise ConfigError(
+            f"the run was trained with a callable, {config.env}, which is not in its folder; pass it: evaluate(run, env=...), or "
+            "--env module:Name on the command line"
+        )
+    if env is None and ":" in config.env and not trust:
+        raise ConfigError(
+            f"the run's environment is {config.env}, code outside sfactory, which is not imported unasked; if you know it, pass "
+            f"env={config.env!r} or trust=True (on the command line --env {config.env} or --trust)"
+        )
+    return EnvRequest(
+        config.env if env is None else env,
+        config.env_kwargs if env_kwargs is None else env_kwargs,
+        config.env_backend if env is None else "auto",
+        config.model.squash,
+        config.runtime.env_threads,
+        config.runtime.validate_observations,
+    )
+
+
+def _rounds(episodes: int, parallel: int | None, one_each: bool) -> Iterator[np.ndarray]:
+    """How many episodes each environment plays, int ``[environments]``; new environments are made for each of the rounds.
+
+    Args:
+        one_each: No environment plays a second episode: for episodes that are cut off, after which no next one begins.
+    """
+    if parallel is None:
+        parallel = -(-episodes // -(-episodes // MOST_PARALLEL))
+    parallel = min(parallel, episodes)
+    if one_each:
+        for begin in range(0, episodes, parallel):
+            yield np.ones(min(parallel, episodes - begin), int)
+    else:
+        yield episodes // parallel + (np.arange(parallel) < episodes % parallel)
+
+
+def _play(
+    policy: Policy,
+    group: Group,
+    spec: EnvSpec,
+    shares: np.ndarray,
+    deterministic: bool,
+    max_steps: int | None,
+    tally: _Tally,
+    recorder: VideoRecorder | None,
+) -> None:
+    """Let every environment of a group play its share of episodes, or `max_steps` env steps."""
+    frame, after = new_frame(spec, group.rows), new_frame(spec, group.rows)
+    outcome = Outcome(np.zeros(group.rows, np.float32), np.zeros(group.rows, bool), np.zeros(group.rows, bool))
+    group.reset(frame)
+    begun = np.zeros(len(shares), int)
+    tally.begin(group.rows)
+    state = None
+    for _ in itertools.count() if max_steps is None else range(max_steps):
+        begins = _begins(frame, spec.agents)
+        begun += begins
+        counts = begun <= shares
+        if not counts.any():
+            break
+        if recorder is not None:
+            if begins[0]:
+                recorder.begin_episode()
+            recorder.add(group.render()[0])
+        categorical, continuous, state = policy.choose(frame, state, deterministic)
+        group.step(categorical, continuous, outcome, after)
+        tally.add(outcome, frame.active & np.repeat(counts, spec.agents), group.extras)
+        group.extras.clear()
+        frame, after = after, frame
+    else:
+        tally.cut()
+
+
+def _begins(frame: Frame, agents: int) -> np.ndarray:
+    """bool ``[environments]``: all agents that live are at the first observation of their episode."""
+    active, first = frame.active.reshape(-1, agents), frame.first.reshape(-1, agents)
+    return active.any(1) & (first | ~active).all(1)
+
+
+class _Tally:
+    """Returns, lengths and extras of episodes."""
+
+    def __init__(self) -> None:
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
+        self._extras: defaultdict[str, list[float]] = defaultdict(list)
+
+    def begin(self, rows: int) -> None:
+        """Begin to count a new group."""
+        self._return, self._length = np.zeros(rows), np.zeros(rows, int)
+
+    def add(self, outcome: Outcome, counts: np.ndarray, extras: Sequence[dict[str, float]]) -> None:
+        """Account for one step.
+
+        Args:
+            counts: bool ``[rows]``; the row acted, in an episode that counts.
+            extras: Of the episodes that have ended in this step, in the order of their rows; those without extras may be missing.
+        """
+        self._return += np.where(counts, outcome.reward, 0)
+        self._length += counts
+        ended = outcome.terminated | outcome.truncated
+        self._end(ended & counts)
+        if len(extras) == np.count_nonzero(ended):
+            extras = list(itertools.compress(extras, counts[ended]))
+        elif not counts[ended].all():  # nobody knows whose they are
+            return
+        for entry in extras:
+            for name, value in entry.items():
+                self._extras[name].append(value)
+
+    def cut(self) -> None:
+        """Count the episodes that go on as they stand."""
+        self._end(self._length > 0)
+
+    def evaluation(self) -> Evaluation:
+        """The statistics of all episodes."""
+        returns = np.array(self._returns)
+        return Evaluation(
+            episodes=len(self._returns),
+            return_mean=float(returns.mean()),
+            return_std=float(returns.std()),
+            return_min=float(returns.min()),
+            return_max=float(returns.max()),
+            length_mean=float(np.mean(self._lengths)),
+            returns=tuple(self._returns),
+            lengths=tuple(self._lengths),
+            extras={name: float(np.mean(values)) for name, values in self._extras.items()},
+        )
+
+    def _end(self, ended: np.ndarray) -> None:
+        self._returns += self._return[ended].tolist()
+        self._lengths += self._length[ended].tolist()
+        self._return[ended] = 0
+        self._length[ended] = 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command takes."""
+
+    run: str
+    """Run folder."""
+    episodes: int = 20
+    """Episodes to play."""
+    json: bool = False
+    """Print one line of JSON instead of a table."""
+    video: str | None = None
+    """Folder for MP4 files, one for each episode."""
+    sampled: bool = False
+    """Draw actions from the policy instead of taking the most probable one."""
+    best: bool = False
+    """The checkpoint with the best return in training instead of the latest."""
+    seed: int | None = None
+    """Seed of environments and sampled actions; unset: from the run's seed."""
+    parallel: int | None = None
+    """Environments that step together; unset: up to 16, and 1 for a video."""
+    max_steps: int | None = None
+    """Env steps after which an episode that still goes on is counted as it stands."""
+    env: Name = None
+    """Environment instead of the saved one: a Gymnasium id, module:Id or module:callable."""
+    env_kwargs: Mapped | None = None
+    """Keyword arguments of the environment; unset: those of the run."""
+    device: str = "cpu"
+    """auto, cpu, cuda or cuda:N."""
+    trust: bool = False
+    """Import the environment and the classes that the run's config names as module:Name."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0 done, 1 failed, 2 bad configuration, 130 interrupted.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    options = tyro.cli(Options, args=args, prog="python -m sfactory.eval", description=DESCRIPTION)
+    try:
+        result = evaluate(
+            options.run,
+            options.episodes,
+            env=options.env,
+            env_kwargs=options.env_kwargs,
+            deterministic=not options.sampled,
+            seed=options.seed,
+            parallel=options.parallel,
+            checkpoint="best" if options.best else "latest",
+            device=options.device,
+            video=options.video,
+            max_steps=options.max_steps,
+            trust=options.trust,
+        )
+    except SfactoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        print(json.dumps({name: getattr(result, name) for name in ("episodes", "return_mean", "return_std", "length_mean")}))
+    else:
+        Console().print(_table(options.run, result))
+    return 0
+
+
+def _table(run: str, result: Evaluation) -> Table:
+    table = Table("", "mean", "std", "min", "max", title=f"{run}: {result.episodes} episodes")
+    spread = (result.return_mean, result.return_std, result.return_min, result.return_max)
+    table.add_row("return", *(f"{value:.2f}" for value in spread))
+    lengths = np.array(result.lengths)
+    table.add_row("length", *(f"{value:.1f}" for value in (result.length_mean, lengths.std(), lengths.min(), lengths.max())))
+    for name, value in sorted(result.extras.items()):
+        table.add_row(name, f"{value:.3g}")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Files that are whole or absent: written under a temporary name, synced to the disk, then renamed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TEMPORARY = ".tmp-"
+"""Prefix of temporary names; no pattern for finished files matches it."""
+
+
+def temporary_for(path: Path) -> Path:
+    """The name under which this process writes a file that will be renamed to `path`."""
+    return path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until its contents are on the disk.
+
+    Raises:
+        OSError: For example if the disk is full.
+    """
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the renames and removals in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file as one step: a reader, also one after a crash, finds the old or the new contents.
+
+    Raises:
+        OSError: For example if the disk is full; the old file is then unchanged and no temporary one is left.
+    """
+    temporary = temporary_for(path)
+    try:
+        write_synced(temporary, data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)

@@ -1,0 +1,146 @@
+"""The policy worker: answers many groups' requests with one forward pass."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfactory.arena import Arena
+from sfactory.board import Counters
+from sfactory.queues import Queue, unpack_request
+from sfactory.sampling import sample_rows
+from sfactory.weights import FlatWeights, WeightBoard
+
+
+class PolicyWorker:
+    """Batched inference for the groups that are assigned to it.
+
+    The RNN state of a group stays here, on the device; only what a segment begins with goes into the slot. So every request of a group
+    must come to the same policy worker.
+
+    Args:
+        model: The actor-critic, on `device`.
+        arena: Where observations are read and actions written.
+        weights: The learner's newest weights.
+        requests: Packed requests.
+        ready: For each group of the run, the queue of its rollout worker.
+        seed: Of the sampling.
+        autocast: torch dtype to compute in, or None for float32.
+        counters: This worker's row of the board.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        arena: Arena,
+        weights: WeightBoard,
+        requests: Queue,
+        ready: list[Queue],
+        device: torch.device,
+        seed: int,
+        autocast: torch.dtype | None,
+        counters: Counters,
+    ) -> None:
+        self._model, self._arena, self._weights, self._requests, self._ready = model.eval(), arena, weights, requests, ready
+        self._device, self._autocast, self._counters = device, autocast, counters
+        self._flat = FlatWeights(model)
+        self._version = -1
+        self._rng = np.random.default_rng(seed)
+        self._states = torch.zeros(len(ready), arena.rows, model.state_size, device=device) if model.state_size else None
+        self._sizes = np.array(model.action.sizes, np.int32)
+        self._no_mask = np.zeros((0, 0), bool)
+        self._staging = [_Staging(leaf.shape[3:], leaf.dtype, arena.rows * len(ready), device) for leaf in arena.obs]
+
+    def poll(self, timeout: float) -> None:
+        """Answer all requests that are waiting, waiting for the first up to `timeout` seconds."""
+        messages = self._requests.get_many(timeout)
+        if not messages:
+            self._counters.beat()
+            return
+        begin = time.perf_counter()
+        self.serve([unpack_request(message) for message in messages])
+        self._counters.add(time.perf_counter() - begin, len(messages) * self._arena.rows)
+
+    def serve(self, requests: list[tuple[int, int, int, bool]]) -> None:
+        """Answer requests ``(slot, group, step, value_only)`` with one batch, and tell their groups."""
+        self._refresh_weights()
+        with torch.inference_mode(), torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+            obs = tuple(s.gather([leaf[slot, t] for slot, _, t, _ in requests]) for s, leaf in zip(self._staging, self._arena.obs, strict=True))
+            params, value, state = self._model(obs, self._load_states(requests))
+        packed = torch.cat((params.float(), value.float().unsqueeze(-1)), -1).cpu().numpy()
+        self._store_states(requests, state)
+        self._write_answers(requests, packed)
+        answers = defaultdict(list)
+        for _, group, _, _ in requests:
+            answers[self._ready[group]].append(group)
+        for queue, groups in answers.items():
+            queue.put_many(groups)
+
+    def _refresh_weights(self) -> None:
+        if self._weights.version != self._version:
+            self._version = self._weights.read(self._flat.vector)
+            if self._autocast is not None and hasattr(self._model, "lower"):
+                self._model.lower(self._autocast)
+
+    def _load_states(self, requests: list[tuple[int, int, int, bool]]) -> Tensor | None:
+        """The RNN states of all requested rows, zeroed where an episode begins; kept in the slot where a segment begins."""
+        if self._states is None:
+            return None
+        for slot, group, t, value_only in requests:
+            if t == 0 and not value_only:
+                self._arena.rnn_state[slot] = self._states[group].cpu().numpy()
+        states = torch.cat([self._states[group] for _, group, _, _ in requests])
+        first = np.concatenate([self._arena.first[slot, t] if not value_only else np.zeros(self._arena.rows, bool) for slot, _, t, value_only in requests])
+        return states * torch.from_numpy(~first).to(self._device).unsqueeze(-1)
+
+    def _store_states(self, requests: list[tuple[int, int, int, bool]], state: Tensor | None) -> None:
+        if state is None:
+            return
+        for (_, group, _, value_only), rows in zip(requests, state.split(self._arena.rows), strict=True):
+            if not value_only:
+                self._states[group] = rows
+
+    def _write_answers(self, requests: list[tuple[int, int, int, bool]], packed: np.ndarray) -> None:
+        """Sample actions and write them, their probabilities, values and the version into the slots."""
+        arena, rows = self._arena, self._arena.rows
+        uniforms = self._rng.random((len(packed), len(self._sizes)), np.float32)
+        normals = self._rng.standard_normal((len(packed), arena.continuous.shape[-1]), np.float32)
+        for i, (slot, _, t, value_only) in enumerate(requests):
+            part = slice(i * rows, (i + 1) * rows)
+            arena.value[slot, t] = packed[part, -1]
+            if value_only:
+                continue
+            arena.version[slot, t] = self._version
+            mask = self._no_mask if arena.mask is None else arena.mask[slot, t]
+            sample_rows(
+                packed[part, :-1], mask, self._sizes, uniforms[part], normals[part],
+                arena.categorical[slot, t], arena.continuous[slot, t], arena.log_prob[slot, t],
+            )  # fmt: skip
+
+
+class _Staging:
+    """Puts blocks of rows together on the device: no copy for one block on the CPU, else one into a buffer that is kept (pinned for CUDA)."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, rows: int, device: torch.device) -> None:
+        self._device = device
+        probe = torch.from_numpy(np.empty(0, dtype))
+        self._host = torch.empty((rows, *shape), dtype=probe.dtype, pin_memory=device.type == "cuda")
+        self._array = self._host.numpy()
+        self._on_device = torch.empty_like(self._host, device=device) if device.type == "cuda" else self._host
+
+    def gather(self, blocks: list[np.ndarray]) -> Tensor:
+        """One tensor ``[sum of rows, *shape]``; valid until the next call."""
+        if len(blocks) == 1 and self._device.type == "cpu":
+            return torch.from_numpy(blocks[0])
+        rows = 0
+        for block in blocks:
+            np.copyto(self._array[rows : rows + len(block)], block)
+            rows += len(block)
+        if self._device.type == "cpu":
+            return self._host[:rows]
+        self._on_device[:rows].copy_(self._host[:rows], non_blocking=True)
+        return self._on_device[:rows]

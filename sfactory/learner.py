@@ -1,0 +1,274 @@
+"""The learner: turns finished segments into gradient steps and publishes the weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfactory.arena import FREE, Arena
+from sfactory.batch import Assembler, Batch
+from sfactory.board import Counters, Progress
+from sfactory.config import Config, max_lag
+from sfactory.distributions import ActionDistribution
+from sfactory.gae import gae_for
+from sfactory.losses import LossStats, Targets, total_loss
+from sfactory.model.normalizer import RunningMeanStd
+from sfactory.queues import Queue
+from sfactory.scheduler import SlotScheduler
+from sfactory.vtrace import vtrace_for
+from sfactory.weights import FlatWeights, WeightBoard
+
+OWN_POLICY = 0
+PROGRESS_EVERY_S = 0.25
+LR_RANGE = (1e-6, 1e-2)
+STATISTICS = (*(f.name for f in dataclasses.fields(LossStats)), "grad_norm")
+
+
+class Learner:
+    """Trains the model on segments as they finish.
+
+    Args:
+        config: Of the run, resolved and valid.
+        model: The actor-critic, on `device`.
+        arena: Where the segments lie.
+        weights: Where the weights are published.
+        finished: Slots that are full.
+        free: Slots given back.
+        emit: Takes a :class:`Progress` now and then.
+        autocast: torch dtype to compute in, or None for float32.
+        counters: This worker's row of the board.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: nn.Module,
+        arena: Arena,
+        weights: WeightBoard,
+        finished: Queue,
+        free: Queue,
+        emit: Callable[[Progress], None],
+        device: torch.device,
+        autocast: torch.dtype | None,
+        counters: Counters,
+    ) -> None:
+        self._config, self._model, self._arena, self._board, self._free = config, model.train(), arena, weights, free
+        self._finished, self._emit, self._device, self._autocast, self._counters = finished, emit, device, autocast, counters
+        self._per_batch = config.batch_size // (config.rollout * arena.rows)
+        self._limit = max_lag(config, arena.rows)
+        self._scheduler = SlotScheduler(arena, self._per_batch, config.updates_per_batch, self._limit)
+        self._assemble = Assembler(arena, self._per_batch, device)
+        self._flat = FlatWeights(model, gradients=True)
+        optim = config.optim
+        self._optimizer = torch.optim.Adam([self._flat.parameters], lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+        self._distribution = ActionDistribution(model.action)
+        self._vtrace, self._gae = vtrace_for(device), gae_for(device)
+        self._returns = RunningMeanStd().to(device) if config.loss.normalize_returns else None
+        self._generator = torch.Generator().manual_seed(config.seed)
+        self.env_steps = self.updates = self.skipped_updates = 0
+        self._statistics: list[Tensor] = []
+        self._lags: list[tuple[float, int]] = []
+        self._reported = time.monotonic()
+
+    def start(self) -> None:
+        """Publish the first weights and hand out all slots."""
+        self._board.publish(self._flat.vector, self.updates)
+        self._free.put_many(list(range(self._arena.slots)))
+
+    @property
+    def done(self) -> bool:
+        """Whether the run's number of env steps is reached."""
+        return self.env_steps >= self._config.steps
+
+    def poll(self, timeout: float) -> None:
+        """Train on one batch if one is there, waiting up to `timeout` seconds for finished segments."""
+        slots = self._scheduler.take(self.updates)
+        if slots is None:
+            self._scheduler.add(self._finished.get_many(timeout))
+            slots = self._scheduler.take(self.updates)
+        if slots is not None:
+            begin = time.perf_counter()
+            self._train(slots)
+            self._counters.add(time.perf_counter() - begin, self._config.batch_size)
+        else:
+            self._counters.beat()
+        if time.monotonic() - self._reported > PROGRESS_EVERY_S:
+            self.report()
+
+    def report(self) -> None:
+        """Send the statistics since the last time."""
+        self._reported = time.monotonic()
+        losses: dict[str, float] = {}
+        if self._statistics:
+            losses = dict(zip(STATISTICS, torch.stack(self._statistics).mean(0).tolist(), strict=True))
+        lag_mean = float(np.mean([mean for mean, _ in self._lags])) if self._lags else float("nan")
+        lag_max = float(max(high for _, high in self._lags)) if self._lags else float("nan")
+        lr = float(self._optimizer.param_groups[0]["lr"])
+        self._statistics, self._lags = [], []
+        self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr))
+
+    def state(self) -> dict:
+        """Everything besides the model's weights that training continues from: tensors, numbers and strings only."""
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "returns": {} if self._returns is None else dict(self._returns.state_dict()),
+            "generator": self._generator.get_state(),
+            "lr": float(self._optimizer.param_groups[0]["lr"]),
+        }
+
+    def load_state(self, state: dict, env_steps: int, updates: int) -> None:
+        """Continue from what :meth:`state` gave; the model's weights have been loaded by the caller, in place."""
+        lr = self._optimizer.param_groups[0]["lr"]
+        self._optimizer.load_state_dict(state["optimizer"])
+        for group in self._optimizer.param_groups:
+            group["lr"] = state["lr"] if self._config.optim.schedule == "adaptive_kl" else lr
+            group["betas"], group["eps"] = self._config.optim.betas, self._config.optim.eps
+        if self._returns is not None and state["returns"]:
+            self._returns.load_state_dict(state["returns"])
+        self._generator.set_state(state["generator"])
+        self.env_steps, self.updates = env_steps, updates
+
+    def _train(self, slots: list[int]) -> None:
+        """All epochs over one batch, then publish."""
+        config, arena = self._config, self._arena
+        valid = arena.active[slots, :-1] & (arena.owner[slots] == OWN_POLICY)[:, None]
+        samples = int(valid.sum())
+        lags = self.updates - arena.version[slots]
+        self._lags.append((float(lags.mean()), int(lags.max()) + config.updates_per_batch - 1))
+        batch = self._assemble(slots)
+        hold = config.lag_free or self._assemble.is_view
+        if not hold:
+            self._give_back(slots)
+        fixed = self._gae_targets(batch) if config.algo == "ppo" else None
+        self._set_learning_rate()
+        first_update = len(self._statistics)
+        for _ in range(config.epochs):
+            for columns in self._minibatches(batch.first.shape[1]):
+                part = batch if columns is None else batch.columns(columns)
+                targets = fixed if columns is None or fixed is None else _target_columns(fixed, columns)
+                self._update(part, targets)
+        if self._model.normalizer is not None:
+            self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), self._valid(batch))
+        if config.optim.schedule == "adaptive_kl":
+            self._adapt_learning_rate(torch.stack(self._statistics[first_update:]).mean(0)[STATISTICS.index("kl")].item())
+        self.env_steps += samples
+        self._board.publish(self._flat.vector, self.updates)
+        if hold:
+            self._give_back(slots)
+
+    def _give_back(self, slots: list[int]) -> None:
+        self._arena.state[slots] = FREE
+        self._free.put_many(slots)
+
+    def _minibatches(self, columns: int) -> list[Tensor | None]:
+        """Random equal parts of a batch's columns; None stands for all of them."""
+        if self._config.optim.minibatches == 1:
+            return [None]
+        order = torch.randperm(columns, generator=self._generator).to(self._device)
+        return list(order.split(columns // self._config.optim.minibatches))
+
+    def _update(self, batch: Batch, targets: Targets | None) -> None:
+        """One optimizer step."""
+        loss, stats = self.loss(batch, targets)
+        self._flat.parameters.grad.zero_()
+        loss.backward()
+        norm = self._step()
+        self._statistics.append(torch.cat((stats.stacked(), norm.reshape(1))))
+        self.updates += 1
+
+    def _step(self) -> Tensor:
+        """Clip the gradient and step, without a sync: the optimizer divides by the scale, and skips where the norm is not finite."""
+        gradient, limit = self._flat.parameters.grad, self._config.optim.max_grad_norm
+        norm = torch.linalg.vector_norm(gradient)
+        self._optimizer.grad_scale = (norm / limit).clamp(min=1.0) if limit > 0 else torch.ones_like(norm)
+        self._optimizer.found_inf = (~torch.isfinite(norm)).float()
+        self._optimizer.step()
+        return norm
+
+    def loss(self, batch: Batch, targets: Targets | None = None) -> tuple[Tensor, LossStats]:
+        """The loss of the present weights on a batch.
+
+        Args:
+            batch: ``[T(+1), B]``.
+            targets: Advantages and returns if they are fixed over the epochs (GAE); computed by V-trace from the present weights otherwise.
+        """
+        config = self._config
+        params, value = self._unroll(batch)
+        mask = None if batch.mask is None else batch.mask[:-1]
+        if config.loss.exploration == "entropy":
+            log_prob, exploration = self._distribution.log_prob_and_entropy(params[:-1], batch.categorical, batch.continuous, mask)
+        else:
+            log_prob = self._distribution.log_prob(params[:-1], batch.categorical, batch.continuous, mask)
+            exploration = self._distribution.kl_from_uniform(params[:-1], mask)
+        if targets is None:
+            targets = self._vtrace_targets(batch, log_prob.detach(), value.detach())
+        return total_loss(config.loss, config.algo, log_prob, value[:-1], exploration, targets)
+
+    def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Policy parameters ``[T+1, B, P]`` and values ``[T+1, B]`` of the present weights."""
+        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+            params, value = self._model.unroll(batch.obs, batch.first, batch.rnn_state)
+        return params.float(), value.float()
+
+    def _valid(self, batch: Batch) -> Tensor:
+        return batch.active[:-1] & (batch.owner == OWN_POLICY)
+
+    def _rewards(self, batch: Batch) -> Tensor:
+        loss = self._config.loss
+        reward = batch.reward if loss.reward_scale == 1.0 else batch.reward * loss.reward_scale
+        return reward.clamp(-loss.reward_clip, loss.reward_clip) if loss.reward_clip > 0 else reward
+
+    def _true_values(self, value: Tensor) -> Tensor:
+        """The critic's output in units of return."""
+        return value if self._returns is None else value * self._returns.std + self._returns.mean
+
+    def _final_values(self, batch: Batch, values: Tensor) -> Tensor:
+        """V(final_obs) where an episode was truncated: of the row that rests at t+1, or as stored where the environment could not rest."""
+        stored = self._true_values(batch.final_value)
+        return torch.where(stored.isnan(), values[1:], stored)
+
+    def _vtrace_targets(self, batch: Batch, log_prob: Tensor, value: Tensor) -> Targets:
+        loss, values = self._config.loss, self._true_values(value)
+        vs, advantages = self._vtrace(
+            log_prob - batch.log_prob, self._rewards(batch), values[:-1], values[-1], batch.terminated, batch.truncated,
+            self._final_values(batch, values), loss.gamma, loss.lam, loss.rho_bar, loss.c_bar, loss.rho_bar_pg,
+        )  # fmt: skip
+        return self._targets(batch, advantages, vs)
+
+    def _gae_targets(self, batch: Batch) -> Targets:
+        loss = self._config.loss
+        with torch.no_grad():
+            values = self._true_values(self._unroll(batch)[1])
+        advantages, returns = self._gae(
+            self._rewards(batch), values[:-1], values[-1], batch.terminated, batch.truncated, self._final_values(batch, values), loss.gamma, loss.lam
+        )
+        return self._targets(batch, advantages, returns)
+
+    def _targets(self, batch: Batch, advantages: Tensor, returns: Tensor) -> Targets:
+        valid = self._valid(batch)
+        if self._returns is not None:
+            self._returns.update(returns, valid)
+            returns = (returns - self._returns.mean) / self._returns.std
+        return Targets(advantages, returns, batch.value[:-1], batch.log_prob, valid)
+
+    def _set_learning_rate(self) -> None:
+        if self._config.optim.schedule == "linear":
+            left = max(0.0, 1.0 - self.env_steps / self._config.steps)
+            self._optimizer.param_groups[0]["lr"] = self._config.optim.lr * left
+
+    def _adapt_learning_rate(self, kl: float) -> None:
+        """Halve or double, roughly, what misses the target KL divergence by a factor of two (as in Schulman et al. 2017, section 4)."""
+        group, target = self._optimizer.param_groups[0], self._config.optim.target_kl
+        if kl > 2 * target:
+            group["lr"] = max(LR_RANGE[0], group["lr"] / 1.5)
+        elif kl < target / 2:
+            group["lr"] = min(LR_RANGE[1], group["lr"] * 1.5)
+
+
+def _target_columns(targets: Targets, index: Tensor) -> Targets:
+    return Targets(**{f.name: getattr(targets, f.name).index_select(1, index) for f in dataclasses.fields(Targets)})

@@ -1,0 +1,164 @@
+"""The actor-critic: encoders, a recurrent core, and heads for policy and value."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sfactory.config import ModelConfig
+from sfactory.distributions import ActionDistribution
+from sfactory.errors import ConfigError
+from sfactory.model.contracts import checked_core, checked_model, construct
+from sfactory.model.cores import Core, GRUCore, LSTMCore
+from sfactory.model.encoders import build_encoders
+from sfactory.model.heads import PolicyHead, ValueHead
+from sfactory.model.layers import ACTIVATIONS, Dense
+from sfactory.model.normalizer import ObservationNormalizer
+from sfactory.model.precision import full_precision
+from sfactory.objects import load_object
+from sfactory.spaces import ActionSpec, ObservationSpec
+
+CORES = {"gru": GRUCore, "lstm": LSTMCore}
+
+
+class Trunk(nn.Module):
+    """Observations to features: an encoder for each leaf, a layer that merges several, and a core.
+
+    Attributes:
+        out_features: Width H of the features.
+        state_size: Floats of the core's state of one row; 0 without a core.
+    """
+
+    def __init__(self, observation: ObservationSpec, config: ModelConfig) -> None:
+        super().__init__()
+        self.encoders = build_encoders(observation.leaves, config)
+        width = sum(encoder.out_features for encoder in self.encoders)
+        self.merge = None
+        if len(self.encoders) > 1:
+            self.merge = nn.Sequential(Dense(width, config.features), ACTIVATIONS[config.activation]())
+            width = config.features
+        self.core = _build_core(width, config)
+        self.out_features = width if self.core is None else self.core.out_features
+        self.state_size = 0 if self.core is None else self.core.state_size
+
+    def forward(self, obs: tuple[Tensor, ...], state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """One step: leaves ``[N, *shape]`` and state ``[N, S]`` to features ``[N, H]`` and the next state."""
+        features = self._encode(obs)
+        return (features, None) if self.core is None else self.core(features, state)
+
+    def unroll(self, obs: tuple[Tensor, ...], first: Tensor, state: Tensor | None) -> Tensor:
+        """T steps: leaves ``[T, B, *shape]``, ``first [T, B]`` and state ``[B, S]`` to features ``[T, B, H]``."""
+        features = self._encode(tuple(leaf.flatten(0, 1) for leaf in obs)).unflatten(0, first.shape)
+        return features if self.core is None else self.core.unroll(features, first, state)
+
+    def _encode(self, obs: tuple[Tensor, ...]) -> Tensor:
+        if self.merge is None:
+            return self.encoders[0](obs[0])
+        return self.merge(torch.cat([encoder(leaf) for encoder, leaf in zip(self.encoders, obs, strict=True)], -1))
+
+
+class ActorCritic(nn.Module):
+    """A policy and a value function, with shared or separate trunks.
+
+    Attributes:
+        observation: What it reads.
+        action: What it decides.
+        state_size: Floats S of the RNN state of one row: the actor's, then the critic's where that is separate; 0 without a core.
+        normalizer: Of float observations, or None. The learner updates it.
+    """
+
+    def __init__(self, observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> None:
+        super().__init__()
+        self.observation, self.action = observation, action
+        has_floats = any(leaf.dtype == "float32" for leaf in observation.leaves)
+        self.normalizer = ObservationNormalizer(observation.leaves) if config.normalize_obs and has_floats else None
+        self.actor = Trunk(observation, config)
+        self.critic = None if config.shared_critic else Trunk(observation, config)
+        self.policy = PolicyHead(self.actor.out_features, action, config.adaptive_std, config.initial_log_std)
+        self.value = ValueHead((self.critic or self.actor).out_features)
+        self.state_size = self.actor.state_size + (self.critic.state_size if self.critic else 0)
+
+    def forward(self, obs: tuple[Tensor, ...], state: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """One step.
+
+        Args:
+            obs: Leaves ``[N, *leaf.shape]`` in their stored dtypes.
+            state: float32 ``[N, S]``, already zero in rows whose episode begins; None without a core.
+
+        Returns:
+            Policy parameters ``[N, P]`` (:mod:`sfactory.distributions`), values ``[N]`` and the next state ``[N, S]`` or None, all float32.
+        """
+        obs = obs if self.normalizer is None else self.normalizer(obs)
+        of_actor, of_critic = self._split(state)
+        features, state = self.actor(obs, of_actor)
+        critic_features = features
+        if self.critic is not None:
+            critic_features, critic_state = self.critic(obs, of_critic)
+            state = None if state is None else torch.cat((state, critic_state), -1)
+        return *self._heads(features, critic_features), state
+
+    def unroll(self, obs: tuple[Tensor, ...], first: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """T steps of segments in which episodes may begin anywhere; the same numbers as `forward` step by step.
+
+        Args:
+            obs: Leaves ``[T, B, *leaf.shape]``.
+            first: bool ``[T, B]``; the state is zeroed before step t where ``first[t]``.
+            state: float32 ``[B, S]`` before step 0; None without a core.
+
+        Returns:
+            Policy parameters ``[T, B, P]`` and values ``[T, B]``, float32.
+        """
+        obs = obs if self.normalizer is None else self.normalizer(obs)
+        of_actor, of_critic = self._split(state)
+        features = self.actor.unroll(obs, first, of_actor)
+        return self._heads(features, features if self.critic is None else self.critic.unroll(obs, first, of_critic))
+
+    def _split(self, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        if state is None or self.critic is None:
+            return state, None
+        return state[:, : self.actor.state_size], state[:, self.actor.state_size :]
+
+    def _heads(self, actor_features: Tensor, critic_features: Tensor) -> tuple[Tensor, Tensor]:
+        with full_precision(actor_features.device):
+            x = actor_features.float()
+            y = x if critic_features is actor_features else critic_features.float()
+            return self.policy(x), self.value(y)
+
+
+def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> nn.Module:
+    """The model that a configuration asks for: an :class:`ActorCritic`, or the user's own.
+
+    Weights come from torch's global random state.
+
+    Raises:
+        ConfigError: On an unknown encoder or core, or a user's module that cannot be loaded or breaks its contract.
+    """
+    if config.model == "none":
+        return ActorCritic(observation, action, config)
+    role = f"model.model {config.model}"
+    model = construct(load_object(config.model, "model.model"), role, observation, action, config)
+    checked_model(model, role, observation, ActionDistribution(action).width)
+    for name, value in (("observation", observation), ("action", action), ("normalizer", None)):
+        if not hasattr(model, name):
+            setattr(model, name, value)
+    return model
+
+
+def describe(model: nn.Module) -> str:
+    """The model's size in one line."""
+    parameters = sum(p.numel() for p in model.parameters())
+    return f"{type(model).__name__}, {parameters:,} parameters, {model.state_size} floats of RNN state a row"
+
+
+def _build_core(in_features: int, config: ModelConfig) -> nn.Module | None:
+    name = config.core
+    if isinstance(name, str):
+        if name == "none":
+            return None
+        if name in CORES:
+            return CORES[name](in_features, config.core_size, config.core_layers)
+        if ":" not in name:
+            raise ConfigError(f"unknown model.core {name!r}; known: none, {', '.join(CORES)}, or a callable or module:Class")
+    role = f"model.core {name}"
+    core: Core = construct(load_object(name, "model.core"), role, in_features, **config.kwargs)
+    return checked_core(core, role, in_features)

@@ -1,0 +1,154 @@
+"""Recurrent cores: what a policy remembers between steps.
+
+The state of a core is one flat float32 vector per row. ``forward`` does one step; ``unroll`` does T steps over segments in which episodes
+may begin anywhere, and gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfactory.model.precision import full_precision
+from sfactory.model.recurrence import GRUScan, LSTMScan, lstm_gates
+
+
+class Core(nn.Module):
+    """Base of recurrent cores. A subclass sets the attributes and writes `forward`.
+
+    Attributes:
+        out_features: Width H of the output.
+        state_size: Floats S of the state of one row.
+    """
+
+    out_features: int
+    state_size: int
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step.
+
+        Args:
+            x: ``[N, F]``.
+            state: float32 ``[N, S]``, already zero in rows whose episode begins.
+
+        Returns:
+            Output ``[N, H]`` and the next state, float32 ``[N, S]``.
+        """
+        raise NotImplementedError
+
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        """T steps; the state is zeroed before step t in the rows where ``first[t]``.
+
+        Args:
+            x: ``[T, B, F]``.
+            first: bool ``[T, B]``.
+            state: float32 ``[B, S]``, before step 0.
+
+        Returns:
+            ``[T, B, H]``.
+        """
+        outputs = []
+        for inputs, begins in zip(x.unbind(), first.unbind(), strict=True):
+            output, state = self(inputs, state.masked_fill(begins.unsqueeze(-1), 0.0))
+            outputs.append(output)
+        return torch.stack(outputs)
+
+
+class _GatedCore(Core):
+    """Layers of gated units with parameters named and laid out as in ``torch.nn.LSTM`` and ``torch.nn.GRU``.
+
+    The input products run in autocast's dtype; the recurrence and the state stay in float32.
+    """
+
+    gates: int
+    """Gates of a unit."""
+    parts: int
+    """State vectors of a layer."""
+
+    def __init__(self, in_features: int, size: int = 128, layers: int = 1) -> None:
+        super().__init__()
+        self.size, self.layers = size, layers
+        self.out_features, self.state_size = size, self.parts * size * layers
+        for layer in range(layers):
+            width = in_features if layer == 0 else size
+            for name, columns in (("weight_ih", width), ("weight_hh", size)):
+                weight = nn.Parameter(torch.empty(self.gates * size, columns))
+                for gate in weight.data.chunk(self.gates):
+                    nn.init.orthogonal_(gate)
+                self.register_parameter(f"{name}_l{layer}", weight)
+            for name in ("bias_ih", "bias_hh"):
+                self.register_parameter(f"{name}_l{layer}", nn.Parameter(torch.zeros(self.gates * size)))
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        states = []
+        for layer, own in enumerate(state.chunk(self.layers, -1)):
+            projected = self._project(x, layer)
+            with full_precision(x.device):
+                states.append(self._step(projected, self._parameter("weight_hh", layer), layer, own))
+            x = states[-1][:, : self.size]
+        return x, states[0] if self.layers == 1 else torch.cat(states, -1)
+
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        keep = None
+        for layer, own in enumerate(state.chunk(self.layers, -1)):
+            projected = self._project(x, layer)
+            keep = (~first).unsqueeze(-1).to(projected.dtype) if keep is None else keep
+            with full_precision(x.device):
+                x = self._scan(projected, self._parameter("weight_hh", layer), layer, keep, own)
+        return x
+
+    def _parameter(self, name: str, layer: int) -> Tensor:
+        return getattr(self, f"{name}_l{layer}")
+
+    def _project(self, x: Tensor, layer: int) -> Tensor:
+        """The input's share of the pre-activations, in the recurrence's dtype."""
+        weight = self._parameter("weight_ih", layer)
+        return F.linear(x, weight, self._input_bias(layer)).to(weight.dtype)
+
+    def _input_bias(self, layer: int) -> Tensor:
+        raise NotImplementedError
+
+    def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class LSTMCore(_GatedCore):
+    """LSTM (Hochreiter and Schmidhuber 1997). The state of a layer is its hidden, then its cell vector."""
+
+    gates = 4
+    parts = 2
+
+    def _input_bias(self, layer: int) -> Tensor:
+        return self._parameter("bias_ih", layer) + self._parameter("bias_hh", layer)
+
+    def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
+        hidden, cell = state.chunk(2, -1)
+        i, f, g, o = lstm_gates(torch.addmm(projected, hidden, weight.t()))
+        cell = f * cell + i * g
+        return torch.cat((o * cell.tanh(), cell), -1)
+
+    def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
+        return LSTMScan.apply(projected, weight, keep, *state.to(projected.dtype).chunk(2, -1))
+
+
+class GRUCore(_GatedCore):
+    """GRU (Cho et al. 2014), in cuDNN's variant, as in ``torch.nn.GRU``."""
+
+    gates = 3
+    parts = 1
+
+    def _input_bias(self, layer: int) -> Tensor:
+        return self._parameter("bias_ih", layer)
+
+    def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
+        recurred = torch.addmm(self._parameter("bias_hh", layer), state, weight.t())
+        r, z = (projected[:, : 2 * self.size] + recurred[:, : 2 * self.size]).sigmoid().chunk(2, -1)
+        n = torch.addcmul(projected[:, 2 * self.size :], r, recurred[:, 2 * self.size :]).tanh()
+        return torch.lerp(n, state, z)
+
+    def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
+        return GRUScan.apply(projected, weight, self._parameter("bias_hh", layer), keep, state.to(projected.dtype))

@@ -1,0 +1,98 @@
+"""Layers that the encoders share: how raw observations enter a network, and linear layers that keep a cast copy for inference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfactory.model.initialization import orthogonal
+from sfactory.model.precision import compute_dtype
+from sfactory.spaces import Leaf
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
+
+
+class Dense(nn.Linear):
+    """A linear layer with an orthogonal start that can hold its weights in autocast's dtype between batches.
+
+    Autocast casts float32 weights at every call. For the large layer behind an image encoder that costs as much as the product itself
+    at the batch sizes of inference; see :func:`lower_weights`.
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        orthogonal(self)
+        self._lowered: tuple[Tensor, Tensor] | None = None
+
+    def lower(self, dtype: torch.dtype | None) -> None:
+        """Cast the present weights for use where gradients are off; None goes back to the weights themselves."""
+        with torch.no_grad():
+            self._lowered = None if dtype is None else (self.weight.to(dtype), self.bias.to(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._lowered is None or torch.is_grad_enabled():
+            return F.linear(x, self.weight, self.bias)
+        return F.linear(x, *self._lowered)
+
+
+def lower_weights(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Let a model's :class:`Dense` layers keep a copy of their present weights in autocast's dtype, used only while gradients are off.
+
+    A policy worker that computes under autocast calls this after each change of the weights; None drops the copies.
+    """
+    for module in model.modules():
+        if isinstance(module, Dense):
+            module.lower(dtype)
+
+
+class PixelConv(nn.Conv2d):
+    """The first convolution of an image encoder: takes the observation as it is stored.
+
+    Pixels stay uint8 until here and are converted once, to the dtype in which the convolution runs. Division by the largest pixel value
+    happens in the weights. Both image layouts enter in channels-last memory order, in which all later layers then run.
+    """
+
+    def __init__(self, leaf: Leaf, out_channels: int, kernel_size: int, stride: int, padding: int = 0) -> None:
+        super().__init__(leaf.shape[2] if leaf.channels_last else leaf.shape[0], out_channels, kernel_size, stride, padding)
+        orthogonal(self)
+        self.hwc = leaf.channels_last
+        self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = compute_dtype(self.weight)
+        pixels = x.permute(0, 3, 1, 2).to(dtype) if self.hwc else _to_channels_last(x, dtype)
+        weight = self.weight if self.scale == 1.0 else self.weight * self.scale
+        return F.conv2d(pixels, weight, self.bias, self.stride, self.padding)
+
+
+def _to_channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert ``[N, C, H, W]`` to a dtype and to channels-last order."""
+    if x.device.type != "cpu" or x.shape[1] > 16:
+        return x.to(dtype, memory_format=torch.channels_last)
+    # One strided pass for each channel takes a third of the time of torch's own conversion of uint8 on the CPU.
+    out = torch.empty(x.shape, dtype=dtype, memory_format=torch.channels_last)
+    for channel in range(x.shape[1]):
+        out[:, channel] = x[:, channel]
+    return out
+
+
+class FlatInput(nn.Module):
+    """A leaf as float32 ``[N, out_features]``: categories one-hot, uint8 divided by the largest value, floats as they are."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        super().__init__()
+        self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
+        self.out_features = sum(leaf.sizes) if leaf.sizes else math.prod(leaf.shape)
+        ends = torch.tensor(leaf.sizes, dtype=torch.int64).cumsum(0)
+        self.register_buffer("offsets", ends - torch.tensor(leaf.sizes, dtype=torch.int64) if leaf.sizes else None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(len(x), -1)
+        if self.offsets is not None:
+            return torch.zeros(len(x), self.out_features, device=x.device).scatter_(1, x + self.offsets, 1.0)
+        if x.dtype == torch.uint8:
+            x = x.float()
+        return x if self.scale == 1.0 else x * self.scale

@@ -1,0 +1,106 @@
+"""Running moments: of float observations, inside the model, and of returns, for the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sfactory.spaces import Leaf
+
+OBSERVATION_LIMIT = 10.0
+_EPSILON = 1e-8
+
+
+def merge_moments(mean: Tensor, var: Tensor, count: Tensor, values: Tensor, valid: Tensor) -> None:
+    """Merge a batch into running moments, in place and without a sync (Chan et al. 1979, the parallel update).
+
+    Values are centred on the running mean before they are squared, so float32 suffices. A batch without valid rows changes nothing.
+
+    Args:
+        mean: ``[*shape]``, updated.
+        var: ``[*shape]``, population variance, updated.
+        count: ``[]``, number of samples so far, updated.
+        values: ``[..., *shape]``; what stands in rows that are not valid does not matter.
+        valid: bool ``[...]``.
+    """
+    flat = values.detach().reshape(-1, *mean.shape).to(mean.dtype)
+    weight = valid.reshape(-1, *(1 for _ in mean.shape)).to(mean.dtype)
+    added = weight.sum()
+    share = added.clamp(min=1.0)
+    offset = torch.where(weight > 0, flat - mean, 0.0)
+    shift = offset.sum(0) / share
+    batch_var = ((offset - shift).square() * weight).sum(0) / share
+    total = count + added
+    portion = added / total.clamp(min=1.0)
+    var.copy_(torch.where(added > 0, var * (1 - portion) + batch_var * portion + shift.square() * portion * (1 - portion), var))
+    mean.add_(shift * portion)
+    count.copy_(total)
+
+
+class ObservationNormalizer(nn.Module):
+    """Float leaves with their running mean and standard deviation removed, clamped to [-10, 10]; other leaves pass unchanged.
+
+    The moments are float32 buffers, so that they travel with the parameters. Before the first update the values pass as they are.
+
+    Args:
+        leaves: Of the observation.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        super().__init__()
+        self.floats = tuple(leaf.dtype == "float32" for leaf in leaves)
+        self.register_buffer("count", torch.zeros(()))
+        for i, leaf in enumerate(leaves):
+            if self.floats[i]:
+                self.register_buffer(f"mean_{i}", torch.zeros(leaf.shape))
+                self.register_buffer(f"var_{i}", torch.ones(leaf.shape))
+
+    def forward(self, obs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Normalise leaves ``[..., *leaf.shape]`` with any leading dimensions."""
+        return tuple(self._normalized(i, x) if is_float else x for i, (is_float, x) in enumerate(zip(self.floats, obs, strict=True)))
+
+    def _normalized(self, index: int, x: Tensor) -> Tensor:
+        mean, var = self._moments(index)
+        return ((x - mean) * (var + _EPSILON).rsqrt()).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+
+    def _moments(self, index: int) -> tuple[Tensor, Tensor]:
+        return getattr(self, f"mean_{index}"), getattr(self, f"var_{index}")
+
+    @torch.no_grad()
+    def update(self, obs: tuple[Tensor, ...], valid: Tensor) -> None:
+        """Merge a batch into the moments. Only the learner calls this.
+
+        Args:
+            obs: Leaves ``[T, B, *leaf.shape]``.
+            valid: bool ``[T, B]``; other rows do not count.
+        """
+        count = self.count.clone()
+        for i, is_float in enumerate(self.floats):
+            if is_float:
+                self.count.copy_(count)
+                merge_moments(*self._moments(i), self.count, obs[i], valid)
+
+
+class RunningMeanStd(nn.Module):
+    """Running mean and standard deviation of one quantity, as float64 scalars on a device; the host never waits for them.
+
+    Before the first update the mean is 0 and the standard deviation 1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("var", torch.ones((), dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @property
+    def std(self) -> Tensor:
+        """float64 ``[]``, at least 1e-4."""
+        return self.var.sqrt().clamp(min=1e-4)
+
+    @torch.no_grad()
+    def update(self, values: Tensor, valid: Tensor) -> None:
+        """Merge values ``[...]`` where bool ``valid [...]``."""
+        merge_moments(self.mean, self.var, self.count, values, valid)

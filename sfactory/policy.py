@@ -1,0 +1,240 @@
+"""A trained policy outside training: load it from a run folder and ask it for actions.
+
+A run folder may come from a stranger, so loading one runs no code of its choosing: weights and spaces are data, and classes that its
+``config.yaml`` names outside sfactory are imported only if the caller names them too, or trusts the folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfactory.checkpoint import CheckpointStore, Snapshot
+from sfactory.compute import resolve_device
+from sfactory.config import ModelConfig, given_values
+from sfactory.distributions import ActionDistribution
+from sfactory.envs.group import EnvSpec, Frame
+from sfactory.envs.making import is_parallel
+from sfactory.envs.observations import FrameWriter, new_frame
+from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault
+from sfactory.model import build_model
+from sfactory.run_folder import CHECKPOINTS, SPACES, read_config
+from sfactory.space_codec import check_spaces, load_spec
+from sfactory.spaces import ActionSpec, ObservationSpec
+
+Checkpoint = Literal["latest", "best"]
+
+
+def load_policy(
+    run: str | os.PathLike[str],
+    checkpoint: Checkpoint = "latest",
+    device: str = "cpu",
+    env: Any = None,
+    *,
+    model: ModelConfig | None = None,
+    trust: bool = False,
+    seed: int | None = None,
+) -> Policy:
+    """Load the policy of a run. Makes no environment and starts no process.
+
+    Args:
+        run: The run folder; `config.yaml`, `spaces.json` and `checkpoints/` of it are needed.
+        checkpoint: latest, or best by the return in training.
+        device: auto, cpu, cuda or cuda:N.
+        env: An environment in which the policy will act; its spaces are compared with the run's.
+        model: Fields that take the place of the saved ones: where the run was trained with a class of your own, as in
+            ``ModelConfig(encoder=MyEncoder)``.
+        trust: Import the classes that the run's config names as ``module:Class``.
+        seed: Of sampled actions; None: different every time.
+
+    Raises:
+        ConfigError: If there is no such run or checkpoint, if it needs a class that was not passed, or if `env` does not fit.
+        CheckpointError: If the files are damaged or do not fit together.
+    """
+    folder = Path(run)
+    config = read_config(folder)
+    snapshot = _load_snapshot(folder, checkpoint)
+    spec = load_spec(folder / SPACES, config.model.squash)
+    if env is not None:
+        check_spaces(spec, _spec_of(env, config.model.squash), f"the run in {folder}", "the environment")
+    target = resolve_device(device)
+    network = _build(folder, spec, _complete(config.model, model, trust), snapshot).to(target)
+    return Policy(spec, network, target, seed)
+
+
+class Policy:
+    """Chooses actions with a trained model, in float32.
+
+    The state is what a recurrent model remembers: None at the beginning of an episode, and what the last call returned within it. Models
+    without memory always return None.
+
+    Attributes:
+        spec: What the policy sees and does.
+        model: The actor-critic, in evaluation mode.
+    """
+
+    def __init__(self, spec: EnvSpec, model: nn.Module, device: torch.device, seed: int | None = None) -> None:
+        self.spec, self.model = spec, model.eval()
+        self._device = device
+        self._distribution = ActionDistribution(spec.action)
+        self._writer = FrameWriter(spec, lambda row: f"row {row}", validate=True)
+        self._generator = torch.Generator(device)
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+
+    def act(
+        self, obs: Any, state: Tensor | None = None, deterministic: bool = True, *, action_mask: Any = None
+    ) -> tuple[Any, Tensor | None]:
+        """Choose the action for one observation.
+
+        Args:
+            obs: As the environment gives it: an array or number, or a nested Dict or Tuple.
+            state: None at the beginning of an episode, then what the last call returned.
+            deterministic: The most probable action; off: a draw from the distribution.
+            action_mask: Allowed actions, as in ``info["action_mask"]``; None: those of the observation's ``action_mask`` entry.
+
+        Returns:
+            An action that the environment takes, and the next state, float32 ``[1, S]`` or None.
+
+        Raises:
+            ValueError: If the observation or the mask does not fit the run's spaces, or a mask is needed and not there.
+        """
+        frame = new_frame(self.spec, 1)
+        self._check(self._writer.write, [obs], frame.obs)
+        categorical, continuous, state = self.choose(self._with_mask(frame, obs, action_mask), state, deterministic)
+        return self.spec.action.rows(categorical, continuous)[0], state
+
+    def act_batch(
+        self, obs: Any, state: Tensor | None = None, deterministic: bool = True, *, action_mask: Any = None, first: np.ndarray | None = None
+    ) -> tuple[Any, Tensor | None]:
+        """Choose actions for N observations at once.
+
+        Args:
+            obs: Every leaf with a leading dimension, ``[N, ...]``, as a vector environment gives it.
+            state: None at the beginning, then what the last call returned.
+            deterministic: As in :meth:`act`.
+            action_mask: ``[N, ...]``, else as in :meth:`act`.
+            first: bool ``[N]``; rows whose episode begins with this observation, whose state is forgotten.
+
+        Returns:
+            Actions with a leading dimension, nested as the action space is, and the next state, float32 ``[N, S]`` or None.
+
+        Raises:
+            ValueError: As :meth:`act`.
+        """
+        rows = len(next(self.spec.observation.values(obs)))
+        frame = new_frame(self.spec, rows)
+        self._check(self._writer.write_batch, obs, frame.obs)
+        if first is not None:
+            frame.first[:] = first
+        categorical, continuous, state = self.choose(self._with_mask(frame, obs, action_mask), state, deterministic)
+        return self.spec.action.batch(categorical, continuous), state
+
+    @torch.inference_mode()
+    def choose(self, frame: Frame, state: Tensor | None, deterministic: bool) -> tuple[np.ndarray, np.ndarray, Tensor | None]:
+        """Choose actions for the rows of a frame; the state of rows that are `first` is forgotten.
+
+        Returns:
+            Categorical int32 ``[rows, K]``, continuous float32 ``[rows, D]``, and the next state, float32 ``[rows, S]`` or None.
+        """
+        obs = tuple(self._tensor(leaf) for leaf in frame.obs)
+        mask = None if frame.mask is None else self._tensor(frame.mask)
+        if not self.model.state_size:
+            state = None
+        elif state is None:
+            state = torch.zeros(len(frame.first), self.model.state_size, device=self._device)
+        else:
+            state = state.masked_fill(self._tensor(frame.first).unsqueeze(-1), 0.0)
+        params, _, state = self.model(obs, state)
+        if deterministic:
+            categorical, continuous = self._distribution.mode(params, mask)
+        else:
+            categorical, continuous, _ = self._distribution.sample(params, mask, self._generator)
+        return categorical.cpu().numpy(), continuous.cpu().numpy(), state
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _with_mask(self, frame: Frame, obs: Any, given: Any) -> Frame:
+        mask = self.spec.observation.mask(obs) if given is None else given
+        if mask is None:
+            if self.spec.masked:
+                raise ValueError('this policy was trained with action masks; pass action_mask=info["action_mask"]')
+            return frame
+        rows = len(frame.first)
+        parts = list(mask.values()) if isinstance(mask, Mapping) else mask if isinstance(mask, list | tuple) else [mask]
+        flat = np.concatenate([np.reshape(part, (rows, -1)) for part in parts], axis=1)
+        allowed = np.empty((rows, self.spec.action.logits), bool)
+        self._check(self._writer.write_masks, flat, allowed)
+        return frame._replace(mask=allowed)
+
+    @staticmethod
+    def _check(write: Any, values: Any, out: Any) -> None:
+        try:
+            write(values, out)
+        except EnvironmentFault as fault:
+            raise ValueError(str(fault)) from None
+
+
+def _load_snapshot(folder: Path, checkpoint: str) -> Snapshot:
+    store = CheckpointStore(folder / CHECKPOINTS)
+    if checkpoint not in ("latest", "best"):
+        raise ConfigError(f"checkpoint is {checkpoint!r}; use latest or best")
+    snapshot = store.load_latest() if checkpoint == "latest" else store.load_best()
+    if snapshot is None:
+        raise ConfigError(f"{folder} has no checkpoint yet; train it until it has saved one")
+    return snapshot
+
+
+def _spec_of(env: Any, squash: Literal["clip", "tanh"]) -> EnvSpec:
+    """The spaces of one environment of whatever kind."""
+    if is_parallel(env):
+        agent = env.possible_agents[0]
+        observation, action = env.observation_space(agent), env.action_space(agent)
+    else:
+        observation = getattr(env, "single_observation_space", None) or env.observation_space
+        action = getattr(env, "single_action_space", None) or env.action_space
+    return EnvSpec(ObservationSpec.from_space(observation), ActionSpec.from_space(action, squash))
+
+
+def _complete(saved: ModelConfig, given: ModelConfig | None, trust: bool) -> ModelConfig:
+    """The saved model config with the caller's fields, and with no foreign code that the caller has not asked for."""
+    asked = given_values(given)
+    for role in ("encoder", "core", "model"):
+        value = getattr(saved, role)
+        if role in asked or not isinstance(value, str):
+            continue
+        if value.startswith("<"):
+            raise ConfigError(
+                f"the run was trained with a model.{role} of its own, {value}, which is not in its folder; pass it to load_policy or "
+                f"evaluate: model=ModelConfig({role}=...)"
+            )
+        if ":" in value and not trust:
+            raise ConfigError(
+                f"the run's model.{role} is {value}, code outside sfactory, which is not imported unasked; if you know it, pass "
+                f"model=ModelConfig({role}={value!r}), or trust=True (on the command line --trust)"
+            )
+    return dataclasses.replace(saved, **asked)
+
+
+def _build(folder: Path, spec: EnvSpec, config: ModelConfig, snapshot: Snapshot) -> nn.Module:
+    """The model with the checkpoint's weights.
+
+    Raises:
+        CheckpointError: If they do not fit.
+    """
+    model = build_model(spec.observation, spec.action, config)
+    try:
+        model.load_state_dict(snapshot.model)
+    except RuntimeError as error:
+        raise CheckpointError(f"the weights in {folder} do not fit the model of its config: {error}; restore the folder") from error
+    return model

@@ -1,0 +1,104 @@
+"""Defaults by family of environments, tuned for return per env step on one machine."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sfactory.errors import ConfigError
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "classic": {
+        "envs_per_worker": 32,
+        "rollout": 32,
+        "batch_size": 1024,
+        "epochs": 4,
+        "optim": {"lr": 1e-3, "minibatches": 4, "schedule": "linear"},
+        "loss": {"gamma": 0.99, "lam": 0.95, "entropy_coef": 0.0},
+    },
+    "pendulum": {
+        "envs_per_worker": 16,
+        "rollout": 64,
+        "batch_size": 1024,
+        "epochs": 10,
+        "optim": {"lr": 1e-3, "minibatches": 4},
+        "loss": {"gamma": 0.9, "lam": 0.95, "normalize_returns": True},
+        "model": {"normalize_obs": True},
+    },
+    "box2d": {
+        "envs_per_worker": 32,
+        "rollout": 64,
+        "batch_size": 4096,
+        "epochs": 4,
+        "optim": {"lr": 5e-4, "minibatches": 8},
+        "loss": {"gamma": 0.999, "lam": 0.98, "entropy_coef": 0.01, "normalize_returns": True},
+        "model": {"normalize_obs": True},
+    },
+    "mujoco": {
+        "envs_per_worker": 16,
+        "rollout": 64,
+        "batch_size": 2048,
+        "epochs": 4,
+        "optim": {"lr": 3e-4, "minibatches": 8},
+        "loss": {"gamma": 0.99, "lam": 0.95, "normalize_returns": True},
+        "model": {"normalize_obs": True},
+    },
+    "atari": {
+        "envs_per_worker": 32,
+        "rollout": 32,
+        "batch_size": 1024,
+        "epochs": 2,
+        "optim": {"lr": 2.5e-4, "minibatches": 4},
+        "loss": {"entropy_coef": 0.01, "clip": 0.1, "reward_clip": 1.0},
+    },
+    "vizdoom": {
+        "envs_per_worker": 16,
+        "rollout": 32,
+        "batch_size": 1024,
+        "epochs": 2,
+        "optim": {"lr": 3e-4, "minibatches": 4},
+        "loss": {"entropy_coef": 0.003, "reward_scale": 0.01},
+    },
+    "grid": {
+        "envs_per_worker": 32,
+        "rollout": 32,
+        "batch_size": 1024,
+        "epochs": 2,
+        "optim": {"lr": 1e-3, "minibatches": 2},
+        "loss": {"entropy_coef": 0.01},
+        "model": {"features": 128},
+    },
+}
+
+_FAMILIES = (
+    ("atari", r"ALE/|.*NoFrameskip-v\d|.*Deterministic-v\d"),
+    ("vizdoom", r"Vizdoom"),
+    ("grid", r"MiniGrid-|BabyAI-|sfactory/MemoryGrid"),
+    ("pendulum", r"Pendulum-|sfactory/Pendulum"),
+    ("classic", r"(.*CartPole|Acrobot-|MountainCar-)|sfactory/CartPole"),
+    ("box2d", r"LunarLander|BipedalWalker|CarRacing"),
+    ("mujoco", r"(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|Swimmer|Walker2d)-v\d"),
+)
+
+
+def family_of(env: Any) -> str:
+    """The family whose preset suits an environment id; `default` for callables and unknown ids."""
+    if not isinstance(env, str):
+        return "default"
+    name = env.rpartition(":")[2]
+    return next((family for family, pattern in _FAMILIES if re.match(pattern, name)), "default")
+
+
+def preset_for(preset: str, env: Any) -> tuple[str, dict[str, Any]]:
+    """The name and the nested values of the preset that a config asks for.
+
+    Raises:
+        ConfigError: If there is no preset of that name.
+    """
+    if preset == "none":
+        return "none", {}
+    name = family_of(env) if preset == "auto" else preset
+    if name not in PRESETS:
+        raise ConfigError(f"unknown preset {preset!r}; use auto, none or one of {', '.join(PRESETS)}")
+    return name, PRESETS[name]

@@ -1,0 +1,237 @@
+"""The rollout worker: steps groups of environments and lets them write straight into their slots.
+
+Each group is always in one of three places: waiting for the policy's answer, waiting for a free slot, or being stepped here. With two groups
+one steps while the other waits for its actions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numba import njit
+
+from sfactory.arena import FILLING, FINISHED, Arena
+from sfactory.board import Counters, Episodes
+from sfactory.envs.group import Finals, Frame, Group
+from sfactory.queues import Queue, pack_request
+from sfactory.weights import WeightBoard
+
+REPORT_EVERY_S = 0.25
+
+
+@njit(cache=True, nogil=True)
+def end_episodes(reward, active, terminated, truncated, returns, lengths, ended_returns, ended_lengths):
+    """Add one step to every row's running return and length; move those of ended episodes out.
+
+    Args:
+        reward, active, terminated, truncated: ``[rows]`` of the step.
+        returns, lengths: float64 and int64 ``[rows]``, updated in place.
+        ended_returns, ended_lengths: float32 and int32 ``[rows]``, filled from the front.
+
+    Returns:
+        The number of episodes that ended.
+    """
+    ended = 0
+    for row in range(reward.shape[0]):
+        if active[row]:
+            returns[row] += reward[row]
+            lengths[row] += 1
+            if terminated[row] or truncated[row]:
+                ended_returns[ended] = returns[row]
+                ended_lengths[ended] = lengths[row]
+                ended += 1
+                returns[row] = 0.0
+                lengths[row] = 0
+    return ended
+
+
+class EpisodeLog:
+    """Returns and lengths of a group's episodes, collected until they are sent."""
+
+    def __init__(self, rows: int) -> None:
+        self._returns, self._lengths = np.zeros(rows), np.zeros(rows, np.int64)
+        self._ended_returns, self._ended_lengths = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
+        self._done: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def record(self, reward: np.ndarray, active: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
+        """Account for one step of all rows."""
+        ended = end_episodes(
+            reward, active, terminated, truncated, self._returns, self._lengths, self._ended_returns, self._ended_lengths
+        )
+        if ended:
+            self._done.append((self._ended_returns[:ended].copy(), self._ended_lengths[:ended].copy()))
+
+    def take(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The (returns, lengths) recorded since the last call."""
+        done, self._done = self._done, []
+        return done
+
+
+@dataclass
+class RunningGroup:
+    """A group and its place in the arena.
+
+    Attributes:
+        index: Of the group in the run; what requests carry.
+        carry: A private copy of the frame with which the next segment begins.
+        reset_frame: Observations of rows that had to make room for final observations while their value is asked for.
+    """
+
+    index: int
+    group: Group
+    carry: Frame
+    log: EpisodeLog
+    slot: int = -1
+    step: int = 0
+    finals: Finals | None = None
+    displaced: tuple[np.ndarray, ...] = field(default=())
+
+
+def empty_frame(arena: Arena) -> Frame:
+    """A private frame of an arena's shapes."""
+    return Frame(*(tuple(map(np.zeros_like, a)) if isinstance(a, tuple) else a if a is None else np.zeros_like(a) for a in arena.frame(0, 0)))
+
+
+def copy_frame(source: Frame, target: Frame) -> None:
+    for a, b in zip(source.obs, target.obs, strict=True):
+        np.copyto(b, a)
+    if source.mask is not None:
+        np.copyto(target.mask, source.mask)
+    np.copyto(target.first, source.first)
+    np.copyto(target.active, source.active)
+
+
+class RolloutWorker:
+    """Steps groups as their actions arrive.
+
+    Args:
+        groups: (index in the run, group) of every group of this worker.
+        arena: Where the groups write.
+        weights: Read only for the newest version's number.
+        requests: The queue to the policy worker of each of the groups, in the same order.
+        ready: Indices of groups whose actions have been written.
+        free: Slots that may be filled.
+        finished: Slots that are full.
+        emit: Takes the :class:`Episodes` that have ended.
+        counters: This worker's row of the board.
+    """
+
+    def __init__(
+        self,
+        groups: list[tuple[int, Group]],
+        arena: Arena,
+        weights: WeightBoard,
+        requests: list[Queue],
+        ready: Queue,
+        free: Queue,
+        finished: Queue,
+        emit: Callable[[Episodes], None],
+        counters: Counters,
+    ) -> None:
+        self._arena, self._weights, self._ready, self._free, self._finished = arena, weights, ready, free, finished
+        self._emit, self._counters = emit, counters
+        self._running = {index: RunningGroup(index, group, empty_frame(arena), EpisodeLog(group.rows)) for index, group in groups}
+        self._requests = {index: queue for (index, _), queue in zip(groups, requests, strict=True)}
+        self._slotless: list[RunningGroup] = []
+        self._reported = time.monotonic()
+
+    def start(self) -> None:
+        """Reset all environments and ask for their first actions."""
+        for running in self._running.values():
+            running.group.reset(running.carry)
+            self._counters.beat()
+            self._slotless.append(running)
+        self._begin_segments(0)
+
+    def poll(self, timeout: float) -> None:
+        """Step every group whose actions are there, waiting for the first up to `timeout` seconds."""
+        if self._slotless:
+            all_slotless = len(self._slotless) == len(self._running)
+            self._begin_segments(timeout if all_slotless else 0)
+        answered = self._ready.get_many(timeout if len(self._slotless) < len(self._running) else 0)
+        for index in answered:
+            begin = time.perf_counter()
+            running = self._running[index]
+            if running.finals is not None:
+                self._receive_final_values(running)
+            else:
+                self._step(running)
+            self._counters.add(time.perf_counter() - begin, self._arena.rows)
+        now = time.monotonic()
+        if now - self._reported > REPORT_EVERY_S:
+            self._reported = now
+            self._counters.beat(self._finished.full_waits + sum(q.full_waits for q in set(self._requests.values())))
+            self.report()
+
+    def report(self) -> None:
+        """Send the episodes that have ended since the last time."""
+        done = [part for running in self._running.values() for part in running.log.take()]
+        extras = [entry for running in self._running.values() for entry in running.group.extras]
+        for running in self._running.values():
+            running.group.extras.clear()
+        if done:
+            returns, lengths = zip(*done, strict=True)
+            self._emit(Episodes(np.concatenate(returns), np.concatenate(lengths), extras))
+
+    def close(self) -> None:
+        """Close all environments."""
+        for running in self._running.values():
+            running.group.close()
+
+    def _step(self, running: RunningGroup) -> None:
+        arena, slot, t = self._arena, running.slot, running.step
+        outcome, after = arena.outcome(slot, t), arena.frame(slot, t + 1)
+        running.group.step(arena.categorical[slot, t], arena.continuous[slot, t], outcome, after)
+        running.log.record(outcome.reward, arena.active[slot, t], outcome.terminated, outcome.truncated)
+        arena.final_value[slot, t] = np.nan
+        if running.group.finals is not None:
+            self._ask_final_values(running, after)
+        else:
+            self._advance(running)
+
+    def _ask_final_values(self, running: RunningGroup, after: Frame) -> None:
+        """Rows were truncated and have already been reset: have V(final_obs) computed in the place of the next observation."""
+        finals = running.finals = running.group.finals
+        running.displaced = tuple(leaf[finals.rows].copy() for leaf in after.obs)
+        for leaf, final in zip(after.obs, finals.obs, strict=True):
+            leaf[finals.rows] = final
+        self._requests[running.index].put_many((pack_request(running.slot, running.index, running.step + 1, value_only=True),))
+
+    def _receive_final_values(self, running: RunningGroup) -> None:
+        arena, slot, t, rows = self._arena, running.slot, running.step, running.finals.rows
+        arena.final_value[slot, t, rows] = arena.value[slot, t + 1, rows]
+        for leaf, first in zip(arena.frame(slot, t + 1).obs, running.displaced, strict=True):
+            leaf[rows] = first
+        running.finals = None
+        self._advance(running)
+
+    def _advance(self, running: RunningGroup) -> None:
+        """Ask for the next actions, or hand the full slot over and begin the next segment."""
+        running.step += 1
+        if running.step < self._arena.rollout:
+            self._request(running)
+            return
+        copy_frame(self._arena.frame(running.slot, running.step), running.carry)
+        self._arena.state[running.slot] = FINISHED
+        self._finished.put_many((running.slot,))
+        running.slot = -1
+        self._slotless.append(running)
+        self._begin_segments(0)
+
+    def _begin_segments(self, timeout: float) -> None:
+        """Give free slots to the groups that wait for one."""
+        for slot in self._free.get_many(timeout, len(self._slotless)):
+            running = self._slotless.pop(0)
+            running.slot, running.step = slot, 0
+            self._arena.state[slot] = FILLING
+            # Read after the slot has shown itself as being filled: no update can then go by unnoticed by this lower bound.
+            self._arena.begun[slot] = self._weights.version
+            self._arena.owner[slot] = 0
+            copy_frame(running.carry, self._arena.frame(slot, 0))
+            self._request(running)
+
+    def _request(self, running: RunningGroup) -> None:
+        self._requests[running.index].put_many((pack_request(running.slot, running.index, running.step),))

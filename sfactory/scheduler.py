@@ -1,0 +1,50 @@
+"""Which finished segments make the next batch: the bound on the policy lag."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sfactory.arena import FILLING, Arena
+
+
+class SlotScheduler:
+    """Decides which finished segments make the next batch, so that no sample is ever trained on at a lag above the bound.
+
+    Segments are taken by age. A younger one may overtake one that is still being filled only if afterwards every slot in use, taken by age,
+    would still come in time. Since all slots together are few enough (``config.least_max_lag``), a new slot never breaks that, so the bound holds by
+    construction; the learner waits, if need be, for a slow group, which never waits for the learner while it has a slot.
+
+    Args:
+        per_batch: Segments per batch.
+        updates: Learner updates per batch.
+        limit: Highest lag allowed, in updates.
+    """
+
+    def __init__(self, arena: Arena, per_batch: int, updates: int, limit: int) -> None:
+        self._arena, self._per_batch, self._updates, self._limit = arena, per_batch, updates, limit
+        self._finished: list[int] = []
+
+    def add(self, slots: list[int]) -> None:
+        """Take note of finished slots."""
+        self._finished += slots
+
+    def __len__(self) -> int:
+        return len(self._finished)
+
+    def take(self, version: int) -> list[int] | None:
+        """The slots of the next batch, oldest first, or None if it cannot be trained on yet.
+
+        Args:
+            version: The learner's present one.
+        """
+        if len(self._finished) < self._per_batch:
+            return None
+        begun = self._arena.begun
+        by_age = sorted(self._finished, key=lambda slot: begun[slot])
+        batch, rest = by_age[: self._per_batch], by_age[self._per_batch :]
+        in_use = np.sort(np.concatenate((begun[rest], begun[self._arena.state == FILLING])))
+        last_update = version + self._updates * (np.arange(len(in_use)) // self._per_batch + 2) - 1
+        if (last_update - in_use > self._limit).any():
+            return None
+        self._finished = rest
+        return batch

@@ -1,0 +1,71 @@
+"""MP4 files of episodes, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfactory.errors import ConfigError, EnvironmentFault
+
+
+class VideoRecorder:
+    """Writes the frames of one environment, in order, to ``episode_000.mp4`` and so on.
+
+    Args:
+        folder: Made if it is not there. Videos of the same names are replaced.
+        fps: Frames per second.
+
+    Raises:
+        ConfigError: If imageio-ffmpeg is not installed or the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, fps: float) -> None:
+        try:
+            import imageio_ffmpeg
+        except ImportError as error:
+            raise ConfigError(f"a video needs imageio-ffmpeg: {error}; pip install -e .[video]") from error
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot use the video folder {folder}: {error.strerror}; name another one with --video") from error
+        self._write_frames, self._folder, self._fps = imageio_ffmpeg.write_frames, folder, fps
+        self._episode = -1
+        self._size: tuple[int, int] | None = None
+        self._writer: Generator[None, Any, None] | None = None
+
+    def begin_episode(self) -> None:
+        """Finish the last file, if any; the next frame begins a new one."""
+        self.close()
+        self._episode += 1
+
+    def add(self, image: Any) -> None:
+        """Append a frame.
+
+        Args:
+            image: uint8 ``[H, W, 3]``.
+
+        Raises:
+            EnvironmentFault: If it is no such image, or not of the size of the episode's other ones.
+        """
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            kind = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else repr(image)
+            raise EnvironmentFault(f"render() returned {kind}; for a video (render_mode rgb_array) it must return uint8 [height, width, 3]")
+        size = image.shape[1], image.shape[0]
+        if self._writer is None:
+            path = str(self._folder / f"episode_{self._episode:03d}.mp4")
+            # yuv420p, which every player reads, has one colour for 2 x 2 pixels: odd sizes are scaled to even ones.
+            self._writer = self._write_frames(path, size, fps=self._fps, macro_block_size=2, ffmpeg_log_level="error")
+            self._writer.send(None)
+            self._size = size
+        if size != self._size:
+            raise EnvironmentFault(f"render() returned an image of {size} pixels after one of {self._size}; they must be of one size")
+        self._writer.send(np.ascontiguousarray(image))
+
+    def close(self) -> None:
+        """Finish the last file. May be called twice."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

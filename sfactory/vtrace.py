@@ -1,0 +1,140 @@
+"""V-trace targets and advantages (Espeholt et al. 2018, equations 1 to 4), with terminations and truncations kept apart.
+
+With w_t = pi(a_t|x_t) / mu(a_t|x_t), rho_t = min(rho_bar, w_t) and c_t = lambda min(c_bar, w_t)::
+
+    delta_t = rho_t (r_t + gamma_t V'_{t+1} - V_t)
+    vs_t    = V_t + delta_t + gamma^c_t c_t (vs_{t+1} - V_{t+1})
+    adv_t   = min(rho_bar_pg, w_t) (r_t + gamma_t q_{t+1} - V_t)    with q = lambda vs' + (1 - lambda) V'
+
+gamma_t is gamma, and 0 at a termination. V' and vs' are V and vs of the next step, and V(final observation) at a truncation.
+gamma^c_t, which carries the trace on, is gamma, and 0 at both kinds of end. With w = 1 and rho_bar = c_bar = rho_bar_pg = 1 both
+vs - V and adv are the GAE advantages of the same lambda.
+
+:func:`vtrace` is one pass of a compiled kernel over NumPy arrays; :func:`vtrace_torch` is the same on tensors of any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from sfactory.gae import check_shapes, contiguous, following_sum, on_cpu_tensors, temporal_difference, trace_decay
+
+
+def vtrace(
+    log_ratios: ArrayLike,
+    rewards: ArrayLike,
+    values: ArrayLike,
+    bootstrap_value: ArrayLike,
+    terminated: ArrayLike,
+    truncated: ArrayLike,
+    final_values: ArrayLike,
+    gamma: float,
+    lam: float = 1.0,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    rho_bar_pg: float = 1.0,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """V-trace value targets and policy-gradient advantages of a batch of segments.
+
+    Args:
+        log_ratios: float ``[T, B]``; log w_t, the new policy's log-probability of the action minus the behaviour policy's.
+        rewards: float ``[T, B]``.
+        values: float ``[T, B]``; V(x_t).
+        bootstrap_value: float ``[B]``; V(x_T).
+        terminated: bool ``[T, B]``; the step ended its episode, nothing follows. Wins where both ends are set.
+        truncated: bool ``[T, B]``; the step was the last that was recorded of its episode.
+        final_values: float ``[T, B]``; V of the final observation, read only where truncated.
+        gamma: Discount per env step.
+        lam: Lambda.
+        rho_bar: Truncation of the importance weight in delta.
+        c_bar: Truncation of the importance weight that carries the trace.
+        rho_bar_pg: Truncation of the importance weight in the advantage.
+
+    Returns:
+        ``vs`` and ``advantages``, ``[T, B]``, in the inputs' dtype (at least float32); sums are accumulated in float64. What lies
+        behind an end of an episode never reaches the steps before it, not even a NaN.
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    dtype = np.result_type(np.float32, np.asarray(log_ratios), np.asarray(rewards), np.asarray(values))
+    floats = contiguous(dtype, log_ratios, rewards, values, bootstrap_value, final_values)
+    ends = contiguous(np.bool_, terminated, truncated)
+    check_shapes(
+        floats[2], floats[3], log_ratios=floats[0], rewards=floats[1], terminated=ends[0], truncated=ends[1], final_values=floats[4]
+    )
+    vs, advantages = np.empty_like(floats[2]), np.empty_like(floats[2])
+    _vtrace(*floats, *ends, float(gamma), float(lam), float(rho_bar), float(c_bar), float(rho_bar_pg), vs, advantages)
+    return vs, advantages
+
+
+@njit(cache=True, nogil=True)
+def _vtrace(
+    log_ratios, rewards, values, bootstrap_value, final_values, terminated, truncated,
+    gamma, lam, rho_bar, c_bar, rho_bar_pg, vs, advantages,
+):  # fmt: skip
+    steps, columns = values.shape
+    next_value = bootstrap_value.astype(np.float64)
+    correction = np.zeros(columns)  # vs - V of the next step
+    for t in range(steps - 1, -1, -1):
+        for b in range(columns):
+            weight = np.exp(log_ratios[t, b])
+            value = values[t, b]
+            following = final_values[t, b] if truncated[t, b] else next_value[b]
+            delta = rewards[t, b] + (0.0 if terminated[t, b] else gamma * following) - value
+            carried = 0.0 if terminated[t, b] or truncated[t, b] else gamma * lam * correction[b]
+            correction[b] = min(weight, rho_bar) * delta + min(weight, c_bar) * carried
+            next_value[b] = value
+            vs[t, b] = value + correction[b]
+            advantages[t, b] = min(weight, rho_bar_pg) * (delta + carried)
+
+
+@torch.no_grad()
+def vtrace_torch(
+    log_ratios: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_values: Tensor,
+    gamma: float,
+    lam: float = 1.0,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    rho_bar_pg: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """:func:`vtrace` on tensors of one device, in the dtype of `values`, without a host synchronisation and without gradients.
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    check_shapes(
+        values,
+        bootstrap_value,
+        log_ratios=log_ratios,
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        final_values=final_values,
+    )
+    weights = log_ratios.exp()
+    delta = temporal_difference(rewards, values, bootstrap_value, terminated, truncated, final_values, gamma)
+    decay = trace_decay(terminated, truncated, gamma * lam, values.dtype)
+    rho, c = weights.clamp(max=rho_bar), weights.clamp(max=c_bar)
+    carried = decay * following_sum(rho * delta, c * decay)
+    vs = torch.addcmul(torch.addcmul(values, rho, delta), c, carried)
+    return vs, weights.clamp_(max=rho_bar_pg) * (delta + carried)
+
+
+def vtrace_for(device: str | torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The fastest V-trace for tensors on a device, called as :func:`vtrace_torch`: the compiled kernel on the CPU, tensor operations
+    elsewhere."""
+    return on_cpu_tensors(vtrace) if torch.device(device).type == "cpu" else vtrace_torch

@@ -1,0 +1,298 @@
+"""What each process of a run is made of, and what it does from its start to its end.
+
+The three kinds of worker are built here from one :class:`Plan`, for processes of their own and for serial mode alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from typing import Any
+
+import cloudpickle
+import faster_fifo
+import faster_fifo_reduction  # noqa: F401  lets queues travel to spawned processes
+import numpy as np
+import psutil
+import torch
+
+from sfactory import compute
+from sfactory.arena import Arena, segment_fields
+from sfactory.board import Board, Event, Fault, Finished, Saved
+from sfactory.checkpoint import CheckpointStore, Snapshot
+from sfactory.config import Config, default_workers, slot_count
+from sfactory.envs import make_group
+from sfactory.envs.group import EnvRequest, EnvSpec
+from sfactory.errors import EnvironmentFault
+from sfactory.inference import PolicyWorker
+from sfactory.learner import Learner
+from sfactory.model import build_model
+from sfactory.queues import IndexQueue, LocalQueue, Queue
+from sfactory.rollout import RolloutWorker
+from sfactory.weights import FlatWeights, WeightBoard
+
+POLL_S = 0.2
+EVENT_BYTES = 16_000_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run; all workers are made from it.
+
+    Attributes:
+        config: Resolved and valid, with `workers` set.
+        env: What is known of the environment.
+        env_source: The environment itself: an id or a callable.
+    """
+
+    config: Config
+    env: EnvSpec
+    env_source: Any
+
+    @property
+    def rows(self) -> int:
+        """Agent rows of a group."""
+        return self.config.envs_per_group * self.env.agents
+
+    @property
+    def groups(self) -> int:
+        """Groups of the whole run."""
+        return self.config.workers * self.config.runtime.groups
+
+
+class SharedPlan:
+    """A plan on its way to a process: pickled by value, so that lambdas and classes of ``__main__`` or a notebook arrive whole."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._data = cloudpickle.dumps(plan)
+
+    def open(self) -> Plan:
+        return cloudpickle.loads(self._data)
+
+
+@dataclass(frozen=True)
+class Wires:
+    """Everything that the processes of a run share.
+
+    Attributes:
+        requests: One queue per policy worker; group g belongs to number ``g % policy_workers``.
+        ready: One queue per rollout worker.
+        events: From everyone to the runner.
+    """
+
+    arena: Arena
+    weights: WeightBoard
+    board: Board
+    requests: list[Queue]
+    ready: list[Queue]
+    free: Queue
+    finished: Queue
+    events: Any
+
+
+def process_names(config: Config) -> list[str]:
+    """Names of all processes, as on the board."""
+    return [
+        "learner",
+        *(f"policy-{i}" for i in range(config.runtime.policy_workers)),
+        *(f"rollout-{i}" for i in range(config.workers or default_workers())),
+    ]
+
+
+def make_wires(plan: Plan, local: bool) -> Wires:
+    """Allocate the arena, the weights' board and all queues.
+
+    Args:
+        local: For one process instead of several.
+    """
+    config = plan.config
+    model = build_model(plan.env.observation, plan.env.action, config.model)
+    slots = slot_count(config, plan.rows)
+    fields = segment_fields(plan.env, model.state_size)
+
+    def queue(capacity: int) -> Queue:
+        return LocalQueue() if local else IndexQueue(capacity)
+
+    return Wires(
+        Arena(fields, slots, config.rollout, plan.rows),
+        WeightBoard(FlatWeights(model).vector.numel()),
+        Board(process_names(config)),
+        [queue(plan.groups) for _ in range(config.runtime.policy_workers)],
+        [queue(config.runtime.groups) for _ in range(config.workers)],
+        queue(slots),
+        queue(slots),
+        LocalEvents() if local else faster_fifo.Queue(max_size_bytes=EVENT_BYTES),
+    )
+
+
+class LocalEvents:
+    """The events of a run in one process."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+
+    def take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+
+def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -> RolloutWorker:
+    """Rollout worker number `index`, with its environments.
+
+    Args:
+        generation: How many env steps the run had when it was last resumed; new environments do not repeat old episodes.
+    """
+    config = plan.config
+    request = EnvRequest(
+        plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, config.runtime.env_threads, config.runtime.validate_observations
+    )
+    per_group, groups = config.envs_per_group, config.runtime.groups
+    first = index * groups
+    made = [
+        (g, make_group(request, plan.env, per_group, g * per_group, derived_seed(config.seed, generation))) for g in range(first, first + groups)
+    ]
+    requests = [wires.requests[g % config.runtime.policy_workers] for g in range(first, first + groups)]
+    counters = wires.board.counters(f"rollout-{index}")
+    return RolloutWorker(made, wires.arena, wires.weights, requests, wires.ready[index], wires.free, wires.finished, wires.events.put, counters)
+
+
+def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) -> PolicyWorker:
+    """Policy worker number `index`."""
+    config = plan.config
+    device = compute.inference_device(config)
+    model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
+    ready = [wires.ready[g // config.runtime.groups] for g in range(plan.groups)]
+    seed = derived_seed(config.seed, generation) + 1 + index
+    autocast = compute.autocast_dtype(config, plan.env, device)
+    counters = wires.board.counters(f"policy-{index}")
+    return PolicyWorker(model, wires.arena, wires.weights, wires.requests[index], ready, device, seed, autocast, counters)
+
+
+def derived_seed(seed: int, generation: int) -> int:
+    """The seed of a run's part that began at `generation` env steps; the run's own seed from its start."""
+    return seed if generation == 0 else int(np.random.SeedSequence((seed, generation)).generate_state(1)[0])
+
+
+class Training:
+    """The learner and the keeping of its checkpoints; continues from the newest checkpoint of the store, if it has any."""
+
+    def __init__(self, plan: Plan, wires: Wires, store: CheckpointStore) -> None:
+        config = plan.config
+        device = compute.learner_device(config)
+        torch.manual_seed(config.seed)
+        self._model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
+        self._plan, self._board, self._emit, self._store = plan, wires.board, wires.events.put, store
+        self.learner = Learner(
+            config, self._model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, device,
+            compute.autocast_dtype(config, plan.env, device), wires.board.counters("learner"),
+        )  # fmt: skip
+        self._wall_before = 0.0
+        if (snapshot := store.load_latest()) is not None:
+            self._model.load_state_dict(snapshot.model)
+            self.learner.load_state(snapshot.trainer, snapshot.env_steps, snapshot.updates)
+            self._wall_before = snapshot.wall_s
+        self._began = self._saved = time.monotonic()
+        self._saves_requested = 0
+        self._next_milestone = self._milestone_after(self.learner.env_steps)
+
+    def save_if_due(self) -> None:
+        """Write a checkpoint if it is time, or if one was asked for."""
+        log = self._plan.config.log
+        requested = self._board.saves_requested
+        due = time.monotonic() - self._saved > log.save_every_s or requested != self._saves_requested
+        if due or self.learner.env_steps >= self._next_milestone:
+            self._saves_requested = requested
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint. A failure is reported, and training goes on; the next save tries again."""
+        self._saved = time.monotonic()
+        self._next_milestone = self._milestone_after(self.learner.env_steps)
+        error = None
+        try:
+            self._store.save(self.snapshot())
+        except OSError as problem:
+            error = f"checkpoint not written: {problem}"
+        self._emit(Saved(self.learner.env_steps, error))
+
+    def snapshot(self) -> Snapshot:
+        """All that training continues from."""
+        learner, episode_return = self.learner, self._board.episode_return
+        return Snapshot(
+            model={name: tensor.detach().cpu() for name, tensor in self._model.state_dict().items()},
+            trainer=learner.state(),
+            env_steps=learner.env_steps,
+            frames=learner.env_steps * self._plan.env.frameskip,
+            updates=learner.updates,
+            wall_s=self._wall_before + time.monotonic() - self._began,
+            episode_return=None if episode_return != episode_return else episode_return,
+        )
+
+    def finish(self) -> None:
+        """Send the last statistics, save, and say so."""
+        self.learner.report()
+        self.save()
+        self._emit(Finished(self.learner.env_steps, self.learner.done))
+
+    def _milestone_after(self, env_steps: int) -> float:
+        every = self._plan.config.log.milestone_every
+        return (env_steps // every + 1) * every if every else float("inf")
+
+
+def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
+    torch.set_num_threads(compute.learner_threads(plan.config))
+    training = Training(plan, wires, store)
+    training.learner.start()
+    while not wires.board.stopping and not training.learner.done:
+        training.learner.poll(POLL_S)
+        training.save_if_due()
+    training.finish()
+
+
+def policy_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
+    torch.set_num_threads(compute.inference_threads(plan.config))
+    worker = make_policy_worker(plan, wires, index, generation)
+    while not wires.board.stopping:
+        worker.poll(POLL_S)
+
+
+def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
+    torch.set_num_threads(1)
+    worker = make_rollout_worker(plan, wires, index, generation)
+    try:
+        worker.start()
+        while not wires.board.stopping:
+            worker.poll(POLL_S)
+        worker.report()
+    finally:
+        worker.close()
+
+
+def process_main(target: Callable[..., None], name: str, plan: SharedPlan, wires: Wires, *args: Any) -> None:
+    """The life of a worker process: signals are the runner's business, faults are reported, and it never outlives the runner."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # also for programs that environments start
+    signal.signal(signal.SIGTERM, lambda *_: None)  # those shall still end at a SIGTERM
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        target(plan.open(), wires, *args)
+    except BaseException as error:
+        wires.events.put(Fault(name, str(error) or repr(error), traceback.format_exc(), isinstance(error, EnvironmentFault)))
+
+
+def _end_with_parent() -> None:
+    connection.wait([parent_process().sentinel])
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    os._exit(1)

@@ -1,0 +1,80 @@
+"""Environments whose trajectories are known in advance."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+
+class Counting(gym.Env):
+    """Counts its own steps; ends by its seed's schedule, now by termination, now by truncation, whatever the actions.
+
+    Observations are [episode, step, length]; the reward of a step is 100 x episode + step.
+    """
+
+    observation_space = spaces.Box(0, 1e6, (3,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, longest: int = 9):
+        self.longest, self.episode, self.count, self.length = longest, -1, 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.count = 0
+        self.length = int(self.np_random.integers(1, self.longest + 1))
+        self.truncates = bool(self.np_random.integers(2))
+        return self._observation(), {}
+
+    def step(self, action):
+        self.count += 1
+        ended = self.count == self.length
+        return self._observation(), 100.0 * self.episode + self.count, ended and not self.truncates, ended and self.truncates, {"last": self.count}
+
+    def _observation(self):
+        return np.array([self.episode, self.count, self.length], np.float32)
+
+
+class Busy(gym.Env):
+    """Everything that makes a learner's life hard: Dict observations with an image, a mask that changes, a mixed action space, and ends of both
+    kinds in the middle of segments."""
+
+    observation_space = spaces.Dict({
+        "image": spaces.Box(0, 255, (3, 12, 12), np.uint8),
+        "inner": spaces.Tuple((spaces.Box(-np.inf, np.inf, (4,)), spaces.Discrete(5, start=2))),
+        "action_mask": spaces.MultiBinary(5),
+    })  # fmt: skip
+    action_space = spaces.Dict({"move": spaces.MultiDiscrete([3, 2]), "turn": spaces.Box(-2, 2, (2,))})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(2, 12))
+        return self._observation(), {}
+
+    def step(self, action):
+        assert self.allowed[action["move"][0]]
+        assert self.allowed[3 + action["move"][1]]
+        self.left -= 1
+        ended, truncates = self.left <= 0, bool(self.np_random.integers(2))
+        return self._observation(), float(self.np_random.normal()), ended and not truncates, ended and truncates, {}
+
+    def _observation(self):
+        self.allowed = self.np_random.integers(0, 2, 5).astype(np.int8)
+        self.allowed[self.np_random.integers(0, 3)] = 1
+        self.allowed[3 + self.np_random.integers(0, 2)] = 1
+        inner = (self.np_random.normal(3, 2, 4).astype(np.float32), int(self.np_random.integers(2, 7)))
+        return {"image": self.np_random.integers(0, 256, (3, 12, 12)).astype(np.uint8), "inner": inner, "action_mask": self.allowed}
+
+
+def vector_of(make, mode: AutoresetMode):
+    """A factory of Gymnasium vector environments in an autoreset mode, as a user would pass it."""
+
+    def factory(num_envs: int):
+        return SyncVectorEnv([make] * num_envs, autoreset_mode=mode)
+
+    return factory
+
+
+MODES = list(AutoresetMode)
