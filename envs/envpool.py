@@ -22,6 +22,8 @@ from sfactory.envs.seeds import env_seed
 from sfactory.envs.vector import VectorGroup
 from sfactory.errors import ConfigError, EnvironmentFault
 
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
 
 def handles(env: Any, backend: str) -> bool:
     """Everything, if the backend is envpool."""
@@ -95,8 +97,8 @@ class PooledEnvironments(VectorWrapper):
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(actions)
-        numbers = {key: value for key, value in info.items() if isinstance(value, np.ndarray) and value.dtype.kind == "f" and key != "reward"}
-        return observation, reward, terminated, truncated, numbers
+        quantities = {key: value for key, value in info.items() if getattr(value, "dtype", None) in _FLOATS and key != "reward"}
+        return observation, reward, terminated, truncated, quantities
 
     def render(self) -> tuple[np.ndarray, ...]:
         return tuple(self.env.render(env_ids=self._all))

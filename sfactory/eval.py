@@ -23,12 +23,13 @@ from rich.table import Table
 from sfactory.config import Config, Mapped, ModelConfig, Name, env_name
 from sfactory.envs import make_group, probe
 from sfactory.envs.group import EnvRequest, EnvSpec, Frame, Group, Outcome
+from sfactory.envs.making import fault_of
 from sfactory.envs.observations import new_frame
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.policy import Checkpoint, Policy, load_policy
 from sfactory.run_folder import read_config
 from sfactory.space_codec import check_spaces
-from sfactory.video import VideoRecorder
+from sfactory.video import VideoRecorder, prepare_rendering
 
 DESCRIPTION = "Play episodes with the policy of a run folder, in fresh environments, and report what they returned."
 MOST_PARALLEL = 16
@@ -109,7 +110,9 @@ def evaluate(
     seed = _evaluation_seed(config.seed if seed is None else seed)
     policy = load_policy(run, checkpoint, device, model=model, trust=trust, seed=seed)
     request = _request(config, env, env_kwargs, trust)
-    if video is not None:  # few vector environments can render
+    if video is not None:
+        prepare_rendering()
+        # few vector environments can render
         request = dataclasses.replace(request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto"))
     spec = probe(request)
     check_spaces(policy.spec, spec, f"the run in {run}", env_name(request.env))
@@ -194,7 +197,7 @@ def _play(
         if recorder is not None:
             if begins[0]:
                 recorder.begin_episode()
-            recorder.add(group.render()[0])
+            recorder.add(_render(group))
         categorical, continuous, state = policy.choose(frame, state, deterministic)
         group.step(categorical, continuous, outcome, after)
         tally.add(outcome, frame.active & np.repeat(counts, spec.agents), group.extras)
@@ -202,6 +205,14 @@ def _play(
         frame, after = after, frame
     else:
         tally.cut()
+
+
+def _render(group: Group) -> Any:
+    """A picture of the first environment."""
+    try:
+        return group.render()[0]
+    except Exception as error:
+        raise fault_of("the environment", "render()", error) from error
 
 
 def _begins(frame: Frame, agents: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 import numpy as np
 
 from sfactory.errors import ConfigError, EnvironmentFault
+
+
+def prepare_rendering() -> None:
+    """Let MuJoCo render without a window where there is no display. Its own default fails there."""
+    if not any(os.environ.get(display) for display in ("DISPLAY", "WAYLAND_DISPLAY")):
+        os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 class VideoRecorder:

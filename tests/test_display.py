@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,8 @@ def test_the_time_left_follows_the_recent_speed(capsys: pytest.CaptureFixture[st
 
 
 _CHILD = """
-import sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 from test_display import REPORT, display
 shown = display("auto")
@@ -130,6 +132,7 @@ shown.note("a note [x]")
 shown.update(REPORT)
 print("a stray line")
 shown.update(REPORT)
+os.write(1, b"ready")
 try:
     time.sleep(60)
 finally:
@@ -142,7 +145,7 @@ finally:
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_the_terminal_is_whole_whatever_ends_the_run(end: signal.Signals, tidy: bool) -> None:
     controller, terminal = pty.openpty()
-    before = os.popen(f"stty -F {os.ttyname(terminal)} -a").read()
+    before = termios.tcgetattr(terminal)
     child = subprocess.Popen(
         [sys.executable, "-c", _CHILD.format(tests=str(Path(__file__).parent), tidy=tidy)],
         stdin=terminal,
@@ -152,10 +155,11 @@ def test_the_terminal_is_whole_whatever_ends_the_run(end: signal.Signals, tidy: 
         env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"},
     )
     output = b""
-    while output.count("╰".encode()) < 3:
+    while not output.endswith(b"ready"):
         output += os.read(controller, 4096)
     child.send_signal(end)
     child.wait()
+    assert termios.tcgetattr(terminal) == before
     os.close(terminal)
     try:
         while chunk := os.read(controller, 4096):
@@ -168,4 +172,3 @@ def test_the_terminal_is_whole_whatever_ends_the_run(end: signal.Signals, tidy: 
     assert not re.search(r"\x1b\[\?(1049|1000|2004)h", text), "no alternate screen, mouse or paste mode"
     assert "a note [x]" in text
     assert "a stray line" in text
-    assert before

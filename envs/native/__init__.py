@@ -1,7 +1,7 @@
 """Environments written for sfactory: one compiled kernel steps a whole group and writes its results in place.
 
-``sfactory/CartPole`` and ``sfactory/Pendulum`` are Gymnasium's CartPole-v1 and Pendulum-v1; ``sfactory/MemoryGrid`` cannot be solved without
-memory. Every environment has its own random stream, so results do not depend on how environments are grouped.
+``sfactory/CartPole`` and ``sfactory/Pendulum`` are Gymnasium's CartPole-v1 and Pendulum-v1; ``sfactory/MemoryGrid`` cannot be solved
+without memory. Every environment has its own random stream, so results do not depend on how environments are grouped.
 """
 
 from __future__ import annotations

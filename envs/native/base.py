@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 from typing import Literal
 
@@ -17,7 +16,7 @@ RESTING = -1
 """Count of elapsed env steps of a row that begins its next episode instead of stepping."""
 
 
-class NativeGroup(abc.ABC):
+class NativeGroup:
     """A :class:`~sfactory.envs.group.Group` whose rows are one kernel's loop. One row per environment; terminated rows reset at once,
     truncated rows rest for one step.
 
@@ -51,11 +50,11 @@ class NativeGroup(abc.ABC):
         discarded = Outcome(np.empty(rows, np.float32), np.empty(rows, bool), np.empty(rows, bool))
         self.step(np.zeros((rows, 1), np.int32), np.zeros((rows, 1), np.float32), discarded, frame)
 
-    @abc.abstractmethod
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None: ...
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def render(self) -> list[np.ndarray]: ...
+    def render(self) -> list[np.ndarray]:
+        raise NotImplementedError
 
     def close(self) -> None:
         """Nothing is held that would have to be closed."""
