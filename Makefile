@@ -1,13 +1,16 @@
 # make train   install what is needed and train CartPole-v1 to a solved score, then evaluate it
 # make test    install what is needed and run the tests
 # make lint    check format and style
+# make learn   learning references: presets, three seeds each (half an hour)
+# make bench   throughput of the standard workloads
+# make starts  50 starts and stops in a row
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 
-.PHONY: train test lint learn clean
+.PHONY: train test lint learn bench starts clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --run $(RUN)
@@ -22,6 +25,12 @@ lint: .venv/dev
 
 learn: .venv/dev
 	$(BIN)/python perf/learning.py
+
+bench: .venv/dev
+	$(BIN)/python perf/fps.py
+
+starts: .venv/dev
+	$(BIN)/python perf/starts.py
 
 clean:
 	rm -rf .venv build sfactory.egg-info

@@ -132,7 +132,6 @@ class DoomGame(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        terminated = terminated and not truncated
         if self._limit and not terminated:
             truncated = self._game.get_episode_time() >= self._limit
         return self._shrink(observation), reward, terminated, truncated, info

@@ -8,9 +8,14 @@ A later source wins: defaults < the environment family's preset < YAML file < fl
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import difflib
 import functools
+import numbers
 import os
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -291,8 +296,6 @@ def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, pa
     Raises:
         ConfigError: With every unknown key and its nearest known one.
     """
-    import difflib
-
     names = {f.name: f for f in dataclasses.fields(config)}
     given = getattr(config, "_given", frozenset())
     problems: list[str] = []
@@ -313,12 +316,77 @@ def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, pa
             except ConfigError as error:
                 problems.extend(error.problems)
         elif not (only_unset and key in given):
+            value = _number_in(value, _hints(type(config))[key])
             changes[key] = tuple(value) if isinstance(current, tuple) and isinstance(value, list) else value
     if problems:
         raise ConfigError(*problems)
     result = dataclasses.replace(config, **changes)
     object.__setattr__(result, "_given", given | (frozenset() if only_unset else frozenset(changes)))
     return result
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The annotations of a dataclass's fields, resolved."""
+    return typing.get_type_hints(cls)
+
+
+def _number_in(value: Any, hint: Any) -> Any:
+    """The number that a string means where a number is wanted: YAML reads 1e-3, without a point, as a string."""
+    kinds = (hint, *typing.get_args(hint))
+    if isinstance(value, str) and (int in kinds or float in kinds):
+        with contextlib.suppress(ValueError):
+            number = float(value)
+            return int(number) if int in kinds and number.is_integer() else number
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has an annotated type; lists pass for tuples, ints for floats."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return value in args
+    if origin is types.UnionType:
+        return any(_fits(value, arg) for arg in args)
+    if origin is tuple:
+        wanted = args[:1] * len(value) if Ellipsis in args and isinstance(value, list | tuple) else args
+        return isinstance(value, list | tuple) and len(value) == len(wanted) and all(map(_fits, value, wanted))
+    if hint in (int, float):
+        return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)
+
+
+def check_types(config: Config) -> None:
+    """Check that every field has its annotated type.
+
+    Raises:
+        ConfigError: With every field that has not.
+    """
+    if problems := _type_problems(config):
+        raise ConfigError(*problems)
+
+
+def _type_problems(config: Any, path: str = "") -> list[str]:
+    problems = []
+    for name, hint in _hints(type(config)).items():
+        value = getattr(config, name)
+        if dataclasses.is_dataclass(hint) and isinstance(value, hint):
+            problems += _type_problems(value, f"{path}{name}.")
+        elif not _fits(value, hint):
+            problems.append(f"{path}{name} is {value!r}; it must be {_described(hint)}")
+    return problems
+
+
+def _described(hint: Any) -> str:
+    """An annotation in words."""
+    if typing.get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, typing.get_args(hint)))}"
+    if typing.get_origin(hint) is types.UnionType:
+        return " or ".join("unset" if arg is type(None) else _described(arg) for arg in typing.get_args(hint))
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return words.get(hint) or (f"a {hint.__name__}" if isinstance(hint, type) and not typing.get_args(hint) else str(hint))
 
 
 def given_values(config: Any) -> dict[str, Any]:
@@ -333,7 +401,7 @@ def resolve(config: Config) -> Config:
         ConfigError: If `preset` names no family.
     """
     name, values = preset_for(config.preset, config.env)
-    return dataclasses.replace(merged(config, values, only_unset=True), preset=name)
+    return dataclasses.replace(merged(config, values, only_unset=True), preset=name, run=os.fspath(config.run))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -346,8 +414,10 @@ def to_dict(config: Any) -> dict[str, Any]:
             return {str(k): plain(v) for k, v in value.items()}
         if isinstance(value, list | tuple):
             return [plain(v) for v in value]
-        if value is None or isinstance(value, bool | int | float | str):
+        if value is None or isinstance(value, bool | str):
             return value
+        if isinstance(value, numbers.Real):
+            return int(value) if isinstance(value, numbers.Integral) else float(value)
         return f"<{env_name(value)}>"
 
     return {f.name: plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
@@ -410,6 +480,7 @@ def validate(config: Config, rows_per_env: int = 1) -> None:
     Raises:
         ConfigError: With one sentence for each problem.
     """
+    check_types(config)
     problems: list[str] = []
 
     def require(condition: bool, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -68,12 +69,14 @@ class PolicyWorker:
     def serve(self, requests: list[tuple[int, int, int, bool]]) -> None:
         """Answer requests ``(slot, group, step, value_only)`` with one batch, and tell their groups."""
         self._refresh_weights()
-        with torch.inference_mode(), torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+        with torch.inference_mode(), self._autocast_context():
             obs = tuple(s.gather([leaf[slot, t] for slot, _, t, _ in requests]) for s, leaf in zip(self._staging, self._arena.obs, strict=True))
             params, value, state = self._model(obs, self._load_states(requests))
-        packed = torch.cat((params.float(), value.float().unsqueeze(-1)), -1).cpu().numpy()
-        self._store_states(requests, state)
-        self._write_answers(requests, packed)
+            self._store_states(requests, state)
+            if self._device.type != "cpu":
+                packed = torch.cat((params, value.unsqueeze(-1)), -1).cpu()
+                params, value = packed[:, :-1], packed[:, -1]
+        self._write_answers(requests, params.numpy(), value.numpy())
         answers = defaultdict(list)
         for _, group, _, _ in requests:
             answers[self._ready[group]].append(group)
@@ -104,20 +107,23 @@ class PolicyWorker:
             if not value_only:
                 self._states[group] = rows
 
-    def _write_answers(self, requests: list[tuple[int, int, int, bool]], packed: np.ndarray) -> None:
+    def _autocast_context(self) -> AbstractContextManager:
+        return nullcontext() if self._autocast is None else torch.autocast(self._device.type, self._autocast)
+
+    def _write_answers(self, requests: list[tuple[int, int, int, bool]], params: np.ndarray, value: np.ndarray) -> None:
         """Sample actions and write them, their probabilities, values and the version into the slots."""
         arena, rows = self._arena, self._arena.rows
-        uniforms = self._rng.random((len(packed), len(self._sizes)), np.float32)
-        normals = self._rng.standard_normal((len(packed), arena.continuous.shape[-1]), np.float32)
+        uniforms = self._rng.random((len(value), len(self._sizes)), np.float32)
+        normals = self._rng.standard_normal((len(value), arena.continuous.shape[-1]), np.float32)
         for i, (slot, _, t, value_only) in enumerate(requests):
             part = slice(i * rows, (i + 1) * rows)
-            arena.value[slot, t] = packed[part, -1]
+            arena.value[slot, t] = value[part]
             if value_only:
                 continue
             arena.version[slot, t] = self._version
             mask = self._no_mask if arena.mask is None else arena.mask[slot, t]
             sample_rows(
-                packed[part, :-1], mask, self._sizes, uniforms[part], normals[part],
+                params[part], mask, self._sizes, uniforms[part], normals[part],
                 arena.categorical[slot, t], arena.continuous[slot, t], arena.log_prob[slot, t],
             )  # fmt: skip
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
-import os
 import signal
-import sys
 import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
-from queue import Empty
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import psutil
@@ -25,20 +20,28 @@ import torch
 from sfactory import compute, workers
 from sfactory.arena import FINISHED, FREE, arena_bytes, segment_fields
 from sfactory.board import COLUMNS, Episodes, Event, Fault, Finished, Progress, Saved
-from sfactory.checkpoint import CheckpointStore
-from sfactory.config import Config, default_workers, env_name, max_lag, resolve, slot_count, validate
+from sfactory.checkpoint import CheckpointStore, Snapshot
+from sfactory.config import Config, check_types, default_workers, env_name, max_lag, resolve, slot_count, validate
 from sfactory.display import Display
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError, EnvironmentFault, RunFailed, SfactoryError
+from sfactory.interrupts import end_at_once
 from sfactory.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
 from sfactory.model import build_model
+from sfactory.processes import WorkerProcesses, fork_server
 from sfactory.run_folder import RunFolder, open_run
 
 Status = Literal["completed", "interrupted", "failed"]
+T = TypeVar("T")
 Callback = Callable[[Report], bool | None]
-STOP_DEADLINE_S = 8.0
-EVENT_POLL_S = 0.05
+EVENT_POLL_S = 0.1
+CLOSING_S = 2.0
+"""How long workers may take to close their environments once the run is at its end."""
+SAVING_S = 60.0
+"""How long the learner may take for its present batch and its last checkpoint; a second Ctrl-C ends the wait."""
+SAVING_AFTER_DEATH_S = 10.0
+"""The same after a worker was killed, which may have left a queue locked for good."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +79,22 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
         ConfigError: Before anything has started; names every problem.
         EnvironmentFault: An environment raised or broke its API; the run is saved.
         RunFailed: A worker failed or vanished; the run is saved if the learner could.
+        Exception: What a callback raised; the run is saved.
     """
     return run_resolved(resolve(config), callbacks)
 
 
 def run_resolved(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
     """:func:`train` with a config whose preset has been applied."""
-    plan = make_plan(config)
-    with open_run(plan.config) as folder:
-        folder.keep_spec(plan.env)
-        store = CheckpointStore(folder.checkpoints, config.log.keep, config.log.milestone_every)
-        supervisor = _Supervisor(plan, folder, store, callbacks)
-        with supervisor.signals():
-            return supervisor.run()
+    with contextlib.nullcontext() if config.serial else fork_server():
+        plan = make_plan(config)
+        with open_run(plan.config) as folder:
+            folder.keep_spec(plan.env)
+            store = CheckpointStore(folder.checkpoints, config.log.keep, config.log.milestone_every)
+            snapshot = store.load_latest()
+            if snapshot is not None:
+                _check_fit(plan, snapshot, folder)
+            return _Supervisor(plan, folder, store, snapshot, callbacks).run()
 
 
 def make_plan(config: Config) -> workers.Plan:
@@ -97,19 +103,46 @@ def make_plan(config: Config) -> workers.Plan:
     Raises:
         ConfigError: With every problem.
     """
-    validate(config)
-    if not config.serial:
-        _start_forkserver()
+    check_types(config)
     source = resolve_env(config.env)
-    config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
-    compute.learner_device(config), compute.inference_device(config)
     request = EnvRequest(source, config.env_kwargs, config.env_backend, config.model.squash, validate=config.runtime.validate_observations)
-    env = probe(request)
-    validate(config, env.agents)
+    problems: list[str] = []
+
+    def found(check: Callable[[], T]) -> T | None:
+        try:
+            return check()
+        except ConfigError as error:
+            problems.extend(error.problems)
+            return None
+
+    found(lambda: validate(config))
+    if not problems:
+        found(lambda: compute.learner_device(config))
+        found(lambda: compute.inference_device(config))
+    env = found(lambda: probe(request)) if config.env else None
+    if env is not None and not problems:
+        found(lambda: validate(config, env.agents))
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
+    config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
     plan = workers.Plan(config, env, source)
     state_size = build_model(env.observation, env.action, config.model).state_size
     _check_memory(plan, state_size)
     return plan
+
+
+def _check_fit(plan: workers.Plan, snapshot: Snapshot, folder: RunFolder) -> None:
+    """Raise ConfigError if a checkpoint's weights are not those of the model that is asked for, as after a change of a user's code."""
+    model = build_model(plan.env.observation, plan.env.action, plan.config.model)
+    asked = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    saved = {name: tuple(tensor.shape) for name, tensor in snapshot.model.items()}
+    differing = [name for name in (*saved, *(asked.keys() - saved.keys())) if saved.get(name) != asked.get(name)]
+    if differing:
+        raise ConfigError(
+            f"{folder.path} holds weights of another model (saved -> asked); ask for the saved one, start anew with --overwrite, or name "
+            "another folder with --run:",
+            *(f"  {name}: {saved.get(name, 'missing')} -> {asked.get(name, 'missing')}" for name in differing),
+        )
 
 
 def _check_memory(plan: workers.Plan, state_size: int) -> None:
@@ -124,66 +157,58 @@ def _check_memory(plan: workers.Plan, state_size: int) -> None:
         )
 
 
-def _start_forkserver() -> None:
-    """Start the process that all workers are forked from, with the imports they need; it works while this one goes on.
-
-    It inherits a blocked SIGINT and SIGTERM: those are for the runner, and a worker has them blocked from its first instruction.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sfactory.workers"])
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        with _no_main_module():
-            forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _stop_forkserver() -> None:
-    stop = getattr(forkserver._forkserver, "_stop", None)
-    if stop is not None:
-        stop()
-
-
-@contextlib.contextmanager
-def _no_main_module() -> Iterator[None]:
-    """Keep worker processes from importing the user's main script again: what they need of it comes pickled by value."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
 class _Supervisor:
     """One run from its first process to its summary."""
 
-    def __init__(self, plan: workers.Plan, folder: RunFolder, store: CheckpointStore, callbacks: Sequence[Callback]) -> None:
-        self._plan, self._folder, self._store, self._callbacks = plan, folder, store, callbacks
-        snapshot = store.load_latest()
-        self._generation = 0 if snapshot is None else snapshot.env_steps
-        steps = self._generation
-        self._speed = Speedometer(0.0 if snapshot is None else snapshot.wall_s, steps, steps * plan.env.frameskip)
-        self._progress = Progress(steps, 0 if snapshot is None else snapshot.updates, float("nan"), float("nan"), {}, plan.config.optim.lr)
-        self._reached = steps
-        self._episodes = EpisodeWindow(plan.config.log.episode_window)
-        self._wires = workers.make_wires(plan, local=plan.config.serial)
-        self._writer = MetricsWriter(folder, plan.config, steps)
+    def __init__(
+        self, plan: workers.Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapshot | None, callbacks: Sequence[Callback]
+    ) -> None:
+        self._plan, self._folder, self._store, self._snapshot, self._callbacks = plan, folder, store, snapshot, callbacks
         config = plan.config
-        self._display = Display(
-            config.log.display, title=env_name(config.env), steps=config.steps, slots=self._wires.arena.slots, max_lag=max_lag(config, plan.rows)
-        )
+        self._generation = steps = 0 if snapshot is None else snapshot.env_steps
+        self._speed = Speedometer(0.0 if snapshot is None else snapshot.wall_s, steps, steps * plan.env.frameskip)
+        self._progress = Progress(steps, 0 if snapshot is None else snapshot.updates, float("nan"), float("nan"), {}, config.optim.lr)
+        self._episodes = EpisodeWindow(config.log.episode_window)
+        self._wires = workers.make_wires(plan, local=config.serial)
+        self._writer = MetricsWriter(folder, config, steps)
+        slots, lag = self._wires.arena.slots, max_lag(config, plan.rows)
+        self._display = Display(config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag)
         self._fault: Fault | None = None
+        self._error: Exception | None = None
         self._finished: Finished | None = None
         self._signal: int | None = None
         self._cancelled = False
         self._last_report: Report | None = None
         self._last_board = (time.monotonic(), self._wires.board.snapshot())
-        self._processes: dict[str, multiprocessing.process.BaseProcess] = {}
+        self._processes = WorkerProcesses()
+
+    def run(self) -> Result:
+        """Run to the end, whatever it is.
+
+        Raises:
+            EnvironmentFault, RunFailed, Exception: After saving and writing the summary.
+        """
+        if self._snapshot is not None and self._snapshot.env_steps >= self._plan.config.steps:
+            return self._nothing_to_do(self._snapshot)
+        with self._signals():
+            try:
+                if self._plan.config.serial:
+                    self._run_serial()
+                else:
+                    self._run_processes()
+            except Exception as error:
+                self._fail(error)
+            self._display.close()
+            self._writer.close()
+            result = self._summarise()
+        if self._error is not None:
+            raise self._error
+        if self._fault is not None:
+            raise (EnvironmentFault if self._fault.bad_environment else RunFailed)(_describe(self._fault))
+        return result
 
     @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
+    def _signals(self) -> Iterator[None]:
         """SIGINT and SIGTERM end the run in an orderly way, the second one at once; SIGUSR1 saves and goes on."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -191,8 +216,7 @@ class _Supervisor:
 
         def interrupt(number: int, frame: types.FrameType | None) -> None:
             if self._signal is not None:
-                self._kill()
-                os._exit(128 + number)
+                end_at_once(number)
             self._signal = number
 
         handlers = {signal.SIGINT: interrupt, signal.SIGTERM: interrupt, signal.SIGUSR1: lambda *_: self._wires.board.request_save()}
@@ -203,30 +227,19 @@ class _Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def run(self) -> Result:
-        """Run to the end, whatever it is.
+    def _fail(self, error: Exception) -> None:
+        """Take note of what went wrong in this process; the first thing counts."""
+        if self._error is None and self._fault is None:
+            self._error = error
+            self._fault = Fault("runner", f"{type(error).__name__}: {error}", "", isinstance(error, EnvironmentFault))
 
-        Raises:
-            EnvironmentFault, RunFailed: After saving and writing the summary.
-        """
-        try:
-            if self._generation >= self._plan.config.steps:
-                self._display.note(f"nothing to do: {self._folder.path} has {self._generation} of {self._plan.config.steps} env steps; raise --steps")
-                self._finished = Finished(self._generation, True)
-            elif self._plan.config.serial:
-                self._run_serial()
-            else:
-                self._run_processes()
-        except SfactoryError as error:
-            self._fault = self._fault or Fault("runner", str(error), "", isinstance(error, EnvironmentFault))
-        finally:
-            self._kill()
-            self._display.close()
-            self._writer.close()
-        result = self._summarise()
-        if self._fault is not None:
-            raise (EnvironmentFault if self._fault.bad_environment else RunFailed)(_describe(self._fault))
-        return result
+    def _nothing_to_do(self, snapshot: Snapshot) -> Result:
+        config, steps = self._plan.config, snapshot.env_steps
+        self._display.note(f"nothing to do: {self._folder.path} has {steps} of {config.steps} env steps; raise --steps")
+        self._display.close()
+        self._writer.close()
+        returns = float("nan") if snapshot.episode_return is None else snapshot.episode_return
+        return Result("completed", steps, snapshot.wall_s, steps / max(snapshot.wall_s, 1e-9), returns, None, self._folder.path)
 
     # One process
 
@@ -247,79 +260,65 @@ class _Supervisor:
                     worker.poll(0)
                 training.save_if_due()
                 self._watch(self._wires.events.take())
-        except EnvironmentFault as error:
-            self._fault = Fault("serial", str(error), "", True)
+        except SfactoryError as error:
+            self._fault = Fault("serial", str(error), "", isinstance(error, EnvironmentFault))
+        except Exception as error:
+            self._fail(error)
         finally:
             for rollout in rollouts:
                 rollout.report()
                 rollout.close()
+            training.finish()
+            self._watch(self._wires.events.take())
             torch.set_num_threads(threads)
-        training.finish()
-        self._watch(self._wires.events.take())
 
     # Several processes
 
     def _run_processes(self) -> None:
-        self._start_processes()
-        while self._finished is None and not self._ending():
-            self._watch(self._take_events())
-            self._check_processes()
-        self._wires.board.stop()
-        self._await_end()
+        with self._processes:
+            self._start_processes()
+            try:
+                while self._finished is None and not self._ending():
+                    self._watch(self._processes.take(EVENT_POLL_S))
+                    self._check_processes()
+            except Exception as error:
+                self._fail(error)
+            self._wires.board.stop()
+            self._await_end()
 
     def _start_processes(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        plan, count = workers.SharedPlan(self._plan), self._plan.config
+        plan, config = workers.SharedPlan(self._plan), self._plan.config
         jobs = {"learner": (workers.learner_main, (self._store,))}
-        jobs |= {f"policy-{i}": (workers.policy_main, (i, self._generation)) for i in range(count.runtime.policy_workers)}
-        jobs |= {f"rollout-{i}": (workers.rollout_main, (i, self._generation)) for i in range(count.workers)}
-        with _no_main_module():
-            for name, (target, args) in jobs.items():
-                process = context.Process(target=workers.process_main, name=f"sfactory-{name}", args=(target, name, plan, self._wires, *args))
-                process.start()
-                self._processes[name] = process
+        jobs |= {f"policy-{i}": (workers.policy_main, (i, self._generation)) for i in range(config.runtime.policy_workers)}
+        jobs |= {f"rollout-{i}": (workers.rollout_main, (i, self._generation)) for i in range(config.workers)}
+        for name, (target, args) in jobs.items():
+            self._processes.start(name, workers.process_main, target, plan, self._wires, *args)
 
     def _check_processes(self) -> None:
         """Notice processes that ended or that show no sign of life."""
-        ended = [name for name, process in self._processes.items() if process.exitcode is not None]
-        if ended and self._fault is None and self._finished is None:
-            self._watch(self._take_events())
-        if ended and self._fault is None and self._finished is None:
-            codes = ", ".join(f"{name} (exit code {self._processes[name].exitcode})" for name in ended)
-            self._fault = Fault(ended[0], f"worker process ended by itself: {codes}", "")
+        if self._fault is not None or self._finished is not None:
+            return
+        if codes := self._processes.exit_codes():
+            ends = ", ".join(f"{name} ({_end_of(code)})" for name, code in codes.items())
+            self._fault = Fault(next(iter(codes)), f"worker process ended by itself: {ends}", "")
+            return
         limit = self._plan.config.runtime.step_timeout_s
         silent = time.monotonic() - self._wires.board.snapshot()[:, COLUMNS.index("heartbeat")]
-        if self._fault is None and (silent > limit).any():
+        if (silent > limit).any():
             name = self._wires.board.names[int(silent.argmax())]
-            self._fault = Fault(name, f"no sign of life for {limit:g} s; an environment may hang (runtime.step_timeout_s sets the limit)", "")
+            hint = "an environment may hang (runtime.step_timeout_s sets the limit)"
+            self._fault = Fault(name, f"no sign of life for {limit:g} s; {hint}", "")
 
     def _await_end(self) -> None:
-        """Let the learner save and all processes end; go on taking events, or a full queue would hold them up."""
-        deadline = time.monotonic() + STOP_DEADLINE_S
-        while time.monotonic() < deadline and any(process.exitcode is None for process in self._processes.values()):
-            self._watch(self._take_events(), report=False)
-        self._watch(self._take_events(), report=False)
-
-    def _take_events(self) -> list[Event]:
-        try:
-            return self._wires.events.get_many(timeout=EVENT_POLL_S)
-        except Empty:
-            return []
-
-    def _kill(self) -> None:
-        """End every process that is still there, and free what they hold."""
-        for process in self._processes.values():
-            if process.exitcode is None:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    for child in psutil.Process(process.pid).children(recursive=True):
-                        child.kill()
-                process.kill()
-        for process in self._processes.values():
-            process.join()
-            process.close()
-        if self._processes:
-            _stop_forkserver()
-        self._processes = {}
+        """Let the learner save, if it has trained, and all processes end; go on taking events, or a full pipe would hold them up."""
+        saving = SAVING_AFTER_DEATH_S if self._processes.exit_codes() else SAVING_S
+        trained = self._wires.board.counters("learner").batches > 0
+        begin = time.monotonic()
+        while alive := self._processes.alive():
+            waited = time.monotonic() - begin
+            if waited > (saving if trained and "learner" in alive else CLOSING_S):
+                break
+            self._watch(self._processes.take(EVENT_POLL_S), report=False)
 
     # Watching
 
@@ -370,10 +369,18 @@ class _Supervisor:
             **{name: value for name, value in progress.losses.items() if name in names}, **self._load(),
         )  # fmt: skip
         self._last_report = report
-        self._writer.write(report)
+        try:
+            self._writer.write(report)
+        except OSError as error:
+            self._display.note(f"metrics not written: {error}")
         self._display.update(report)
-        if any([callback(report) is False for callback in self._callbacks]):
-            self._cancelled = True
+        if self._error is not None:
+            return
+        try:
+            for callback in self._callbacks:
+                self._cancelled |= callback(report) is False
+        except Exception as error:
+            self._fail(error)
 
     def _load(self) -> dict[str, float]:
         """What the workers did since the last report, from the board, and where the slots are."""
@@ -395,16 +402,8 @@ class _Supervisor:
             "free_slots": int((state == FREE).sum()),
             "finished_slots": int((state == FINISHED).sum()),
             "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
-            "rss_mb": self._memory() / 2**20,
+            "rss_mb": (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
         }
-
-    def _memory(self) -> float:
-        """Resident bytes of all processes; pages of the arena count once, in each process that touched them, at most."""
-        total = psutil.Process().memory_info().rss
-        for process in self._processes.values():
-            with contextlib.suppress(psutil.Error):
-                total += psutil.Process(process.pid).memory_info().rss
-        return total
 
     def _summarise(self) -> Result:
         status: Status = "completed" if self._finished is not None and self._finished.completed else "interrupted"
@@ -427,3 +426,11 @@ def _describe(fault: Fault) -> str:
     if fault.bad_environment or not fault.traceback:
         return f"{fault.process}: {fault.message}"
     return f"{fault.process}: {fault.message}\n{fault.traceback}"
+
+
+def _end_of(code: int) -> str:
+    """How a process ended, for the user."""
+    if code >= 0:
+        return f"exit status {code}"
+    hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-code).name}{hint}"

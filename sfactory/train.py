@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
 
-from sfactory.config import from_command_line
-from sfactory.errors import SfactoryError
-from sfactory.runner import Result, run_resolved, train
-
-__all__ = ["Result", "main", "train"]
+from sfactory.interrupts import end_at_once_when_interrupted
 
 DESCRIPTION = """Train a reinforcement-learning agent. The same command again resumes the run in its folder; --overwrite starts anew.
 --config FILE reads a YAML file of the same fields; flags win over it, and both win over the environment family's preset."""
@@ -22,18 +19,23 @@ def main(args: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 done, 1 failed, 2 bad configuration, 130 or 143 interrupted after saving.
     """
+    from sfactory.config import from_command_line
+    from sfactory.errors import SfactoryError
+    from sfactory.processes import fork_server
+
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
-        result = run_resolved(from_command_line(sys.argv[1:] if args is None else args, "python -m sfactory.train", DESCRIPTION))
+        config = from_command_line(sys.argv[1:] if args is None else args, "python -m sfactory.train", DESCRIPTION)
+        with contextlib.nullcontext() if config.serial else fork_server():
+            from sfactory.runner import run_resolved  # imports torch, which takes its time, while the server does the same
+
+            result = run_resolved(config)
     except SfactoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
-    except KeyboardInterrupt:  # before the run began
-        return 130
-    if result.status == "interrupted":
-        return 128 + (result.signal or 2)
-    return 0
+    return 0 if result.status == "completed" else 128 + (result.signal or 2)
 
 
 if __name__ == "__main__":
+    end_at_once_when_interrupted()
     sys.exit(main())

@@ -6,6 +6,7 @@ The three kinds of worker are built here from one :class:`Plan`, for processes o
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
@@ -14,13 +15,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import faster_fifo
-import faster_fifo_reduction  # noqa: F401  lets queues travel to spawned processes
+import gymnasium
 import numpy as np
-import psutil
 import torch
 
 from sfactory import compute
@@ -30,16 +30,16 @@ from sfactory.checkpoint import CheckpointStore, Snapshot
 from sfactory.config import Config, default_workers, slot_count
 from sfactory.envs import make_group
 from sfactory.envs.group import EnvRequest, EnvSpec
-from sfactory.errors import EnvironmentFault
+from sfactory.errors import EnvironmentFault, SfactoryError
 from sfactory.inference import PolicyWorker
 from sfactory.learner import Learner
 from sfactory.model import build_model
+from sfactory.processes import Outbox, kill_tree
 from sfactory.queues import IndexQueue, LocalQueue, Queue
 from sfactory.rollout import RolloutWorker
 from sfactory.weights import FlatWeights, WeightBoard
 
-POLL_S = 0.2
-EVENT_BYTES = 16_000_000
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,20 @@ class Plan:
 
 
 class SharedPlan:
-    """A plan on its way to a process: pickled by value, so that lambdas and classes of ``__main__`` or a notebook arrive whole."""
+    """A plan on its way to a process: pickled by value, so that lambdas and classes of ``__main__`` or a notebook arrive whole.
+
+    Environments that the user's program has registered with Gymnasium by their class or a function travel with it.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        self._data = cloudpickle.dumps(plan)
+        registered = [spec for spec in gymnasium.registry.values() if callable(spec.entry_point) or callable(spec.vector_entry_point)]
+        self._data = cloudpickle.dumps((plan, registered))
 
     def open(self) -> Plan:
-        return cloudpickle.loads(self._data)
+        plan, registered = cloudpickle.loads(self._data)
+        for spec in registered:
+            gymnasium.registry.setdefault(spec.id, spec)
+        return plan
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ class Wires:
     Attributes:
         requests: One queue per policy worker; group g belongs to number ``g % policy_workers``.
         ready: One queue per rollout worker.
-        events: From everyone to the runner.
+        events: Whatever takes an event for the runner.
     """
 
     arena: Arena
@@ -94,7 +101,7 @@ class Wires:
     ready: list[Queue]
     free: Queue
     finished: Queue
-    events: Any
+    events: Outbox | LocalEvents
 
 
 def process_names(config: Config) -> list[str]:
@@ -110,7 +117,7 @@ def make_wires(plan: Plan, local: bool) -> Wires:
     """Allocate the arena, the weights' board and all queues.
 
     Args:
-        local: For one process instead of several.
+        local: For one process instead of several. Every process of several brings its own `events`.
     """
     config = plan.config
     model = build_model(plan.env.observation, plan.env.action, config.model)
@@ -128,7 +135,7 @@ def make_wires(plan: Plan, local: bool) -> Wires:
         [queue(config.runtime.groups) for _ in range(config.workers)],
         queue(slots),
         queue(slots),
-        LocalEvents() if local else faster_fifo.Queue(max_size_bytes=EVENT_BYTES),
+        LocalEvents(),
     )
 
 
@@ -153,17 +160,17 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
         generation: How many env steps the run had when it was last resumed; new environments do not repeat old episodes.
     """
     config = plan.config
+    runtime = config.runtime
     request = EnvRequest(
-        plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, config.runtime.env_threads, config.runtime.validate_observations
+        plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, runtime.env_threads, runtime.validate_observations
     )
-    per_group, groups = config.envs_per_group, config.runtime.groups
-    first = index * groups
-    made = [
-        (g, make_group(request, plan.env, per_group, g * per_group, derived_seed(config.seed, generation))) for g in range(first, first + groups)
-    ]
-    requests = [wires.requests[g % config.runtime.policy_workers] for g in range(first, first + groups)]
+    count, seed = config.envs_per_group, derived_seed(config.seed, generation)
+    indices = range(index * runtime.groups, (index + 1) * runtime.groups)
+    made = [(g, make_group(request, plan.env, count, g * count, seed)) for g in indices]
+    requests = [wires.requests[g % runtime.policy_workers] for g in indices]
     counters = wires.board.counters(f"rollout-{index}")
-    return RolloutWorker(made, wires.arena, wires.weights, requests, wires.ready[index], wires.free, wires.finished, wires.events.put, counters)
+    free, finished, emit = wires.free, wires.finished, wires.events.put
+    return RolloutWorker(made, wires.arena, wires.weights, requests, wires.ready[index], free, finished, emit, counters)
 
 
 def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) -> PolicyWorker:
@@ -196,11 +203,11 @@ class Training:
             config, self._model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, device,
             compute.autocast_dtype(config, plan.env, device), wires.board.counters("learner"),
         )  # fmt: skip
-        self._wall_before = 0.0
+        self._wall_before, self._saved_steps = 0.0, 0
         if (snapshot := store.load_latest()) is not None:
             self._model.load_state_dict(snapshot.model)
             self.learner.load_state(snapshot.trainer, snapshot.env_steps, snapshot.updates)
-            self._wall_before = snapshot.wall_s
+            self._wall_before, self._saved_steps = snapshot.wall_s, snapshot.env_steps
         self._began = self._saved = time.monotonic()
         self._saves_requested = 0
         self._next_milestone = self._milestone_after(self.learner.env_steps)
@@ -221,6 +228,7 @@ class Training:
         error = None
         try:
             self._store.save(self.snapshot())
+            self._saved_steps = self.learner.env_steps
         except OSError as problem:
             error = f"checkpoint not written: {problem}"
         self._emit(Saved(self.learner.env_steps, error))
@@ -239,9 +247,10 @@ class Training:
         )
 
     def finish(self) -> None:
-        """Send the last statistics, save, and say so."""
+        """Send the last statistics, save if there is anything new, and say so."""
         self.learner.report()
-        self.save()
+        if self.learner.env_steps > self._saved_steps:
+            self.save()
         self._emit(Finished(self.learner.env_steps, self.learner.done))
 
     def _milestone_after(self, env_steps: int) -> float:
@@ -275,24 +284,28 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
             worker.poll(POLL_S)
         worker.report()
     finally:
-        worker.close()
+        with contextlib.suppress(Exception):  # the run is at its end, or another error has to be told
+            worker.close()
 
 
-def process_main(target: Callable[..., None], name: str, plan: SharedPlan, wires: Wires, *args: Any) -> None:
+def process_main(name: str, outbox: Outbox, target: Callable[..., None], plan: SharedPlan, wires: Wires, *args: Any) -> None:
     """The life of a worker process: signals are the runner's business, faults are reported, and it never outlives the runner."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # also for programs that environments start
+    Path("/proc/self/comm").write_text(f"sf-{name}")  # its name in top and ps
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # also for programs that environments start
     signal.signal(signal.SIGTERM, lambda *_: None)  # those shall still end at a SIGTERM
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # and so shall their forks
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        target(plan.open(), wires, *args)
+        target(plan.open(), dataclasses.replace(wires, events=outbox), *args)
+    except SfactoryError as error:
+        outbox.put(Fault(name, str(error), "", isinstance(error, EnvironmentFault)))
     except BaseException as error:
-        wires.events.put(Fault(name, str(error) or repr(error), traceback.format_exc(), isinstance(error, EnvironmentFault)))
+        outbox.put(Fault(name, str(error) or repr(error), traceback.format_exc()))
 
 
 def _end_with_parent() -> None:
     connection.wait([parent_process().sentinel])
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+    kill_tree(os.getpid(), spare_root=True)
     os._exit(1)

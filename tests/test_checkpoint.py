@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -9,6 +10,7 @@ import logging
 import os
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -326,7 +328,38 @@ def test_a_kill_at_any_moment_leaves_a_loadable_one(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3, "temporaries and halves of dead runs are cleared away"
 
 
-def test_a_reader_survives_the_rotation_of_a_living_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_loadable_between_any_two_operations_of_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path / "run", keep=1)
+    states = []
+
+    def watched(owner: object, name: str) -> None:
+        operation = getattr(owner, name)
+
+        def before(*args: object, **kwargs: object) -> object:
+            states.append(shutil.copytree(tmp_path / "run", tmp_path / str(len(states))))
+            return operation(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, before)
+
+    store.save(snapshot(10))
+    for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink")):
+        watched(owner, name)
+    for wall_s, env_steps in enumerate((20, 20, 30)):
+        store.save(dataclasses.replace(snapshot(env_steps), wall_s=float(wall_s)))
+    monkeypatch.undo()
+    assert len(states) >= 3 * 11
+    loaded = [CheckpointStore(state).load_latest() for state in states]
+    progress = [(one.env_steps, one.wall_s) for one in loaded if one.env_steps > 10]
+    assert progress == sorted(progress), "nothing that was saved is lost again"
+    assert set(progress) == {(20, 0.0), (20, 1.0), (30, 2.0)}
+    assert caplog.text == "", "nothing was ever torn"
+
+
+def test_a_reader_survives_the_rotation_of_a_living_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     store.save(snapshot(10))
     reader = CheckpointStore(tmp_path)
@@ -339,6 +372,7 @@ def test_a_reader_survives_the_rotation_of_a_living_run(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(checkpoint_module, "_parse_description", rotated_meanwhile)
     assert reader.load_latest().env_steps == 20
+    assert caplog.text == "", "nothing was torn"
 
 
 # The run folder

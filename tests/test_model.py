@@ -227,7 +227,7 @@ def test_the_policy_std_is_bounded() -> None:
 
 def test_every_parameter_learns() -> None:
     for shared in (True, False):
-        model = _model(OBSERVATIONS["dict"], core="lstm", shared_critic=shared)
+        model = _model(OBSERVATIONS["dict"], core="lstm", shared_critic=shared, initial_log_std=-0.5)
         params, values = model.unroll(
             _observations(model.observation, STEPS, ROWS), torch.zeros(STEPS, ROWS, dtype=torch.bool), torch.zeros(ROWS, model.state_size)
         )

@@ -1,0 +1,23 @@
+"""Ctrl-C and SIGTERM while there is nothing to save."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
+
+from sfactory.processes import kill_tree
+
+
+def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
+    """End this process and all its descendants now, with exit status 128 + `number`."""
+    kill_tree(os.getpid(), spare_root=True)
+    os._exit(128 + number)
+
+
+def end_at_once_when_interrupted() -> None:
+    """Let the signals that interrupt a command end it without a traceback, from here until something is there to be saved."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end_at_once)

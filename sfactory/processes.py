@@ -1,0 +1,171 @@
+"""Worker processes: forked from one server that has imported what they need, heard over one pipe each, and never left behind.
+
+Each worker has a pipe of its own to the runner. A worker that is killed while it writes can tear its own last message, nothing else, and
+the end of a pipe tells at once that its worker is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import psutil
+
+PRELOAD = "sfactory.preload"
+PIPE_BYTES = 1 << 20
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_lock = threading.RLock()
+_users = 0
+_started_here = False
+
+
+@contextlib.contextmanager
+def fork_server() -> Iterator[None]:
+    """Keep the server running that worker processes are forked from; it imports what they need while this process goes on.
+
+    May be nested, and used by several threads: the last one out stops the server, with every process that it or its workers have started.
+    A server that the user's program had started before is used and left alone.
+    """
+    global _users, _started_here
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _started_here = not _server_pid()
+            _start_server()
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users and _started_here:
+                _stop_server()
+
+
+def _server_pid() -> int | None:
+    return forkserver._forkserver._forkserver_pid
+
+
+def _start_server() -> None:
+    """Start the server with SIGINT and SIGTERM blocked, and so its workers, from their first instruction: those are for the runner."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
+    resource_tracker.ensure_running()  # else it would be started, and then the signals unblocked, by the server's start
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        with _no_main_module():
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _stop_server() -> None:
+    if (pid := _server_pid()) is not None:
+        kill_tree(pid)  # rather than wait until it has imported everything, or for a child of an environment that keeps its pipe open
+        forkserver._forkserver._stop()
+
+
+def kill_tree(pid: int, spare_root: bool = False) -> None:
+    """Kill a process and its descendants. Orphans of killed workers count as the server's children."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in (*(() if spare_root else (root,)), *root.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@contextlib.contextmanager
+def _no_main_module() -> Iterator[None]:
+    """Keep worker processes from importing the user's main script again: what they need of it comes pickled by value."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+class Outbox:
+    """A worker process's end of its pipe to the runner. Waits while the pipe is full."""
+
+    def __init__(self, writer: connection.Connection) -> None:
+        self._writer = writer
+
+    def put(self, message: Any) -> None:
+        self._writer.send(message)
+
+
+class WorkerProcesses:
+    """The worker processes of one run, by name."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, BaseProcess] = {}
+        self._inboxes: dict[str, connection.Connection] = {}
+
+    def __enter__(self) -> WorkerProcesses:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+
+    def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
+        """Start ``main(name, outbox, *args)`` in a process of its own."""
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        with contextlib.suppress(OSError):  # a limit of the system's; a smaller pipe only makes senders wait sooner
+            fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(target=main, name=f"sfactory-{name}", args=(name, Outbox(writer), *args))
+        with _lock, _no_main_module():
+            process.start()
+        writer.close()
+        self._processes[name], self._inboxes[name] = process, reader
+
+    def take(self, timeout: float) -> list[Any]:
+        """The messages that are waiting, one of each worker at most; waits up to `timeout` seconds if there is none."""
+        messages = []
+        for reader in connection.wait(list(self._inboxes.values()), timeout):
+            try:
+                messages.append(reader.recv())
+            except (EOFError, OSError):
+                name = next(name for name, inbox in self._inboxes.items() if inbox is reader)
+                self._inboxes.pop(name).close()
+        return messages
+
+    def alive(self) -> set[str]:
+        """Names of the workers that have not ended, or whose last messages have not been taken."""
+        return {name for name, process in self._processes.items() if process.exitcode is None or self._has_messages(name)}
+
+    def _has_messages(self, name: str) -> bool:
+        return name in self._inboxes and self._inboxes[name].poll()
+
+    def exit_codes(self) -> dict[str, int]:
+        """Exit codes of the workers that are not alive, by name; negative: the signal that killed it."""
+        alive = self.alive()
+        return {name: process.exitcode for name, process in self._processes.items() if name not in alive}
+
+    def resident_bytes(self) -> int:
+        """Resident memory of all workers; pages that they share count once for each."""
+        total = 0
+        for process in self._processes.values():
+            with contextlib.suppress(psutil.Error):
+                total += psutil.Process(process.pid).memory_info().rss
+        return total
+
+    def kill(self) -> None:
+        """End every worker that is still there, and what its environments have started."""
+        for process in self._processes.values():
+            if process.exitcode is None:
+                kill_tree(process.pid)
+        for process in self._processes.values():
+            process.join()
+            process.close()
+        for inbox in self._inboxes.values():
+            inbox.close()
+        self._processes, self._inboxes = {}, {}

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import yaml
+from environments import MODES, Counting, vector_of
+from gymnasium import spaces
+from short_runs import favour, short_run
+
+from sfactory import evaluate
+from sfactory.envs import env_seed
+from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.eval import main
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory):
+    """A run whose policy always takes action 2, and only a little more often than not if it is sampled."""
+    run = short_run(tmp_path_factory.mktemp("eval") / "run", Counting)
+    favour(run, category=2, by=1.0)
+    return run
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory):
+    return short_run(tmp_path_factory.mktemp("eval") / "run", "CartPole-v1")
+
+
+def counted_episode(value: float, length: int) -> float:
+    """Which episode of its Counting environment gave this return."""
+    return (value - length * (length + 1) / 2) / (100 * length)
+
+
+@pytest.mark.parametrize("make", [Counting, *(vector_of(Counting, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)])
+def test_every_environment_plays_its_share_and_returns_are_exact(counting, make):
+    result = evaluate(counting, 10, env=make, parallel=4)
+    assert result.episodes == len(result.returns) == 10
+    played = Counter(counted_episode(*episode) for episode in zip(result.returns, result.lengths, strict=True))
+    assert played == {0: 4, 1: 4, 2: 2}
+    assert result.return_mean == pytest.approx(np.mean(result.returns))
+    assert result.return_std == pytest.approx(np.std(result.returns))
+    assert (result.return_min, result.return_max) == (min(result.returns), max(result.returns))
+    assert result.length_mean == pytest.approx(np.mean(result.lengths))
+    assert result.extras["last"] == pytest.approx(np.mean(result.lengths))
+
+
+def test_episodes_do_not_depend_on_how_they_are_grouped(counting):
+    together, apart = evaluate(counting, 6, env=Counting, parallel=6), evaluate(counting, 6, env=Counting, parallel=6, max_steps=100)
+    assert sorted(together.returns) == sorted(apart.returns)
+    assert sorted(evaluate(counting, 6, env=Counting, parallel=2, max_steps=100).returns) == sorted(together.returns)
+
+
+class Paid(gym.Env):
+    """Pays the action, for four env steps; notes the seeds that it is reset with."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+    action_space = spaces.Discrete(3)
+    seeds: list[int | None] = []  # noqa: RUF012  shared on purpose
+
+    def __init__(self, end=4):
+        self.end = end
+
+    def reset(self, *, seed=None, options=None):
+        Paid.seeds.append(seed)
+        super().reset(seed=seed)
+        self.count = 0
+        return self.np_random.uniform(-1, 1, 1).astype(np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.zeros(1, np.float32), float(action), self.count == self.end, False, {}
+
+
+def test_the_mode_is_played_unless_draws_are_asked_for(tmp_path):
+    run = short_run(tmp_path / "run", Paid)
+    favour(run, category=2, by=1.0)
+    assert evaluate(run, 20, env=Paid).returns == (8.0,) * 20
+    sampled = evaluate(run, 200, env=Paid, deterministic=False)
+    weight = np.exp(1.0)
+    assert sampled.return_mean == pytest.approx(4 * (1 + 2 * weight) / (2 + weight), abs=0.5)
+    assert sampled == evaluate(run, 200, env=Paid, deterministic=False)
+    assert sampled.returns != evaluate(run, 200, env=Paid, deterministic=False, seed=9).returns
+
+
+def test_it_plays_episodes_that_training_has_not_seen(tmp_path):
+    def seeds_of(action):
+        Paid.seeds.clear()
+        action()
+        return set(Paid.seeds) - {None, 0, env_seed(0, 0)}  # without those of the environment that is only looked at
+
+    run = tmp_path / "run"
+    trained = seeds_of(lambda: short_run(run, Paid, seed=3))
+    default = seeds_of(lambda: evaluate(run, 4, env=Paid))
+    other = seeds_of(lambda: evaluate(run, 4, env=Paid, seed=4))
+    assert len(trained) == len(default) == len(other) == 4
+    assert default == seeds_of(lambda: evaluate(run, 4, env=Paid, seed=3))
+    assert not trained & default
+    assert not default & other
+
+
+def test_episodes_without_an_end_are_counted_as_they_stand(tmp_path):
+    run = short_run(tmp_path / "run", Paid)
+    favour(run, category=1)
+    result = evaluate(run, 5, env=Paid, env_kwargs={"end": 10**9}, parallel=2, max_steps=7)
+    assert result.lengths == (7,) * 5
+    assert result.returns == (7.0,) * 5
+    assert evaluate(run, 5, env=Paid, parallel=2, max_steps=7).lengths == (4,) * 5
+
+
+class Uneven:
+    """Two agents: the first lives for two env steps, the second for five and is then truncated. Pays each 1 and 10 a step."""
+
+    possible_agents = ["short", "long"]  # noqa: RUF012
+
+    def observation_space(self, agent):
+        return spaces.Box(-1, 1, (2,))
+
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.count = list(self.possible_agents), 0
+        return self._all(np.zeros(2, np.float32)), self._all({})
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        self.count += 1
+        results = (
+            self._all(np.zeros(2, np.float32)),
+            {agent: 1.0 if agent == "short" else 10.0 for agent in self.agents},
+            {agent: agent == "short" and self.count == 2 for agent in self.agents},
+            {agent: agent == "long" and self.count == 5 for agent in self.agents},
+            self._all({"count": self.count}),
+        )
+        self.agents = [agent for agent in self.agents if self.count < (2 if agent == "short" else 5)]
+        return results
+
+    def close(self):
+        pass
+
+    def _all(self, value):
+        return dict.fromkeys(self.agents, value)
+
+
+@pytest.mark.parametrize("max_steps", [None, 30])
+def test_every_agent_of_an_environment_counts_equally(tmp_path, max_steps):
+    run = short_run(tmp_path / "run", Uneven, envs_per_worker=2, batch_size=32)
+    result = evaluate(run, 5, env=Uneven, parallel=2, max_steps=max_steps)
+    assert Counter(zip(result.returns, result.lengths, strict=True)) == {(2.0, 2): 3, (50.0, 5): 3}
+    assert result.extras == {"count": 3.5}
+
+
+class Drawn(Paid):
+    """Shows its count as a shade of grey, in an odd size."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012
+
+    def __init__(self, end=4, render_mode=None):
+        super().__init__(end)
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.full((33, 47, 3), 60 * self.count, np.uint8)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    return short_run(tmp_path_factory.mktemp("eval") / "run", Drawn)
+
+
+def test_a_video_shows_each_episode(drawn, tmp_path):
+    iio = pytest.importorskip("imageio.v3")
+    pytest.importorskip("imageio_ffmpeg")
+    with_video = evaluate(drawn, 2, env=Drawn, video=tmp_path / "videos")
+    assert with_video.returns == evaluate(drawn, 2, env=Drawn, parallel=1).returns
+    files = sorted((tmp_path / "videos").iterdir())
+    assert [file.name for file in files] == ["episode_000.mp4", "episode_001.mp4"]
+    for file in files:
+        shades = iio.imread(file).mean(axis=(1, 2, 3))
+        np.testing.assert_allclose(shades, [0, 60, 120, 180], atol=6)
+        assert iio.immeta(file)["fps"] == 12
+
+
+def test_a_vector_environment_of_the_run_does_not_keep_a_video_from_being_made(tmp_path):
+    iio = pytest.importorskip("imageio.v3")
+    pytest.importorskip("imageio_ffmpeg")
+    run = short_run(tmp_path / "run", "sfactory/CartPole", env_backend="vector")
+    evaluate(run, 1, video=tmp_path / "videos", max_steps=5)
+    assert iio.imread(tmp_path / "videos" / "episode_000.mp4").shape[0] == 5
+
+
+def test_what_a_video_needs_is_named(drawn, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="render_mode"):
+        evaluate(drawn, 1, env=Paid, video=tmp_path)
+    with pytest.raises(ConfigError, match="parallel is 4"):
+        evaluate(drawn, 4, env=Drawn, video=tmp_path, parallel=4)
+    monkeypatch.setattr(Drawn, "render", lambda self: None)
+    with pytest.raises(EnvironmentFault, match=r"render\(\) returned None"):
+        evaluate(drawn, 1, env=Drawn, video=tmp_path)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ConfigError, match=r"\[video\]"):
+        evaluate(drawn, 1, env=Drawn, video=tmp_path)
+
+
+def test_the_run_must_fit_the_environment(counting):
+    with pytest.raises(ConfigError, match=r"<Counting>.*env="):
+        evaluate(counting, 1)
+    with pytest.raises(ConfigError, match="observation space"):
+        evaluate(counting, 1, env="CartPole-v1")
+    for bad in ({"episodes": 0}, {"parallel": 0}, {"max_steps": 0}, {"seed": -1}):
+        with pytest.raises(ConfigError, match=f"{next(iter(bad))} is"):
+            evaluate(counting, env=Counting, **bad)
+
+
+FOREIGN = """
+import gymnasium
+gymnasium.register("Foreign-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv", max_episode_steps=20)
+"""
+
+
+def test_a_strangers_environment_is_not_imported_unasked(tmp_path, monkeypatch, capsys):
+    (tmp_path / "foreign_games.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = str(short_run(tmp_path / "run", "foreign_games:Foreign-v0"))
+    sys.modules.pop("foreign_games")
+    gym.registry.pop("Foreign-v0")
+    assert main(["--run", run, "--episodes", "2"]) == 2
+    message = capsys.readouterr().err
+    assert "--env foreign_games:Foreign-v0" in message
+    assert "--trust" in message
+    assert "foreign_games" not in sys.modules
+    assert main(["--run", run, "--episodes", "2", "--trust"]) == 0
+    assert main(["--run", run, "--episodes", "2", "--env", "foreign_games:Foreign-v0"]) == 0
+
+
+def test_the_json_line_is_the_contract(cartpole, capsys):
+    assert main(["--run", str(cartpole), "--episodes", "3", "--json", "--seed", "1"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    result = evaluate(cartpole, 3, seed=1)
+    assert json.loads(line) == {
+        "episodes": 3,
+        "return_mean": result.return_mean,
+        "return_std": result.return_std,
+        "length_mean": result.length_mean,
+    }
+    assert list(json.loads(line)) == ["episodes", "return_mean", "return_std", "length_mean"]
+
+
+def test_flags_reach_the_evaluation(cartpole, capsys):
+    flags = ["--sampled", "--best", "--parallel", "2", "--max-steps", "4", "--env-kwargs", "{max_episode_steps: 3}"]
+    assert main(["--run", str(cartpole), "--episodes", "3", *flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["length_mean"] == 3
+    assert main(["--run", str(cartpole), "--episodes", "3"]) == 0
+    table = capsys.readouterr().out
+    assert "3 episodes" in table
+    assert "return" in table
+
+
+def test_exit_statuses_tell_a_wrong_folder_from_a_damaged_one(tmp_path, capsys):
+    assert main(["--run", str(tmp_path / "nowhere")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    checkpoints = list((run / "checkpoints").glob("*.safetensors"))
+    for path in checkpoints:
+        path.write_bytes(b"torn")
+    assert main(["--run", str(run)]) == 1
+    assert "can be read" in capsys.readouterr().err
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
+    assert main(["--run", str(run)]) == 2
+    assert "no checkpoint" in capsys.readouterr().err
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(values | {"colour": 1}))
+    assert main(["--run", str(run)]) == 2
+    assert "colour" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["--run", str(run), "--episode", "3"])
+    assert stop.value.code == 2

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import yaml
+from environments import Busy
+from gymnasium import spaces
+from short_runs import favour, short_run
+
+from sfactory import ModelConfig, load_policy
+from sfactory.checkpoint import CheckpointStore
+from sfactory.errors import CheckpointError, ConfigError
+from sfactory.model import build_model
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory):
+    return short_run(tmp_path_factory.mktemp("policy") / "run", "CartPole-v1", steps=1024)
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory):
+    """A run with everything at once, and memory."""
+    model = ModelConfig(core="lstm", core_size=8, encoder="mlp", features=16, normalize_obs=True)
+    return short_run(tmp_path_factory.mktemp("policy") / "run", Busy, model=model)
+
+
+def edit_config(run, **model):
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["model"] |= model
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+
+
+def batch_of(observations):
+    """Observations as a vector environment would give them."""
+    return {
+        "image": np.stack([o["image"] for o in observations]),
+        "inner": tuple(np.stack([o["inner"][i] for o in observations]) for i in range(2)),
+        "action_mask": np.stack([o["action_mask"] for o in observations]),
+    }
+
+
+def test_it_chooses_what_the_trained_weights_prefer(cartpole):
+    policy = load_policy(cartpole)
+    weights = CheckpointStore(cartpole / "checkpoints").load_latest().model
+    model = build_model(policy.spec.observation, policy.spec.action, ModelConfig())
+    model.load_state_dict(weights)
+    obs = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    with torch.no_grad():
+        preferred = model((torch.from_numpy(obs),), None)[0].argmax(-1)
+    actions, state = policy.act_batch(obs)
+    assert actions.tolist() == preferred.tolist()
+    assert 0 < sum(actions) < 64
+    assert state is None
+    assert [policy.act(o)[0] for o in obs] == preferred.tolist()
+
+
+def test_it_plays_a_plain_loop_without_its_environment(busy):
+    policy = load_policy(busy)
+    env = Busy()
+    obs, _ = env.reset(seed=3)
+    state = None
+    for _ in range(20):
+        action, state = policy.act(obs, state, deterministic=False)
+        assert env.action_space.contains(action)
+        obs, _, terminated, truncated, _ = env.step(action)  # asserts that the mask is kept
+        if terminated or truncated:
+            obs, _ = env.reset()
+            state = None
+
+
+def test_memory_in_a_batch_is_that_of_single_episodes(busy):
+    policy = load_policy(busy)
+    envs = [Busy() for _ in range(3)]
+    observations = [env.reset(seed=i)[0] for i, env in enumerate(envs)]
+    first, batch_state, states = np.zeros(3, bool), None, [None] * 3
+    moved = []
+    for t in range(6):
+        if t == 3:  # an episode begins in one row only
+            states[1], first = None, np.array([False, True, False])
+        batch, batch_state = policy.act_batch(batch_of(observations), batch_state, first=first)
+        first = np.zeros(3, bool)
+        for i, obs in enumerate(observations):
+            action, states[i] = policy.act(obs, states[i])
+            np.testing.assert_array_equal(action["move"], batch["move"][i])
+            np.testing.assert_allclose(action["turn"], batch["turn"][i], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(states[i][0], batch_state[i])
+        moved.append(batch_state)
+        observations = [env._observation() for env in envs]
+    assert not torch.allclose(moved[0], moved[1])
+
+
+def test_sampled_actions_follow_the_distribution_and_the_seed(tmp_path):
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    favour(run, category=1, by=1.0)
+    obs = np.zeros((20_000, 4), np.float32)
+    actions, _ = load_policy(run, seed=5).act_batch(obs, deterministic=False)
+    assert actions.mean() == pytest.approx(1 / (1 + np.exp(-1)), abs=0.01)
+    assert (load_policy(run, seed=5).act_batch(obs, deterministic=False)[0] == actions).all()
+    assert (load_policy(run, seed=6).act_batch(obs, deterministic=False)[0] != actions).any()
+    assert load_policy(run).act_batch(obs)[0].all()
+
+
+def test_the_best_checkpoint_is_not_the_latest(tmp_path):
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    favour(run, category=0, episode_return=5.0)
+    favour(run, category=1, episode_return=1.0)
+    obs = np.zeros((8, 4), np.float32)
+    assert load_policy(run).act_batch(obs)[0].all()
+    assert not load_policy(run, "best").act_batch(obs)[0].any()
+    with pytest.raises(ConfigError, match="newest"):
+        load_policy(run, "newest")
+
+
+class Masked(gym.Env):
+    """Gives its mask in the info."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(3, start=1)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {"action_mask": np.array([0, 1, 1])}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, True, False, {"action_mask": np.array([0, 1, 1])}
+
+
+def test_a_mask_in_the_info_is_passed_by_hand_and_needed(tmp_path):
+    run = short_run(tmp_path / "run", Masked)
+    favour(run, category=0)
+    policy, obs = load_policy(run), np.zeros(2, np.float32)
+    with pytest.raises(ValueError, match=r'info\["action_mask"\]'):
+        policy.act(obs)
+    assert policy.act(obs, action_mask=np.array([1, 1, 1]))[0] == 1
+    assert policy.act(obs, action_mask=np.array([0, 0, 1]))[0] == 3
+    masks = np.array([[0, 0, 1], [0, 1, 0]])
+    assert policy.act_batch(np.zeros((2, 2), np.float32), action_mask=masks)[0].tolist() == [3, 2]
+    with pytest.raises(ValueError, match="2 entries"):
+        policy.act(obs, action_mask=np.array([0, 1]))
+
+
+def test_observations_that_do_not_fit_are_refused(cartpole):
+    policy = load_policy(cartpole)
+    for bad in (np.zeros(3, np.float32), np.full(4, np.nan, np.float32), {"x": 1}):
+        with pytest.raises(ValueError, match="observation"):
+            policy.act(bad)
+    with pytest.raises(ValueError, match="observation"):
+        policy.act_batch(np.zeros((2, 5), np.float32))
+
+
+def test_it_is_told_in_which_environment_it_will_act(cartpole):
+    load_policy(cartpole, env=gym.make("CartPole-v1"))
+    load_policy(cartpole, env=gym.make_vec("CartPole-v1", num_envs=2))
+    with pytest.raises(ConfigError, match="observation space"):
+        load_policy(cartpole, env=gym.make("Acrobot-v1"))
+
+
+FOREIGN = """
+import torch
+from torch import nn
+
+class Encoder(nn.Module):
+    out_features = 4
+
+    def __init__(self, leaf):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x * self.scale
+"""
+
+
+def test_a_strangers_folder_imports_nothing_unasked(tmp_path, monkeypatch):
+    (tmp_path / "foreign_networks.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = short_run(tmp_path / "run", "CartPole-v1", model=ModelConfig(encoder="foreign_networks:Encoder"))
+    foreign = sys.modules.pop("foreign_networks")
+    with pytest.raises(ConfigError, match=r"foreign_networks:Encoder.*model=ModelConfig.*--trust"):
+        load_policy(run)
+    assert "foreign_networks" not in sys.modules
+    asked = load_policy(run, model=ModelConfig(encoder=foreign.Encoder))
+    trusted = load_policy(run, trust=True)
+    obs = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    assert asked.act_batch(obs)[0].tolist() == trusted.act_batch(obs)[0].tolist()
+
+
+def test_a_class_that_is_not_in_the_folder_is_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "foreign_networks.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(tmp_path)
+    from foreign_networks import Encoder
+
+    run = short_run(tmp_path / "run", "CartPole-v1", model=ModelConfig(encoder=Encoder))
+    with pytest.raises(ConfigError, match=r"<Encoder>.*ModelConfig\(encoder=\.\.\.\)"):
+        load_policy(run, trust=True)
+    assert load_policy(run, model=ModelConfig(encoder=Encoder)).act(np.zeros(4, np.float32))[0] in (0, 1)
+
+
+def test_fields_that_are_not_passed_stay_as_saved(tmp_path):
+    run = short_run(tmp_path / "run", "CartPole-v1", model=ModelConfig(hidden=(8,), core="gru", core_size=4))
+    assert load_policy(run, model=ModelConfig(encoder="mlp")).model.state_size == 4
+
+
+def test_what_is_missing_or_damaged_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        load_policy(tmp_path / "nowhere")
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    edit_config(run, hidden=[32])
+    with pytest.raises(CheckpointError, match="do not fit"):
+        load_policy(run)
+    edit_config(run, hidden=[64, 64])
+    (run / "spaces.json").unlink()
+    with pytest.raises(ConfigError, match=r"spaces\.json is missing"):
+        load_policy(run)
+    short_run(tmp_path / "run", "CartPole-v1", steps=192)
+    load_policy(run)
+    weights = next((run / "checkpoints").glob("*.safetensors"))
+    for path in (run / "checkpoints").glob("*.safetensors"):
+        path.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="bytes"):
+        load_policy(run)
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match="no checkpoint yet"):
+        load_policy(run)
+
+
+def test_a_run_is_not_continued_in_other_spaces(tmp_path):
+    def wide(size):
+        def make():
+            env = gym.make("CartPole-v1")
+            return gym.wrappers.TransformObservation(env, lambda obs: np.resize(obs, size), spaces.Box(-np.inf, np.inf, (size,)))
+
+        make.__qualname__ = "make"
+        return make
+
+    run = short_run(tmp_path / "run", wide(4))
+    with pytest.raises(ConfigError, match=r"observation space .*\(4,\).*\(5,\)"):
+        short_run(tmp_path / "run", wide(5), steps=256)
+    assert load_policy(run).act(np.zeros(4, np.float32))[0] in (0, 1)
