@@ -114,8 +114,9 @@ class DoomGame(gymnasium.Wrapper):
             if len(space.shape) == 3:
                 native = space.shape[:2]
                 if native[0] < resolution[0] or native[1] < resolution[1]:
-                    raise ConfigError(f"env_kwargs resolution is {resolution}, but screen_resolution renders {native}; lower one or raise "
-                                      "the other")
+                    raise ConfigError(
+                        f"env_kwargs resolution is {resolution}, but screen_resolution renders {native}; lower one or raise the other"
+                    )
                 shape = (space.shape[2], *resolution)
                 self._pictures[name] = Resampler(native, resolution, nearest=name == "labels"), np.empty(shape, np.uint8)
                 entries[name] = spaces.Box(0, 255, shape, np.uint8)

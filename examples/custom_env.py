@@ -1,6 +1,8 @@
-"""Train on an environment of your own: any ``gymnasium.Env`` class or callable that makes one, also from the script itself.
+"""Train on an environment of your own.
 
     python examples/custom_env.py
+
+It may be any class or callable that makes a ``gymnasium.Env``, also one of the script itself; worker processes get it by value.
 """
 
 import argparse

@@ -30,7 +30,7 @@ __all__ = list(_HOME)
 if not (Path(__file__).parent / "envs").is_dir():  # run from a checkout, where envs/ lies beside sfactory/
     _checkout = Path(__file__).parent.parent / "envs"
     if _checkout.is_dir():
-        __path__.append(str(_checkout.parent))  # noqa: F821
+        __path__.append(str(_checkout.parent))
 
 
 def __getattr__(name: str) -> Any:

@@ -51,6 +51,9 @@ class Board:
 
     Args:
         processes: Names of the processes, one row each.
+
+    Attributes:
+        made: When, in monotonic seconds; the run's time counts from here in all processes.
     """
 
     def __init__(self, processes: list[str]) -> None:
@@ -59,7 +62,8 @@ class Board:
         self._flags = SharedArray((2,), np.int64)
         self._episode_return = SharedArray((1,), np.float64)
         self._episode_return.array[0] = np.nan
-        self._table.array[:, 0] = time.monotonic()
+        self.made = time.monotonic()
+        self._table.array[:, 0] = self.made
 
     def counters(self, name: str) -> Counters:
         return Counters(self._table.array[self.names.index(name)])

@@ -385,6 +385,8 @@ def _described(hint: Any) -> str:
         return f"one of {', '.join(map(str, typing.get_args(hint)))}"
     if typing.get_origin(hint) is types.UnionType:
         return " or ".join("unset" if arg is type(None) else _described(arg) for arg in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"a list of {'numbers' if Ellipsis in typing.get_args(hint) else f'{len(typing.get_args(hint))} numbers'}"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return words.get(hint) or (f"a {hint.__name__}" if isinstance(hint, type) and not typing.get_args(hint) else str(hint))
 
@@ -465,6 +467,7 @@ def from_command_line(args: Sequence[str], prog: str, description: str = "") -> 
     base = load_yaml(early.config) if early.config else {}
     base.update({k: v for k in ("env", "preset") if (v := getattr(early, k)) is not None})
     default = resolve(merged(Config(), base))
+    check_types(default)
     for name in ("env", "preset"):
         if getattr(early, name) is not None:
             rest += [f"--{name}", getattr(early, name)]

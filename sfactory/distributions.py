@@ -137,7 +137,7 @@ class ActionDistribution:
         logits = self._split(params[..., : self.action.logits], FORBIDDEN)
         if mask is not None:
             allowed = self._split(mask, False)
-            logits = logits.masked_fill(~allowed, FORBIDDEN)
+            logits = logits.masked_fill(allowed.any(-1, keepdim=True) & ~allowed, FORBIDDEN)
         return F.log_softmax(logits, -1)
 
     @staticmethod

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sfactory.arena import Arena
 from sfactory.board import Counters
+from sfactory.model import lower_weights
 from sfactory.queues import Queue, unpack_request
 from sfactory.sampling import sample_rows
 from sfactory.weights import FlatWeights, WeightBoard
@@ -86,8 +87,8 @@ class PolicyWorker:
     def _refresh_weights(self) -> None:
         if self._weights.version != self._version:
             self._version = self._weights.read(self._flat.vector)
-            if self._autocast is not None and hasattr(self._model, "lower"):
-                self._model.lower(self._autocast)
+            if self._device.type == "cpu":
+                lower_weights(self._model, self._autocast)
 
     def _load_states(self, requests: list[tuple[int, int, int, bool]]) -> Tensor | None:
         """The RNN states of all requested rows, zeroed where an episode begins; kept in the slot where a segment begins."""

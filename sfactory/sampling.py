@@ -62,11 +62,10 @@ def sample_rows(
             chosen = begin
             below = np.float32(0.0)
             for i in range(begin, end):
-                if weights[i] > 0:
-                    chosen = i  # the last possible category where rounding leaves the threshold unreached
-                    below += weights[i]
-                    if below > threshold:
-                        break
+                chosen = i
+                below += weights[i]
+                if below > threshold:  # some i always does: u < 1, and the same sum in the same order gave the mass
+                    break
             categorical[row, k] = chosen - begin
             total += params[row, chosen] - highest - math.log(mass)
             begin = end

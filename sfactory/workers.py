@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from sfactory import compute
+from sfactory.allocator import keep_freed_memory
 from sfactory.arena import Arena, segment_fields
 from sfactory.board import Board, Event, Fault, Finished, Saved
 from sfactory.checkpoint import CheckpointStore, Snapshot
@@ -208,7 +209,7 @@ class Training:
             self._model.load_state_dict(snapshot.model)
             self.learner.load_state(snapshot.trainer, snapshot.env_steps, snapshot.updates)
             self._wall_before, self._saved_steps = snapshot.wall_s, snapshot.env_steps
-        self._began = self._saved = time.monotonic()
+        self._saved = time.monotonic()
         self._saves_requested = 0
         self._next_milestone = self._milestone_after(self.learner.env_steps)
 
@@ -242,7 +243,7 @@ class Training:
             env_steps=learner.env_steps,
             frames=learner.env_steps * self._plan.env.frameskip,
             updates=learner.updates,
-            wall_s=self._wall_before + time.monotonic() - self._began,
+            wall_s=self._wall_before + time.monotonic() - self._board.made,
             episode_return=None if episode_return != episode_return else episode_return,
         )
 
@@ -260,6 +261,7 @@ class Training:
 
 def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
     torch.set_num_threads(compute.learner_threads(plan.config))
+    keep_freed_memory()
     training = Training(plan, wires, store)
     training.learner.start()
     while not wires.board.stopping and not training.learner.done:
@@ -270,6 +272,7 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
 
 def policy_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
     torch.set_num_threads(compute.inference_threads(plan.config))
+    keep_freed_memory()
     worker = make_policy_worker(plan, wires, index, generation)
     while not wires.board.stopping:
         worker.poll(POLL_S)

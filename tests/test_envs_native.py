@@ -147,10 +147,11 @@ def best_actions(play: Play, cue_is_green: np.ndarray) -> np.ndarray:
     return np.where(at_the_doors(play.obs), np.where(left_is_green == cue_is_green, 1, 2), 0)
 
 
+@pytest.mark.parametrize("shuffle_doors", [False, True])
 @pytest.mark.parametrize("length", [1, 6])
-def test_whoever_remembers_the_cue_always_wins_and_whoever_inverts_it_always_loses(length: int) -> None:
+def test_whoever_remembers_the_cue_always_wins_and_whoever_inverts_it_always_loses(length: int, shuffle_doors: bool) -> None:
     for sign in (1, -1):
-        play = memory_grid(length=length)
+        play = memory_grid(length=length, shuffle_doors=shuffle_doors)
         cue_is_green = is_green(play.obs[:, :, 10, 6])
         assert 0 < cue_is_green.sum() < 8
         for step in range(length + 2):
@@ -162,7 +163,7 @@ def test_whoever_remembers_the_cue_always_wins_and_whoever_inverts_it_always_los
 
 def test_observations_after_the_cue_are_the_same_bytes_for_both_cues() -> None:
     actions = np.random.default_rng(3).choice(3, (60, 32), p=[0.6, 0.2, 0.2])
-    plays = [memory_grid(32), memory_grid(32)]
+    plays = [memory_grid(32, shuffle_doors=True), memory_grid(32, shuffle_doors=True)]
     for cue, play in enumerate(plays):
         play.group._cue.fill(cue)
     over = np.zeros(32, bool)
@@ -187,9 +188,12 @@ def test_the_action_taken_while_the_cue_is_visible_has_no_effect() -> None:
 
 
 def test_cue_and_doors_are_independent_fair_coins() -> None:
-    play = memory_grid(4000)
+    play = memory_grid(4000, shuffle_doors=True)
     counts = np.bincount(2 * play.group._cue + play.group._left_door, minlength=4)
     assert np.abs(counts / 4000 - 0.25).max() < 0.03
+    fixed = memory_grid(4000).group
+    assert not fixed._left_door.any()
+    assert abs(fixed._cue.mean() - 0.5) < 0.03
 
 
 def test_a_random_walk_nearly_always_reaches_the_doors_and_gains_nothing_on_average() -> None:

@@ -186,12 +186,16 @@ def test_a_video_shows_each_episode(drawn, tmp_path):
         assert iio.immeta(file)["fps"] == 12
 
 
-def test_a_vector_environment_of_the_run_does_not_keep_a_video_from_being_made(tmp_path):
+def test_a_vector_environment_that_cannot_render_does_not_keep_a_video_from_being_made(tmp_path):
     iio = pytest.importorskip("imageio.v3")
     pytest.importorskip("imageio_ffmpeg")
-    run = short_run(tmp_path / "run", "sfactory/CartPole", env_backend="vector")
-    evaluate(run, 1, video=tmp_path / "videos", max_steps=5)
-    assert iio.imread(tmp_path / "videos" / "episode_000.mp4").shape[0] == 5
+    gym.register("Drawn-v0", entry_point=Drawn, vector_entry_point=lambda num_envs: gym.vector.SyncVectorEnv([Drawn] * num_envs))
+    try:
+        run = short_run(tmp_path / "run", "Drawn-v0", env_backend="vector")
+        evaluate(run, 1, video=tmp_path / "videos")
+    finally:
+        gym.registry.pop("Drawn-v0")
+    assert len(iio.imread(tmp_path / "videos" / "episode_000.mp4")) == 4
 
 
 def test_what_a_video_needs_is_named(drawn, tmp_path, monkeypatch):
@@ -251,10 +255,22 @@ def test_the_json_line_is_the_contract(cartpole, capsys):
     assert list(json.loads(line)) == ["episodes", "return_mean", "return_std", "length_mean"]
 
 
-def test_flags_reach_the_evaluation(cartpole, capsys):
-    flags = ["--sampled", "--best", "--parallel", "2", "--max-steps", "4", "--env-kwargs", "{max_episode_steps: 3}"]
-    assert main(["--run", str(cartpole), "--episodes", "3", *flags, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["length_mean"] == 3
+def test_flags_reach_the_evaluation(tmp_path, capsys):
+    def answer(*flags):
+        assert main(["--run", run, "--episodes", "3", "--json", *flags]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    run = str(short_run(tmp_path / "run", "CartPole-v1"))
+    favour(tmp_path / "run", category=0, by=0.5, episode_return=2.0)
+    favour(tmp_path / "run", category=1, by=0.1, episode_return=1.0)
+    assert answer()["return_mean"] == evaluate(run, 3).return_mean
+    assert answer("--best")["return_mean"] == evaluate(run, 3, checkpoint="best").return_mean != answer()["return_mean"]
+    assert answer("--sampled")["return_mean"] == evaluate(run, 3, deterministic=False).return_mean != answer()["return_mean"]
+    assert answer("--env-kwargs", "{max_episode_steps: 3}")["length_mean"] == 3
+    assert answer("--parallel", "2", "--max-steps", "4")["length_mean"] == 4
+
+
+def test_people_get_a_table(cartpole, capsys):
     assert main(["--run", str(cartpole), "--episodes", "3"]) == 0
     table = capsys.readouterr().out
     assert "3 episodes" in table

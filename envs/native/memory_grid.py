@@ -38,6 +38,8 @@ class MemoryGrid(NativeGroup):
 
     Args:
         length: Cells from the start to the doors.
+        shuffle_doors: Draw the doors' colours anew in every episode; else the left door is red. Much harder to learn: the door to take is
+            then the exclusive or of two bits, of which neither alone says anything.
         time_penalty: Subtracted from every env step's reward.
         max_episode_steps: Env steps after which an episode is truncated; unset: ``10 * (length + 2)``.
 
@@ -52,6 +54,7 @@ class MemoryGrid(NativeGroup):
         seeds: Sequence[int],
         squash: Literal["clip", "tanh"] = "clip",
         length: int = 6,
+        shuffle_doors: bool = False,
         time_penalty: float = 0.0,
         max_episode_steps: int | None = None,
     ) -> None:
@@ -60,6 +63,7 @@ class MemoryGrid(NativeGroup):
         super().__init__(seeds, squash, 10 * (length + 2) if max_episode_steps is None else max_episode_steps)
         views = _views(length)
         self._views = views.reshape(*views.shape[:3], -1)
+        self._shuffle_doors = bool(shuffle_doors)
         self._time_penalty = float(time_penalty)
         self._place = np.zeros(self.rows, np.int32)
         self._cue = np.zeros(self.rows, np.int8)
@@ -69,7 +73,7 @@ class MemoryGrid(NativeGroup):
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
         state = (self._place, self._cue, self._left_door, self._elapsed, self._random)
-        rules = (self._views, self._max_steps, self._time_penalty)
+        rules = (self._views, self._shuffle_doors, self._max_steps, self._time_penalty)
         _step(*state, *rules, categorical, *outcome, after.obs[0].reshape(self.rows, -1), after.first, after.active)
 
     def render(self) -> list[np.ndarray]:
@@ -108,16 +112,31 @@ def _views(length: int) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def _begin(place, cue, left_door, elapsed, random, row):
+def _begin(place, cue, left_door, elapsed, random, shuffle_doors, row):
     place[row] = 0
     cue[row] = 1 if uniform(random, row) < 0.5 else 0
-    left_door[row] = 1 if uniform(random, row) < 0.5 else 0
+    left_door[row] = 1 if shuffle_doors and uniform(random, row) < 0.5 else 0
     elapsed[row] = 0
 
 
 @njit(cache=True, nogil=True)
 def _step(
-    place, cue, left_door, elapsed, random, views, max_steps, time_penalty, actions, reward, terminated, truncated, obs, first, active
+    place,
+    cue,
+    left_door,
+    elapsed,
+    random,
+    views,
+    shuffle_doors,
+    max_steps,
+    time_penalty,
+    actions,
+    reward,
+    terminated,
+    truncated,
+    obs,
+    first,
+    active,
 ):
     end = len(views) - 1
     for row in range(len(place)):
@@ -137,7 +156,7 @@ def _step(
             elapsed[row] += 1
         timed_out = not fresh and not ended and elapsed[row] >= max_steps
         if fresh or ended:
-            _begin(place, cue, left_door, elapsed, random, row)
+            _begin(place, cue, left_door, elapsed, random, shuffle_doors, row)
         reward[row] = gain
         terminated[row] = ended
         truncated[row] = timed_out

@@ -1,0 +1,76 @@
+"""Commands run as a terminal runs them, with what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(Path(__file__).parent)))}
+
+
+class Command:
+    """A Python process in a session of its own. Whatever is left of the session at the end is killed.
+
+    Args:
+        args: Of the Python interpreter.
+        stdin: A script to feed it.
+    """
+
+    def __init__(self, *args: str, stdin: str | None = None) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *args], stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT, env=ENVIRONMENT,
+        )  # fmt: skip
+        self.pid, self._script = self._process.pid, stdin
+        self.output = self.errors = ""
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self.left():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Signal every process of the session, as Ctrl-C in a terminal does."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def wait(self, timeout: float = 60) -> int:
+        """The exit status."""
+        self.output, self.errors = self._process.communicate(self._script, timeout)
+        return self._process.returncode
+
+    def left(self) -> list[psutil.Process]:
+        """Living processes of the session."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def left_after(self, seconds: float) -> list[psutil.Process]:
+        """Processes that are still there after so long; returns as soon as there are none."""
+        return [] if wait_until(lambda: not self.left(), seconds) else self.left()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    """Whether a condition holds within that time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False

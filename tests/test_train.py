@@ -1,0 +1,533 @@
+"""Starting, stopping, failing and resuming: what a user finds afterwards."""
+
+import contextlib
+import csv
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import yaml
+from commands import Command, wait_until
+from environments import Counting
+from faults import Faulty, WithProgram
+from gymnasium import spaces
+from sampling_run import SamplingRun
+
+from sfactory import Config, train, workers
+from sfactory.arena import FILLING, FINISHED, FREE
+from sfactory.checkpoint import CheckpointStore
+from sfactory.config import LogConfig, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, max_lag
+from sfactory.errors import ConfigError, EnvironmentFault, RunFailed
+from sfactory.processes import fork_server
+from sfactory.train import main
+
+pytestmark = pytest.mark.timeout(120)
+BATCH = 128
+QUIET = LogConfig(report_every_s=0.05, display="none", tensorboard=False)
+SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", str(BATCH), "--device", "cpu",
+         "--log.no-tensorboard", "--log.report-every-s", "0.2"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    """One for all runs in this process; each would start its own otherwise."""
+    with fork_server():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left(server):
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
+    assert left == []
+
+
+def config_for(folder: Path, env=Faulty, **changes) -> Config:
+    settings = {"steps": 2048, "workers": 1, "envs_per_worker": 8, "rollout": 16, "batch_size": BATCH, "preset": "none", "device": "cpu"}
+    settings["log"] = QUIET
+    return Config(env=env, run=str(folder / "run"), **settings | changes)
+
+
+def summary(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def saved_steps(run: Path) -> int:
+    snapshot = CheckpointStore(run / "checkpoints").load_latest()
+    return 0 if snapshot is None else snapshot.env_steps
+
+
+def worker_process(name: str) -> psutil.Process:
+    return next(p for p in psutil.Process().children(recursive=True) if p.name() == f"sf-{name}")
+
+
+# The run folder and the command
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of the command to its end, in a process of its own, as a user starts it; the run folder."""
+    run = tmp_path_factory.mktemp("train") / "run"
+    shared = set(os.listdir("/dev/shm"))
+    arguments = [a for a in SMALL if a != "--log.no-tensorboard"]
+    with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--steps", "4096", "--run", str(run), *arguments) as command:
+        assert command.wait() == 0, command.errors
+        assert command.left_after(2) == []
+        assert "env steps" in command.output
+        assert "Traceback" not in command.errors
+    assert set(os.listdir("/dev/shm")) <= shared
+    return run
+
+
+def test_the_run_folder_holds_what_the_contract_says(finished):
+    assert yaml.safe_load((finished / "config.yaml").read_text())["env"] == "CartPole-v1"
+    report = rows(finished)[-1]
+    promised = "wall_s env_steps fps episode_return_mean episode_length_mean policy_lag_mean policy_lag_max learner_updates"
+    assert all(float(report[name]) >= 0 for name in promised.split())
+    assert int(report["env_steps"]) >= 4096
+    assert list(finished.glob("events.out.tfevents.*"))
+    assert saved_steps(finished) == int(report["env_steps"])
+    values = summary(finished)
+    assert values["status"] == "completed"
+    assert values["env_steps"] == values["frames"] == int(report["env_steps"])
+    assert values["wall_s"] > 0
+    assert values["fps"] == pytest.approx(values["env_steps"] / values["wall_s"])
+    assert values["episode_return_mean"] > 5
+
+
+def test_a_finished_run_has_nothing_to_do(finished, capsys):
+    before = summary(finished), rows(finished)
+    assert main(["--env", "CartPole-v1", "--steps", "4096", "--run", str(finished), *SMALL]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert (summary(finished), rows(finished)) == before
+
+
+def test_a_changed_model_is_refused_with_the_differences(finished, capsys):
+    before = summary(finished)
+    arguments = ["--env", "CartPole-v1", "--steps", "8192", "--run", str(finished), *SMALL]
+    assert main([*arguments, "--model.hidden", "32", "--model.core", "gru"]) == 2
+    errors = capsys.readouterr().err
+    assert "model.hidden: [64, 64] -> [32]" in errors
+    assert "model.core: none -> gru" in errors
+    assert "--overwrite" in errors
+    assert summary(finished) == before
+
+
+def test_weights_of_another_model_are_refused_also_if_only_code_has_changed(tmp_path):
+    class Encoder(torch.nn.Module):
+        def __init__(self, leaf):
+            super().__init__()
+            self.out_features = width
+            self.linear = torch.nn.Linear(leaf.shape[0], width)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    width = 8
+    config = config_for(tmp_path, serial=True, steps=256, model=ModelConfig(encoder=Encoder))
+    train(config)
+    width = 12
+    with pytest.raises(ConfigError, match=r"linear\.weight: \(8, 3\) -> \(12, 3\)"):
+        train(dataclasses.replace(config, steps=512))
+
+
+def test_the_same_command_resumes_where_it_ended(tmp_path):
+    optim = OptimConfig(lr=1e-3, schedule="linear", minibatches=2)
+    config = config_for(tmp_path, steps=2048, epochs=2, optim=optim)
+    first = train(config)
+    second = train(dataclasses.replace(config, steps=4096))
+    reports = rows(second.run_dir)
+    half = int(reports[-1]["env_steps"]) // 2
+    assert (first.env_steps, second.env_steps) == (half, 2 * half)
+    assert [int(r["env_steps"]) for r in reports] == sorted(int(r["env_steps"]) for r in reports)
+    assert second.wall_s > first.wall_s
+    assert summary(second.run_dir)["wall_s"] == pytest.approx(second.wall_s)
+    # Every row of every batch counts in this environment, so each sample was trained on once an epoch, before and after.
+    assert int(reports[-1]["learner_updates"]) == second.env_steps // BATCH * 4
+    assert float(reports[-1]["lr"]) == pytest.approx(1e-3 * BATCH / 4096), "the last batch began one batch before the end"
+
+
+def test_overwrite_begins_anew(tmp_path):
+    train(config_for(tmp_path, serial=True, steps=512, seed=1))
+    result = train(config_for(tmp_path, serial=True, steps=256, seed=2, overwrite=True))
+    assert result.env_steps == saved_steps(result.run_dir) == 256
+    assert [int(r["env_steps"]) for r in rows(result.run_dir)][-1] == 256
+    assert summary(result.run_dir)["seed"] == 2
+
+
+@pytest.mark.parametrize("schedule", ["linear", "adaptive_kl"])
+def test_a_loaded_learner_is_the_saved_one_in_every_tensor_and_goes_on_alike(schedule, tmp_path):
+    optim = OptimConfig(schedule=schedule, minibatches=2, target_kl=1e-5)
+    model, loss = ModelConfig(core="lstm", core_size=8, normalize_obs=True), LossConfig(normalize_returns=True)
+    config = config_for(tmp_path, env=Counting, epochs=2, optim=optim, model=model, loss=loss)
+    run = SamplingRun(config, tmp_path)
+    other = SamplingRun(config, tmp_path / "other")
+    try:
+        for _ in range(3):
+            run.learner._train(run.sample(2))
+            run.give_back([])
+        run.training.save()
+        again = workers.Training(run.plan, run.wires, CheckpointStore(tmp_path / "checkpoints"))
+        assert_same(run.training.snapshot(), again.snapshot())
+        assert again.learner.env_steps > 0
+        slots = run.sample(2)
+        for training in (run.training, again):
+            training.learner._train(slots)
+        assert_same(run.training.snapshot(), again.snapshot())
+        with pytest.raises(AssertionError):
+            assert_same(run.training.snapshot(), other.training.snapshot())
+    finally:
+        run.close()
+        other.close()
+
+
+def assert_same(one, two) -> None:
+    """Compare snapshots tensor by tensor, besides the seconds."""
+
+    def compare(a, b, where):
+        if isinstance(a, dict):
+            assert a.keys() == b.keys(), where
+            for key in a:
+                compare(a[key], b[key], f"{where}.{key}")
+        elif isinstance(a, list | tuple):
+            for i, (x, y) in enumerate(zip(a, b, strict=True)):
+                compare(x, y, f"{where}.{i}")
+        else:
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, where
+
+    for field in ("model", "trainer", "env_steps", "frames", "updates"):
+        compare(getattr(one, field), getattr(two, field), field)
+
+
+# Ways to run
+
+MODES = {
+    "async": {},
+    "async, two workers of each kind, lstm": {
+        "workers": 2, "runtime": RuntimeConfig(policy_workers=2), "model": ModelConfig(core="lstm", core_size=8, normalize_obs=True)},
+    "impala, three groups": {"algo": "impala", "runtime": RuntimeConfig(groups=3), "envs_per_worker": 12, "batch_size": 192},
+    "one group": {"runtime": RuntimeConfig(groups=1), "loss": LossConfig(normalize_returns=True)},
+    "async, tight lag, epochs": {"workers": 2, "epochs": 2, "optim": OptimConfig(minibatches=2), "loss": LossConfig(max_lag=15)},
+    "sync": {"sync": True, "workers": 2, "epochs": 2, "optim": OptimConfig(minibatches=2)},
+    "ppo, gru": {"algo": "ppo", "epochs": 3, "optim": OptimConfig(minibatches=2), "model": ModelConfig(core="gru", core_size=8)},
+    "serial": {"serial": True, "workers": 2, "runtime": RuntimeConfig(policy_workers=2), "epochs": 2},
+    "serial ppo, lstm": {"serial": True, "algo": "ppo", "model": ModelConfig(core="lstm", core_size=8, normalize_obs=True)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_way_to_run_trains_within_its_bound_on_the_lag(mode, tmp_path):
+    config = config_for(tmp_path, env=Counting, **MODES[mode])
+    result = train(config)
+    assert result.status == "completed"
+    assert result.env_steps >= 2048
+    lags = [float(r["policy_lag_max"]) for r in rows(result.run_dir) if r["policy_lag_max"]]
+    assert lags
+    rows_of_group = config.envs_per_worker // config.runtime.groups
+    bound = config.updates_per_batch - 1 if config.lag_free else max_lag(config, rows_of_group)
+    assert max(lags) <= bound
+    assert result.episode_return_mean > 0
+
+
+def test_no_slot_is_lost_or_doubled_and_every_sample_counts_once(tmp_path, monkeypatch):
+    made = []
+    make = workers.make_wires
+    monkeypatch.setattr(workers, "make_wires", lambda plan, local: made.append(make(plan, local)) or made[-1])
+    sums = []
+
+    def look(report):
+        state = made[0].arena.state.copy()
+        sums.append(sum(int((state == kind).sum()) for kind in (FREE, FILLING, FINISHED)))
+
+    result = train(config_for(tmp_path, workers=2, steps=8192, runtime=RuntimeConfig(spare_batches=2)), [look])
+    arena, wires = made[0].arena, made[0]
+    assert set(sums) == {arena.slots}
+    free, done = wires.free.get_many(0), wires.finished.get_many(0)
+    assert len({*free, *done}) == len(free) + len(done)
+    assert sorted(free) == np.flatnonzero(arena.state == FREE).tolist()
+    assert set(done) <= set(np.flatnonzero(arena.state == FINISHED))
+    assert wires.board.counters("learner").rows == result.env_steps
+    sampled = sum(wires.board.counters(f"rollout-{i}").rows for i in range(2))
+    assert result.env_steps <= sampled <= result.env_steps + arena.slots * arena.rollout * arena.rows
+
+
+def test_a_callback_sees_every_report_and_can_end_the_run(tmp_path):
+    seen = []
+    result = train(config_for(tmp_path, steps=10**9), [seen.append, lambda report: report.env_steps < 1000])
+    assert result.status == "interrupted"
+    assert result.signal is None
+    assert [report.env_steps for report in seen] == [int(r["env_steps"]) for r in rows(result.run_dir)]
+    assert saved_steps(result.run_dir) == result.env_steps >= 1000
+    assert summary(result.run_dir)["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_what_a_callback_raises_reaches_the_caller_after_saving(serial, tmp_path):
+    def fail(report):
+        if report.env_steps > 500:
+            raise KeyError("mistake of the user's")
+
+    with pytest.raises(KeyError, match="mistake"):
+        train(config_for(tmp_path, steps=10**9, serial=serial), [fail])
+    values = summary(tmp_path / "run")
+    assert values["status"] == "failed"
+    assert "mistake" in values["error"]
+    assert saved_steps(tmp_path / "run") == values["env_steps"] > 500
+
+
+# Failures
+
+
+@pytest.mark.parametrize("serial", [False, True], ids=["processes", "serial"])
+@pytest.mark.parametrize(("fault", "says"), [("reset", "licence"), ("step", "licence"), ("nan", "finite|NaN|nan"), ("shape", r"\(4,\)")])
+def test_an_environment_that_misbehaves_ends_the_run_with_its_number_and_traceback(fault, says, serial, tmp_path):
+    config = config_for(tmp_path, env=Faulty, env_kwargs={"fault": fault, "after": 200}, steps=10**9, serial=serial)
+    with pytest.raises(EnvironmentFault, match=says) as caught:
+        train(config)
+    message = str(caught.value)
+    assert "environment 5 (Faulty)" in message
+    if says == "licence":
+        assert message.count("Traceback") == 1
+        assert "faults.py" in message
+    values = summary(tmp_path / "run")
+    assert values["status"] == "failed"
+    assert "environment 5" in values["error"]
+    assert saved_steps(tmp_path / "run") == values["env_steps"] > 0
+
+
+def test_a_failed_command_ends_with_status_1_and_one_message(tmp_path, capsys):
+    arguments = ["--env", "faults:Faulty", "--env-kwargs", "{fault: step}", "--steps", "1000000", "--run", str(tmp_path / "run"), *SMALL]
+    assert main(arguments) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: rollout-0: environment 5 (Faulty) raised RuntimeError in step(): the simulator has lost its licence")
+
+
+def test_an_environment_that_exits_fails_the_run(tmp_path):
+    with pytest.raises((RunFailed, EnvironmentFault)):
+        train(config_for(tmp_path, env=Faulty, env_kwargs={"fault": "exit"}, steps=10**9))
+    assert summary(tmp_path / "run")["status"] == "failed"
+
+
+def test_an_environment_that_hangs_is_ended(tmp_path):
+    config = config_for(tmp_path, env=Faulty, env_kwargs={"fault": "hang"}, steps=10**9, runtime=RuntimeConfig(step_timeout_s=4))
+    with pytest.raises(RunFailed, match=r"rollout-0: no sign of life for 4 s.*runtime\.step_timeout_s"):
+        train(config)
+    values = summary(tmp_path / "run")
+    assert values["status"] == "failed"
+    assert saved_steps(tmp_path / "run") == values["env_steps"] > 0
+
+
+@pytest.mark.parametrize("name", ["rollout-1", "policy-0", "learner"])
+def test_a_killed_worker_fails_the_run_which_is_saved_if_the_learner_lives(name, tmp_path):
+    killed = []
+
+    def kill(report):
+        if report.env_steps > 1000 and not killed:
+            killed.append(time.monotonic())
+            worker_process(name).kill()
+
+    with pytest.raises(RunFailed, match=rf"{name} \(killed by SIGKILL"):
+        train(config_for(tmp_path, env=WithProgram, workers=2, steps=10**9), [kill])
+    assert killed
+    values = summary(tmp_path / "run")
+    assert values["status"] == "failed"
+    assert name in values["error"]
+    assert values["env_steps"] > 1000
+    if name != "learner":
+        assert saved_steps(tmp_path / "run") == values["env_steps"]
+
+
+def test_nothing_outlives_a_killed_runner(tmp_path):
+    with running(tmp_path) as command:
+        assert any(process.name() == "sleep" for process in command.left())
+        os.kill(command.pid, signal.SIGKILL)
+        assert command.left_after(15) == []
+
+
+# Signals
+
+
+@contextlib.contextmanager
+def running(folder: Path, *flags: str):
+    """The command, training environments that have programs of their own, from when it has reported progress."""
+    arguments = ["--env", "faults:WithProgram", "--steps", "1000000000", "--run", str(folder / "run"), *SMALL, *flags]
+    with Command("-m", "sfactory.train", *arguments) as command:
+        metrics = folder / "run" / "metrics.csv"
+        assert wait_until(lambda: metrics.exists() and any(int(r["env_steps"]) > 0 for r in rows(folder / "run")), 60)
+        yield command
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_command_saves_and_leaves_nothing(number, status, tmp_path):
+    shared = set(os.listdir("/dev/shm"))
+    with running(tmp_path) as command:
+        command.interrupt(number)
+        assert command.wait(20) == status
+        assert command.left_after(2) == []
+        assert command.errors == ""
+    values = summary(tmp_path / "run")
+    assert values["status"] == "interrupted"
+    assert saved_steps(tmp_path / "run") == values["env_steps"] > 0
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+@pytest.mark.parametrize("seconds", [0.2, 1.2])
+def test_an_interrupt_at_start_up_ends_at_once_without_a_traceback(seconds, tmp_path):
+    with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(tmp_path / "run"), *SMALL) as command:
+        time.sleep(seconds)
+        command.interrupt()
+        assert command.wait(20) == 130
+        assert command.errors == ""
+        assert command.left_after(2) == []
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path):
+    with running(tmp_path, "--env-kwargs", "{fault: hang, after: 400}") as command:
+        time.sleep(1)
+        command.interrupt()
+        time.sleep(0.3)
+        command.interrupt()
+        assert command.wait(20) == 130
+        assert "Traceback" not in command.errors
+        assert command.left_after(2) == []
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_sigusr1_saves_and_goes_on_and_sigterm_ends_a_call_from_python(serial, tmp_path):
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    asked_at = []
+
+    def ask(report):
+        if report.env_steps > 500 and not asked_at:
+            asked_at.append(report.env_steps)
+            os.kill(os.getpid(), signal.SIGUSR1)
+        elif asked_at and not store.is_empty():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    result = train(config_for(tmp_path, steps=10**9, serial=serial), [ask])
+    assert (result.status, result.signal) == ("interrupted", signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert result.env_steps > asked_at[0]
+    assert len(list((tmp_path / "run" / "checkpoints").glob("*.json"))) == 2
+
+
+# Users' programs
+
+SCRIPT = """
+import gymnasium as gym, numpy as np, psutil, threading
+from sfactory import Config, LogConfig, train
+
+class Mine(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    def __init__(self, length=10):
+        self.length, self.count = length, 0
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return np.zeros(3, np.float32), {}
+    def step(self, action):
+        self.count += 1
+        return np.zeros(3, np.float32), 1.0, self.count == self.length, False, {}
+
+gym.register("Mine-v0", Mine)
+print("once")
+
+def go(name, env, **kwargs):
+    log = LogConfig(tensorboard=False, display="none")
+    sizes = dict(steps=1024, workers=1, envs_per_worker=8, rollout=16, batch_size=128)
+    result = train(Config(env=env, device="cpu", run=f"FOLDER/{name}", log=log, **sizes, **kwargs))
+    print(name, result.status, result.episode_return_mean)
+    print([p.name() for p in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())])
+
+go("lambda", lambda: Mine(5))
+thread = threading.Thread(target=go, args=("thread", "Mine-v0"), kwargs={"env_kwargs": {"length": 7}})
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("way", ["file", "stdin"])
+def test_a_script_needs_no_guard_and_keeps_no_process(way, tmp_path):
+    script = SCRIPT.replace("FOLDER", str(tmp_path))
+    if way == "stdin":
+        command = Command("-", stdin=script)
+    else:
+        (tmp_path / "script.py").write_text(script)
+        command = Command(str(tmp_path / "script.py"))
+    with command:
+        assert command.wait() == 0, command.errors
+        assert command.output.split("\n") == ["once", "lambda completed 5.0", "[]", "thread completed 7.0", "[]", ""]
+        assert command.errors == ""
+
+
+def test_repeated_runs_keep_neither_descriptors_nor_processes_nor_threads(tmp_path):
+    me, counts = psutil.Process(), []
+    for turn in range(5):
+        train(config_for(tmp_path / str(turn), steps=512))
+        counts.append((me.num_fds(), threading.active_count(), len(me.memory_maps(grouped=False))))
+    assert counts[4][:2] == counts[1][:2]
+    assert counts[4][2] <= counts[1][2] + 8
+
+
+# Bad configurations
+
+
+def refused(arguments: list[str], capsys) -> str:
+    """What the command says when it refuses to start."""
+    try:
+        status = main(arguments)
+    except SystemExit as error:  # of the flags' parser
+        status = error.code
+    assert status == 2
+    return capsys.readouterr().err
+
+
+def test_all_mistakes_are_named_at_once_and_nothing_is_made(tmp_path, capsys):
+    run = tmp_path / "run"
+    mistakes = ["--optim.lr", "-1", "--epochs", "0", "--device", "tpu"]
+    errors = refused(["--env", "CartPol-v1", "--run", str(run), *mistakes], capsys)
+    for said in ("did you mean CartPole-v1", "optim.lr is -1", "epochs is 0", "device is 'tpu'"):
+        assert said in errors
+    assert "batch_size 1000 is not a multiple of rollout 32 x rows 16 = 512; try 1024" in refused(
+        ["--env", "CartPole-v1", "--run", str(run), "--preset", "none", "--batch-size", "1000"], capsys
+    )
+    assert "--batch-size" in refused(["--env", "CartPole-v1", "--run", str(run), "--bath-size", "1000"], capsys)
+    assert "unknown model.core 'lstn'" in refused(["--env", "CartPole-v1", "--run", str(run), "--model.core", "lstn"], capsys)
+    assert not run.exists()
+
+
+def test_unsupported_spaces_are_refused_before_anything_is_made(tmp_path):
+    class Text(Counting):
+        observation_space = spaces.Text(5)
+
+    with pytest.raises(ConfigError, match=r"observation space .* is not supported"):
+        train(config_for(tmp_path, env=Text))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    refusals = []
+
+    def intrude(report):
+        with pytest.raises(ConfigError, match="is in use by a running process") as caught:
+            train(config_for(tmp_path, serial=True))
+        refusals.append(caught.value)
+        return False
+
+    train(config_for(tmp_path), [intrude])
+    assert refusals
