@@ -307,7 +307,7 @@ def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, pa
             problems.append(f"unknown key {path}{key}{hint}")
             continue
         current = getattr(config, key)
-        if dataclasses.is_dataclass(current):
+        if dataclasses.is_dataclass(current) and not isinstance(current, type):
             if not isinstance(value, Mapping):
                 problems.append(f"{path}{key} is a group and takes a mapping, not {value!r}")
                 continue
@@ -410,7 +410,7 @@ def to_dict(config: Any) -> dict[str, Any]:
     """A config as nested plain values for YAML and JSON; callables become their qualified names."""
 
     def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return to_dict(value)
         if isinstance(value, dict):
             return {str(k): plain(v) for k, v in value.items()}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sfactory.adam import Adam
 from sfactory.arena import FREE, Arena
 from sfactory.batch import Assembler, Batch
 from sfactory.board import Counters, Progress
@@ -65,7 +66,7 @@ class Learner:
         self._assemble = Assembler(arena, self._per_batch, device)
         self._flat = FlatWeights(model, gradients=True)
         optim = config.optim
-        self._optimizer = torch.optim.Adam([self._flat.parameters], lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+        self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
         self._distribution = ActionDistribution(model.action)
         self._vtrace, self._gae = vtrace_for(device), gae_for(device)
         self._returns = RunningMeanStd().to(device) if config.loss.normalize_returns else None
@@ -108,7 +109,7 @@ class Learner:
             losses = dict(zip(STATISTICS, torch.stack(self._statistics).mean(0).tolist(), strict=True))
         lag_mean = float(np.mean([mean for mean, _ in self._lags])) if self._lags else float("nan")
         lag_max = float(max(high for _, high in self._lags)) if self._lags else float("nan")
-        lr = float(self._optimizer.param_groups[0]["lr"])
+        lr = self._optimizer.lr
         self._statistics, self._lags = [], []
         self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr))
 
@@ -118,16 +119,14 @@ class Learner:
             "optimizer": self._optimizer.state_dict(),
             "returns": {} if self._returns is None else dict(self._returns.state_dict()),
             "generator": self._generator.get_state(),
-            "lr": float(self._optimizer.param_groups[0]["lr"]),
+            "lr": self._optimizer.lr,
         }
 
     def load_state(self, state: dict, env_steps: int, updates: int) -> None:
         """Continue from what :meth:`state` gave; the model's weights have been loaded by the caller, in place."""
-        lr = self._optimizer.param_groups[0]["lr"]
         self._optimizer.load_state_dict(state["optimizer"])
-        for group in self._optimizer.param_groups:
-            group["lr"] = state["lr"] if self._config.optim.schedule == "adaptive_kl" else lr
-            group["betas"], group["eps"] = self._config.optim.betas, self._config.optim.eps
+        if self._config.optim.schedule != "constant":
+            self._optimizer.lr = state["lr"]
         if self._returns is not None and state["returns"]:
             self._returns.load_state_dict(state["returns"])
         self._generator.set_state(state["generator"])
@@ -185,9 +184,8 @@ class Learner:
         """Clip the gradient and step, without a sync: the optimizer divides by the scale, and skips where the norm is not finite."""
         gradient, limit = self._flat.parameters.grad, self._config.optim.max_grad_norm
         norm = torch.linalg.vector_norm(gradient)
-        self._optimizer.grad_scale = (norm / limit).clamp(min=1.0) if limit > 0 else torch.ones_like(norm)
-        self._optimizer.found_inf = (~torch.isfinite(norm)).float()
-        self._optimizer.step()
+        divisor = (norm / limit).clamp(min=1.0) if limit > 0 else torch.ones_like(norm)
+        self._optimizer.step(divisor, skip=(~torch.isfinite(norm)).float())
         return norm
 
     def loss(self, batch: Batch, targets: Targets | None = None) -> tuple[Tensor, LossStats]:
@@ -259,15 +257,15 @@ class Learner:
     def _set_learning_rate(self) -> None:
         if self._config.optim.schedule == "linear":
             left = max(0.0, 1.0 - self.env_steps / self._config.steps)
-            self._optimizer.param_groups[0]["lr"] = self._config.optim.lr * left
+            self._optimizer.lr = self._config.optim.lr * left
 
     def _adapt_learning_rate(self, kl: float) -> None:
         """Halve or double, roughly, what misses the target KL divergence by a factor of two (as in Schulman et al. 2017, section 4)."""
-        group, target = self._optimizer.param_groups[0], self._config.optim.target_kl
+        optimizer, target = self._optimizer, self._config.optim.target_kl
         if kl > 2 * target:
-            group["lr"] = max(LR_RANGE[0], group["lr"] / 1.5)
+            optimizer.lr = max(LR_RANGE[0], optimizer.lr / 1.5)
         elif kl < target / 2:
-            group["lr"] = min(LR_RANGE[1], group["lr"] * 1.5)
+            optimizer.lr = min(LR_RANGE[1], optimizer.lr * 1.5)
 
 
 def _target_columns(targets: Targets, index: Tensor) -> Targets:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -22,7 +23,7 @@ import psutil
 
 PRELOAD = "sfactory.preload"
 PIPE_BYTES = 1 << 20
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+RUNNER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 _lock = threading.RLock()
 _users = 0
 _started_here = False
@@ -55,10 +56,10 @@ def _server_pid() -> int | None:
 
 
 def _start_server() -> None:
-    """Start the server with SIGINT and SIGTERM blocked, and so its workers, from their first instruction: those are for the runner."""
+    """Start the server with the runner's signals blocked, and so its workers, from their first instruction."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
     resource_tracker.ensure_running()  # else it would be started, and then the signals unblocked, by the server's start
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, RUNNER_SIGNALS)
     try:
         with _no_main_module():
             forkserver.ensure_running()
@@ -103,9 +104,14 @@ class Outbox:
 
 
 class WorkerProcesses:
-    """The worker processes of one run, by name."""
+    """The worker processes of one run, by name.
+
+    Attributes:
+        gone: Whether they have been there and have ended.
+    """
 
     def __init__(self) -> None:
+        self.gone = False
         self._processes: dict[str, BaseProcess] = {}
         self._inboxes: dict[str, connection.Connection] = {}
 
@@ -159,13 +165,20 @@ class WorkerProcesses:
         return total
 
     def kill(self) -> None:
-        """End every worker that is still there, and what its environments have started."""
+        """End every worker that is still there, and what its environments have started, also if the worker itself is gone."""
+        pids = {process.pid for process in self._processes.values()}
         for process in self._processes.values():
             if process.exitcode is None:
                 kill_tree(process.pid)
+        if pids and (server := _server_pid()) is not None:
+            for orphan in psutil.Process(server).children(recursive=True):
+                with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                    if os.getpgid(orphan.pid) in pids:
+                        orphan.kill()
         for process in self._processes.values():
             process.join()
             process.close()
         for inbox in self._inboxes.values():
             inbox.close()
+        self.gone = bool(self._processes)
         self._processes, self._inboxes = {}, {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import signal
 import threading
 import time
@@ -196,6 +197,7 @@ class _Supervisor:
                     self._run_serial()
                 else:
                     self._run_processes()
+                self._report_the_end()
             except Exception as error:
                 self._fail(error)
             self._display.close()
@@ -269,7 +271,7 @@ class _Supervisor:
                 rollout.report()
                 rollout.close()
             training.finish()
-            self._watch(self._wires.events.take())
+            self._watch(self._wires.events.take(), report=False)
             torch.set_num_threads(threads)
 
     # Several processes
@@ -339,12 +341,13 @@ class _Supervisor:
                     self._finished = event
                 case Fault() if not self._ending():
                     self._fault = event
-        due = time.monotonic() - self._last_board[0] >= self._plan.config.log.report_every_s
-        if (report and due) or (self._finished is not None and self._last_report_is_old()):
+        if report and time.monotonic() - self._last_board[0] >= self._plan.config.log.report_every_s:
             self._report()
 
-    def _last_report_is_old(self) -> bool:
-        return self._last_report is None or self._last_report.env_steps < self._finished.env_steps
+    def _report_the_end(self) -> None:
+        """Report what has come since the last time; the rollout workers' last episodes come after the learner's last message."""
+        if self._last_report is None or self._last_report.env_steps < self._progress.env_steps:
+            self._report()
 
     def _merge(self, new: Progress) -> Progress:
         """The learner's newest message; statistics that it lacks (nothing was trained in between) stay."""
@@ -402,7 +405,7 @@ class _Supervisor:
             "free_slots": int((state == FREE).sum()),
             "finished_slots": int((state == FINISHED).sum()),
             "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
-            "rss_mb": (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
+            "rss_mb": math.nan if self._processes.gone else (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
         }
 
     def _summarise(self) -> Result:

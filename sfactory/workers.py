@@ -35,7 +35,7 @@ from sfactory.errors import EnvironmentFault, SfactoryError
 from sfactory.inference import PolicyWorker
 from sfactory.learner import Learner
 from sfactory.model import build_model
-from sfactory.processes import Outbox, kill_tree
+from sfactory.processes import RUNNER_SIGNALS, Outbox, kill_tree
 from sfactory.queues import IndexQueue, LocalQueue, Queue
 from sfactory.rollout import RolloutWorker
 from sfactory.weights import FlatWeights, WeightBoard
@@ -294,11 +294,12 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
 def process_main(name: str, outbox: Outbox, target: Callable[..., None], plan: SharedPlan, wires: Wires, *args: Any) -> None:
     """The life of a worker process: signals are the runner's business, faults are reported, and it never outlives the runner."""
     Path("/proc/self/comm").write_text(f"sf-{name}")  # its name in top and ps
+    os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds by it what environments have started
     for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # also for programs that environments start
-    signal.signal(signal.SIGTERM, lambda *_: None)  # those shall still end at a SIGTERM
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # programs that environments start shall still end at a SIGTERM
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # and so shall their forks
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         target(plan.open(), dataclasses.replace(wires, events=outbox), *args)

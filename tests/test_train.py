@@ -31,6 +31,8 @@ from sfactory.train import main
 
 pytestmark = pytest.mark.timeout(120)
 BATCH = 128
+MARK = "SFACTORY_TEST_RUN"
+"""An environment variable by which the processes that tests have started are known."""
 QUIET = LogConfig(report_every_s=0.05, display="none", tensorboard=False)
 SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", str(BATCH), "--device", "cpu",
          "--log.no-tensorboard", "--log.report-every-s", "0.2"]  # fmt: skip
@@ -39,16 +41,22 @@ SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--roll
 @pytest.fixture(scope="module", autouse=True)
 def server():
     """One for all runs in this process; each would start its own otherwise."""
-    with fork_server():
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, str(os.getpid()))
+        with fork_server():
+            yield
 
 
 @pytest.fixture(autouse=True)
-def no_child_is_left(server):
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+def nothing_is_left(server):
+    """No process that a test has started lives on, whoever has adopted it."""
+    before = {process.pid for process in marked_processes()}
     yield
-    left = [process for process in psutil.Process().children(recursive=True) if process.pid not in before]
-    assert left == []
+    assert [process for process in marked_processes() if process.pid not in before] == []
+
+
+def marked_processes() -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["environ", "status"]) if (p.info["environ"] or {}).get(MARK) == str(os.getpid())]
 
 
 def config_for(folder: Path, env=Faulty, **changes) -> Config:
@@ -105,7 +113,7 @@ def test_the_run_folder_holds_what_the_contract_says(finished):
     assert values["status"] == "completed"
     assert values["env_steps"] == values["frames"] == int(report["env_steps"])
     assert values["wall_s"] > 0
-    assert values["fps"] == pytest.approx(values["env_steps"] / values["wall_s"])
+    assert values["fps"] == pytest.approx(values["env_steps"] / values["wall_s"], rel=1e-3)
     assert values["episode_return_mean"] > 5
 
 
@@ -313,7 +321,7 @@ def test_a_failed_command_ends_with_status_1_and_one_message(tmp_path, capsys):
     arguments = ["--env", "faults:Faulty", "--env-kwargs", "{fault: step}", "--steps", "1000000", "--run", str(tmp_path / "run"), *SMALL]
     assert main(arguments) == 1
     errors = capsys.readouterr().err
-    assert errors.startswith("error: rollout-0: environment 5 (Faulty) raised RuntimeError in step(): the simulator has lost its licence")
+    assert errors.startswith("error: rollout-0: environment 5 (Faulty) raised RuntimeError in step(")
 
 
 def test_an_environment_that_exits_fails_the_run(tmp_path):
@@ -323,8 +331,8 @@ def test_an_environment_that_exits_fails_the_run(tmp_path):
 
 
 def test_an_environment_that_hangs_is_ended(tmp_path):
-    config = config_for(tmp_path, env=Faulty, env_kwargs={"fault": "hang"}, steps=10**9, runtime=RuntimeConfig(step_timeout_s=4))
-    with pytest.raises(RunFailed, match=r"rollout-0: no sign of life for 4 s.*runtime\.step_timeout_s"):
+    config = config_for(tmp_path, env=Faulty, env_kwargs={"fault": "hang"}, steps=10**9, runtime=RuntimeConfig(step_timeout_s=3))
+    with pytest.raises(RunFailed, match=r"rollout-0: no sign of life for 3 s.*runtime\.step_timeout_s"):
         train(config)
     values = summary(tmp_path / "run")
     assert values["status"] == "failed"
@@ -415,7 +423,8 @@ def test_sigusr1_saves_and_goes_on_and_sigterm_ends_a_call_from_python(serial, t
         if report.env_steps > 500 and not asked_at:
             asked_at.append(report.env_steps)
             os.kill(os.getpid(), signal.SIGUSR1)
-        elif asked_at and not store.is_empty():
+        elif len(asked_at) == 1 and not store.is_empty():
+            asked_at.append(report.env_steps)
             os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
@@ -424,6 +433,21 @@ def test_sigusr1_saves_and_goes_on_and_sigterm_ends_a_call_from_python(serial, t
     assert signal.getsignal(signal.SIGTERM) == before
     assert result.env_steps > asked_at[0]
     assert len(list((tmp_path / "run" / "checkpoints").glob("*.json"))) == 2
+
+
+def test_signals_to_other_processes_of_a_run_than_its_runner_change_nothing(tmp_path):
+    sent = []
+
+    def disturb(report):
+        if report.env_steps > 500 and not sent:
+            sent.extend(p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline()))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                for process in sent:
+                    process.send_signal(number)
+
+    result = train(config_for(tmp_path, steps=20_000), [disturb])
+    assert result.status == "completed"
+    assert len(sent) == 4, "the server, the learner, a policy worker and a rollout worker"
 
 
 # Users' programs
@@ -515,7 +539,7 @@ def test_unsupported_spaces_are_refused_before_anything_is_made(tmp_path):
     class Text(Counting):
         observation_space = spaces.Text(5)
 
-    with pytest.raises(ConfigError, match=r"observation space .* is not supported"):
+    with pytest.raises(ConfigError, match=r"the observation space Text"):
         train(config_for(tmp_path, env=Text))
     assert not (tmp_path / "run").exists()
 

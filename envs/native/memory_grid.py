@@ -23,7 +23,6 @@ from sfactory.errors import ConfigError
 
 _VIEW_CELLS = 5
 _CELL_PIXELS = 4
-_FORWARD, _LEFT, _RIGHT = 0, 1, 2
 _WALL, _FLOOR, _AGENT, _RED, _GREEN = range(5)
 _COLOURS = np.array([(96, 96, 96), (0, 0, 0), (255, 255, 255), (255, 0, 0), (0, 255, 0)], np.uint8)
 _NO_CUE = 2
@@ -32,16 +31,16 @@ _NO_CUE = 2
 class MemoryGrid(NativeGroup):
     """Walk along a corridor to its two doors and take the one in the colour of the cue: reward 1 for it, -1 for the other; both terminate.
 
-    Actions: forward (0), through the left door (1), through the right door (2); the last two have an effect only at the doors. Nothing
-    leads back, so that a random walk always gets there, after 3 `length` env steps on average. Observations are the egocentric 5 x 5 cells
-    around the agent as uint8 ``[3, 20, 20]``.
+    Actions at the doors: the left one (0) or the right one (1). In the corridor every action leads one cell forward, so that exploring is
+    easy, nothing is gained by waiting, and the cue must be kept in mind for exactly ``length + 1`` env steps. Observations are the
+    egocentric 5 x 5 cells around the agent as uint8 ``[3, 20, 20]``.
 
     Args:
         length: Cells from the start to the doors.
         shuffle_doors: Draw the doors' colours anew in every episode; else the left door is red. Much harder to learn: the door to take is
             then the exclusive or of two bits, of which neither alone says anything.
         time_penalty: Subtracted from every env step's reward.
-        max_episode_steps: Env steps after which an episode is truncated; unset: ``10 * (length + 2)``.
+        max_episode_steps: Env steps after which an episode is truncated; unset: no limit, since all episodes last ``length + 2``.
 
     Raises:
         ConfigError: If `length` is below 1.
@@ -60,7 +59,7 @@ class MemoryGrid(NativeGroup):
     ) -> None:
         if length < 1:
             raise ConfigError(f"env_kwargs length is {length}; it must be at least 1")
-        super().__init__(seeds, squash, 10 * (length + 2) if max_episode_steps is None else max_episode_steps)
+        super().__init__(seeds, squash, length + 2 if max_episode_steps is None else max_episode_steps)
         views = _views(length)
         self._views = views.reshape(*views.shape[:3], -1)
         self._shuffle_doors = bool(shuffle_doors)
@@ -69,7 +68,7 @@ class MemoryGrid(NativeGroup):
         self._cue = np.zeros(self.rows, np.int8)
         self._left_door = np.zeros(self.rows, np.int8)
         self.observation_space = gymnasium.spaces.Box(0, 255, views.shape[3:], np.uint8)
-        self.action_space = gymnasium.spaces.Discrete(3)
+        self.action_space = gymnasium.spaces.Discrete(2)
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
         state = (self._place, self._cue, self._left_door, self._elapsed, self._random)
@@ -146,12 +145,11 @@ def _step(
         if not fresh:
             gain = -time_penalty
             if elapsed[row] > 0:  # the action chosen while the cue was visible has no effect
-                action = actions[row, 0]
-                if action == _FORWARD:
-                    place[row] = min(place[row] + 1, end)
-                elif place[row] == end:
+                if place[row] < end:
+                    place[row] += 1
+                else:
                     ended = True
-                    colour = left_door[row] if action == _LEFT else 1 - left_door[row]
+                    colour = left_door[row] if actions[row, 0] == 0 else 1 - left_door[row]
                     gain += 1.0 if colour == cue[row] else -1.0
             elapsed[row] += 1
         timed_out = not fresh and not ended and elapsed[row] >= max_steps

@@ -13,6 +13,11 @@ from torch import Tensor, nn
 from sfactory.model.precision import full_precision
 from sfactory.model.recurrence import GRUScan, LSTMScan, lstm_gates
 
+KEEPING_GATE = 1
+"""Which of a unit's gates keeps its memory: the LSTM's forget gate, the GRU's update gate."""
+KEEPING_BIAS = 1.0
+"""Its initial bias (Jozefowicz et al. 2015, section 2.2): at 0 half of the memory and of its gradient is lost at every step."""
+
 
 class Core(nn.Module):
     """Base of recurrent cores. A subclass sets the attributes and writes `forward`.
@@ -79,6 +84,7 @@ class _GatedCore(Core):
                 self.register_parameter(f"{name}_l{layer}", weight)
             for name in ("bias_ih", "bias_hh"):
                 self.register_parameter(f"{name}_l{layer}", nn.Parameter(torch.zeros(self.gates * size)))
+            self._parameter("bias_ih", layer).data[KEEPING_GATE * size : (KEEPING_GATE + 1) * size] = KEEPING_BIAS
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         states = []
