@@ -3,9 +3,9 @@
     python perf/starts.py [--runs 50] [--seed 0] [--env CartPole-v1] [--json FILE]
 
 Each run is a command in a session of its own. Half of the runs get SIGINT, as Ctrl-C sends it to the whole process group, at a random
-moment: of these, half during start-up and half in the first seconds of training. The others run to their end. A run passes if it ends within 10 s of the signal with
-status 130 (0 if it had just ended by itself), prints no traceback, says in its summary what happened, and leaves neither a process nor
-anything in /dev/shm.
+moment: of these, half during start-up and half in the first seconds of training. The others run to their end. A run passes if it ends
+within 10 s of the signal with status 130 (0 if it had just ended by itself), prints no traceback, says in its summary what happened, and
+leaves neither a process nor anything in /dev/shm (where other programs must leave nothing either).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def one_run(flags: list[str], moment: Moment | None, folder: Path) -> Outcome:
 
 
 def has_trained(metrics: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         return int(metrics.read_text().splitlines()[-1].split(",")[1]) > 0
     return False
 

@@ -130,7 +130,6 @@ class Progress:
     lag_max: float
     losses: dict[str, float]
     lr: float
-    skipped_updates: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while there is nothing to save."""
+"""Ctrl-C and SIGTERM before and after there is something to save."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
     """End this process and all its descendants now, with exit status 128 + `number`."""
     kill_tree(os.getpid(), spare_root=True)
     os._exit(128 + number)
+
+
+def ignore_interrupts() -> None:
+    """For the last moments of a command, when all is done and its exit status stands."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_at_once_when_interrupted() -> None:

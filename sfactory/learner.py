@@ -71,7 +71,7 @@ class Learner:
         self._vtrace, self._gae = vtrace_for(device), gae_for(device)
         self._returns = RunningMeanStd().to(device) if config.loss.normalize_returns else None
         self._generator = torch.Generator().manual_seed(config.seed)
-        self.env_steps = self.updates = self.skipped_updates = 0
+        self.env_steps = self.updates = 0
         self._statistics: list[Tensor] = []
         self._lags: list[tuple[float, int]] = []
         self._reported = time.monotonic()

@@ -180,6 +180,7 @@ class _Supervisor:
         self._signal: int | None = None
         self._cancelled = False
         self._last_report: Report | None = None
+        self._news = False
         self._last_board = (time.monotonic(), self._wires.board.snapshot())
         self._processes = WorkerProcesses()
 
@@ -333,7 +334,9 @@ class _Supervisor:
             match event:
                 case Episodes():
                     self._episodes.add(event.returns, event.lengths, event.extras)
+                    self._news = True
                 case Progress():
+                    self._news |= event.env_steps > self._progress.env_steps
                     self._progress = self._merge(event)
                 case Saved(error=str() as error):
                     self._display.note(error)
@@ -346,7 +349,7 @@ class _Supervisor:
 
     def _report_the_end(self) -> None:
         """Report what has come since the last time; the rollout workers' last episodes come after the learner's last message."""
-        if self._last_report is None or self._last_report.env_steps < self._progress.env_steps:
+        if self._news:
             self._report()
 
     def _merge(self, new: Progress) -> Progress:
@@ -371,7 +374,7 @@ class _Supervisor:
             policy_lag_max=progress.lag_max, learner_updates=progress.updates, lr=progress.lr, extras=episodes.extras,
             **{name: value for name, value in progress.losses.items() if name in names}, **self._load(),
         )  # fmt: skip
-        self._last_report = report
+        self._last_report, self._news = report, False
         try:
             self._writer.write(report)
         except OSError as error:

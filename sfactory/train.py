@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from sfactory.interrupts import end_at_once_when_interrupted
+from sfactory.interrupts import end_at_once_when_interrupted, ignore_interrupts
 
 DESCRIPTION = """Train a reinforcement-learning agent. The same command again resumes the run in its folder; --overwrite starts anew.
 --config FILE reads a YAML file of the same fields; flags win over it, and both win over the environment family's preset."""
@@ -38,4 +38,6 @@ def main(args: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     end_at_once_when_interrupted()
-    sys.exit(main())
+    status = main()
+    ignore_interrupts()
+    sys.exit(status)

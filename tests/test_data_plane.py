@@ -170,6 +170,31 @@ def test_a_reader_never_sees_torn_weights():
     writer.join()
 
 
+class _SlowReader:
+    """The target of a copy that is overtaken by two publications half way."""
+
+    def __init__(self, board: WeightBoard, size: int) -> None:
+        self.board, self.value, self.overtaken = board, torch.zeros(size), False
+
+    def copy_(self, source: torch.Tensor) -> None:
+        half = len(self.value) // 2
+        self.value[:half] = source[:half]
+        if not self.overtaken:
+            self.overtaken = True
+            self.board.publish(torch.full_like(self.value, 2.0), 2)
+            self.board.publish(torch.full_like(self.value, 3.0), 3)
+        self.value[half:] = source[half:]
+
+
+def test_a_reader_that_was_overtaken_reads_again():
+    board = WeightBoard(10)
+    board.publish(torch.full((10,), 1.0), 1)
+    reader = _SlowReader(board, 10)
+    version = board.read(reader)
+    assert version == 3
+    assert (reader.value == 3.0).all()
+
+
 class TestSlotScheduler:
     def scheduler(self, slots=6, per_batch=2, updates=1, limit=5):
         arena = make_arena(slots=slots)

@@ -30,10 +30,19 @@ def shake(run: SamplingRun) -> None:
     run.wires.weights.publish(run.learner._flat.vector, 1)
 
 
-@pytest.mark.parametrize("core", ["none", "gru", "lstm"])
-@pytest.mark.parametrize("shared", [True, False])
-def test_lag_zero_importance_weights_are_one(core, shared, tmp_path):
-    config = busy_config(core)
+@pytest.mark.parametrize(
+    ("core", "shared", "env"),
+    [
+        ("none", True, Busy),
+        ("gru", True, Busy),
+        ("lstm", True, Busy),
+        ("lstm", False, Busy),
+        *(("lstm", True, vector_of(Busy, mode)) for mode in MODES),
+    ],
+    ids=["none", "gru", "lstm", "separate critic", *(mode.name for mode in MODES)],
+)
+def test_lag_zero_importance_weights_are_one(core, shared, env, tmp_path):
+    config = busy_config(core, env)
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, shared_critic=shared))
     run = SamplingRun(config, tmp_path)
     try:

@@ -404,8 +404,8 @@ def test_an_interrupt_at_start_up_ends_at_once_without_a_traceback(seconds, tmp_
 
 
 def test_a_second_interrupt_ends_at_once(tmp_path):
-    with running(tmp_path, "--env-kwargs", "{fault: hang, after: 400}") as command:
-        time.sleep(1)
+    with running(tmp_path, "--env-kwargs", "{fault: hang, after: 200}") as command:
+        time.sleep(2)  # by then the environment hangs
         command.interrupt()
         time.sleep(0.3)
         command.interrupt()
