@@ -156,8 +156,10 @@ class SingleGroup:
         for row, result in enumerate(results):
             if not isinstance(result, tuple) or len(result) != 5:
                 what = f"a tuple of {len(result)}" if isinstance(result, tuple) else repr(result)
-                return EnvironmentFault(f"{self._names[row]}: step() returned {what}; it must return the five values observation, reward, "
-                                        "terminated, truncated, info")
+                return EnvironmentFault(
+                    f"{self._names[row]}: step() returned {what}; it must return the five values observation, reward, "
+                    "terminated, truncated, info"
+                )
             for what, value in zip(("reward", "terminated", "truncated"), result[1:4], strict=True):
                 if np.shape(value) != () or not isinstance(value, bool | int | float | np.generic | np.ndarray):
                     return EnvironmentFault(f"{self._names[row]}: step() returned {value!r} as {what}; it must be one number")

@@ -128,8 +128,10 @@ def make_environments(request: EnvRequest, count: int) -> list[Any]:
     if is_vector(first):
         if first.num_envs != count:
             first.close()
-            raise ConfigError(f"{name} returned a vector environment with num_envs {first.num_envs}, but a group has {count} environments "
-                              "(envs_per_worker / runtime.groups); let the callable take num_envs, or change envs_per_worker")
+            raise ConfigError(
+                f"{name} returned a vector environment with num_envs {first.num_envs}, but a group has {count} environments "
+                "(envs_per_worker / runtime.groups); let the callable take num_envs, or change envs_per_worker"
+            )
         return [first]
     envs = [first, *(make_environment(request, count) for _ in range(count - 1))]
     if len(set(map(id, envs))) < count:
@@ -150,8 +152,10 @@ def make_environment(request: EnvRequest, count: int) -> Any:
         return _make_by_id(request, kwargs, count)
     env = _make_by_call(request.env, kwargs, count)
     if request.backend == "vector" and not is_vector(env):
-        raise ConfigError(f"env_backend is vector, but {env_name(request.env)} returned a {type(env).__name__}, which is no "
-                          "gymnasium.vector.VectorEnv; use env_backend auto")
+        raise ConfigError(
+            f"env_backend is vector, but {env_name(request.env)} returned a {type(env).__name__}, which is no "
+            "gymnasium.vector.VectorEnv; use env_backend auto"
+        )
     return env
 
 

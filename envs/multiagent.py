@@ -120,8 +120,10 @@ class ParallelGroup:
         except Exception as error:
             raise fault_of(self._names[index], f"step({chosen!r})", error) from error
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
-            raise EnvironmentFault(f"{self._names[index]}: step() returned {result!r}; it must return five dicts by agent: observations, "
-                                   "rewards, terminations, truncations, infos")
+            raise EnvironmentFault(
+                f"{self._names[index]}: step() returned {result!r}; it must return five dicts by agent: observations, "
+                "rewards, terminations, truncations, infos"
+            )
         observations, rewards, terminations, truncations, infos = result
         living = [agent for agent in env.agents if not (terminations.get(agent) or truncations.get(agent))]
         last_seen = self._seen[base : base + len(self._agents)]

@@ -105,15 +105,18 @@ class FrameWriter:
             self._name_mask(masks)
         if self._validate and not (allows := np.logical_or.reduceat(out, self._component_begins, axis=1)).all():
             row = int(np.flatnonzero(~allows.all(1))[0])
-            raise EnvironmentFault(f"{self._name(row)}: the action mask {out[row].astype(int)} allows no action; it must allow at least "
-                                   "one in each component of the action space")
+            raise EnvironmentFault(
+                f"{self._name(row)}: the action mask {out[row].astype(int)} allows no action; it must allow at least "
+                "one in each component of the action space"
+            )
 
     def check_rewards(self, reward: np.ndarray) -> None:
         """Raise EnvironmentFault unless all rewards ``[rows]`` are finite."""
         if self._validate and not math.isfinite(reward.dot(reward)) and not (finite := np.isfinite(reward)).all():
             row = int(np.flatnonzero(~finite)[0])
-            raise EnvironmentFault(f"{self._name(row)}: the reward is {reward[row]}; it must be a finite number. Correct the environment's "
-                                   "reward")
+            raise EnvironmentFault(
+                f"{self._name(row)}: the reward is {reward[row]}; it must be a finite number. Correct the environment's reward"
+            )
 
     def _check_values(self, out: tuple[np.ndarray, ...]) -> None:
         for leaf, target in zip(self._observation.leaves, out, strict=True):

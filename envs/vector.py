@@ -26,9 +26,7 @@ def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
         EnvironmentFault: If reset() raises or returns something else than (observation, info).
     """
     _autoreset_mode(env, request)
-    observation, action = read_spaces(
-        getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None), request
-    )
+    observation, action = read_spaces(getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None), request)
     _, info = check_reset(environment_name(request, 0), lambda: env.reset(seed=0))
     masked = observation.mask_path is not None or MASK_KEY in info
     return EnvSpec(observation, action, masked=masked, family="vector", render_fps=render_fps(env))
@@ -54,9 +52,7 @@ class VectorGroup:
         seed: Of the run.
     """
 
-    def __init__(
-        self, envs: Sequence[gymnasium.vector.VectorEnv], request: EnvRequest, spec: EnvSpec, first_index: int, seed: int
-    ) -> None:
+    def __init__(self, envs: Sequence[gymnasium.vector.VectorEnv], request: EnvRequest, spec: EnvSpec, first_index: int, seed: int) -> None:
         (env,) = envs
         self.rows = env.num_envs
         self.finals: Finals | None = None
@@ -129,8 +125,10 @@ class VectorGroup:
                     raise ValueError(f"{value!r}")
                 target[:] = value
         except (ValueError, TypeError) as error:
-            raise EnvironmentFault(f"{self._group_name}: step() must return observation, reward, terminated, truncated, info with arrays "
-                                   f"of {self.rows} entries, not {error}") from error
+            raise EnvironmentFault(
+                f"{self._group_name}: step() must return observation, reward, terminated, truncated, info with arrays "
+                f"of {self.rows} entries, not {error}"
+            ) from error
         outcome.truncated[outcome.terminated] = False
         for target in outcome:
             target[began] = 0
@@ -156,8 +154,10 @@ class VectorGroup:
         if not len(rows):
             return
         if "final_obs" not in info:
-            raise EnvironmentFault(f"{self._names[rows[0]]} was truncated, but info has no final_obs; a vector environment with autoreset "
-                                   "SAME_STEP must give it")
+            raise EnvironmentFault(
+                f"{self._names[rows[0]]} was truncated, but info has no final_obs; a vector environment with autoreset "
+                "SAME_STEP must give it"
+            )
         final = info["final_obs"]
         if isinstance(final, np.ndarray) and final.dtype == object:
             whole = self._new_obs(self.rows)

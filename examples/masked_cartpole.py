@@ -1,6 +1,6 @@
 """CartPole without its velocities: an agent needs memory to balance it.
 
-    python -m sfactory.train --env examples.masked_cartpole:MaskedCartPole-v0 --model.core lstm --steps 500000
+python -m sfactory.train --env examples.masked_cartpole:MaskedCartPole-v0 --model.core lstm --steps 500000
 """
 
 from __future__ import annotations

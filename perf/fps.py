@@ -57,7 +57,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    table = Table("workload", "env steps/s", "range", "flags", title=f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
+    table = Table(
+        "workload",
+        "env steps/s",
+        "range",
+        "flags",
+        title=f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
+    )
     rows = []
     for name, flags in WORKLOADS.items():
         if args.only and name not in args.only:

@@ -69,7 +69,9 @@ def main() -> int:
             results = [measure(reference, seed, Path(folder)) for seed in args.seeds]
             returns, seconds = zip(*results, strict=True)
             missed |= min(returns) < reference.expected
-            rows.append({"name": reference.name, "steps": reference.steps, "expected": reference.expected, "returns": returns, "seconds": seconds})
+            rows.append(
+                {"name": reference.name, "steps": reference.steps, "expected": reference.expected, "returns": returns, "seconds": seconds}
+            )
             cells = (f"{value:.1f}" for value in returns)
             table.add_row(reference.name, f"{reference.steps:,}", f"{reference.expected:g}", *cells, " ".join(f"{s:.0f}" for s in seconds))
             print(rows[-1], flush=True)

@@ -2,8 +2,8 @@
 
 One spec table names every array, its shape, dtype and writer. Arenas are made from it; the learner's batches have the same fields.
 
-A slot holds one segment: ``rollout`` steps (T) of one group's rows. Arrays are time-major and contiguous per step, ``[slot, T(+1), rows, ...]``,
-so that one step of one group is a view. Row T holds the observation whose value bootstraps the segment.
+A slot holds one segment: ``rollout`` steps (T) of one group's rows. Arrays are time-major and contiguous per step, ``[slot, T(+1),
+rows, ...]``, so that one step of one group is a view. Row T holds the observation whose value bootstraps the segment.
 
 Contract of concurrent access: a slot has one owner at a time, told by ``state``; it passes on only with the slot's index in a queue.
     FREE      in the free queue, or about to be
@@ -80,8 +80,8 @@ class Segments:
         first: bool ``[..., T+1, rows]``; an episode's first observation.
         active: bool ``[..., T+1, rows]``; the action has an effect, so the sample counts.
         reward, terminated, truncated: ``[..., T, rows]`` of the step that followed.
-        final_value: float32 ``[..., T, rows]``; the behaviour policy's V(final_obs) of rows truncated in an environment that had already reset
-            itself; NaN elsewhere: there V(final_obs) is the value at t+1.
+        final_value: float32 ``[..., T, rows]``; the behaviour policy's V(final_obs) of rows truncated in an environment that had
+            already reset itself; NaN elsewhere: there V(final_obs) is the value at t+1.
         owner: int32 ``[..., rows]``; the policy that owns the row.
         categorical, continuous: actions, int32 ``[..., T, rows, K]`` and float32 ``[..., T, rows, D]``.
         log_prob, value: of the behaviour policy, float32 ``[..., T, rows]`` and ``[..., T+1, rows]`` (row T only where asked for).

@@ -1,6 +1,7 @@
 """Training batches: finished segments side by side, as tensors on the learner's device.
 
-A batch has the fields of :class:`sfactory.arena.Segments` that the loss needs, time-major with all segments' rows as columns: ``[T(+1), B, ...]``.
+A batch has the fields of :class:`sfactory.arena.Segments` that the loss needs, time-major with all segments' rows as columns:
+``[T(+1), B, ...]``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 
 from sfactory.arena import Arena
+
+WITHOUT_TIME = ("rnn_state", "owner")
+"""Fields that a segment has once, without a time dimension."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +53,19 @@ class Batch:
     def columns(self, index: Tensor) -> Batch:
         """The batch's columns of the given indices, int64 ``[n]``; copies."""
 
-        def select(name: str, value: Tensor) -> Tensor:
-            return value.index_select(0 if name in ("rnn_state", "owner") else 1, index)
+        def select(name: str, value: Tensor | tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
+            if isinstance(value, tuple):
+                return tuple(leaf.index_select(1, index) for leaf in value)
+            return None if value is None else value.index_select(0 if name in WITHOUT_TIME else 1, index)
 
-        return Batch(**{
-            f.name: tuple(select("obs", leaf) for leaf in value) if isinstance(value, tuple) else None if value is None else select(f.name, value)
-            for f in dataclasses.fields(self)
-            for value in (getattr(self, f.name),)
-        })  # fmt: skip
+        return Batch(**{f.name: select(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
 
 
 class Assembler:
     """Makes batches of a fixed number of segments.
 
-    On the CPU a batch of one segment is a view of its slot. Everything else is copied once, slot by slot, into buffers that are kept: pinned ones
-    for CUDA, from which one asynchronous copy per field goes to the device.
+    On the CPU a batch of one segment is a view of its slot. Everything else is copied once, slot by slot, into buffers that are
+    kept: pinned ones for CUDA, from which one asynchronous copy per field goes to the device.
 
     Args:
         arena: Where the segments lie.
@@ -91,7 +93,7 @@ class Assembler:
 
     def _buffer(self, name: str, source: np.ndarray) -> Tensor:
         rows = self._arena.rows * self._segments
-        shape = (rows, *source.shape[2:]) if name in ("rnn_state", "owner") else (source.shape[1], rows, *source.shape[3:])
+        shape = (rows, *source.shape[2:]) if name in WITHOUT_TIME else (source.shape[1], rows, *source.shape[3:])
         dtype = torch.from_numpy(np.empty(0, source.dtype)).dtype
         return torch.empty(shape, dtype=dtype, pin_memory=self._device.type == "cuda")
 
@@ -100,7 +102,7 @@ class Assembler:
         target = buffer.numpy()
         for i, slot in enumerate(slots):
             part = slice(i * rows, (i + 1) * rows)
-            if name in ("rnn_state", "owner"):
+            if name in WITHOUT_TIME:
                 target[part] = source[slot]
             else:
                 target[:, part] = source[slot]

@@ -14,14 +14,16 @@ import numpy as np
 from sfactory.shared import SharedArray
 
 COLUMNS = ("heartbeat", "busy_s", "batches", "rows", "full_waits")
+STARTING_S = 30.0
+"""How much later than the run's beginning a process's silence begins to count, if it has not shown itself by then."""
 _COLUMN = {name: i for i, name in enumerate(COLUMNS)}
 
 
 class Counters:
     """One process's row of the board.
 
-    ``heartbeat`` (monotonic seconds), ``busy_s`` (seconds spent working, not waiting), ``batches`` and ``rows`` (of work done), ``full_waits``
-    (puts that found a queue full). Every process keeps its own running totals; readers take differences.
+    ``heartbeat`` (monotonic seconds), ``busy_s`` (seconds spent working, not waiting), ``batches`` and ``rows`` (of work done),
+    ``full_waits`` (puts that found a queue full). Every process keeps its own running totals; readers take differences.
     """
 
     def __init__(self, row: np.ndarray) -> None:
@@ -63,7 +65,7 @@ class Board:
         self._episode_return = SharedArray((1,), np.float64)
         self._episode_return.array[0] = np.nan
         self.made = time.monotonic()
-        self._table.array[:, 0] = self.made
+        self._table.array[:, 0] = self.made + STARTING_S
 
     def counters(self, name: str) -> Counters:
         return Counters(self._table.array[self.names.index(name)])

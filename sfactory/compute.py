@@ -23,7 +23,9 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise ConfigError(f"device is {name}, but this machine shows {count} CUDA devices to torch {torch.__version__}; use --device cpu")
+            raise ConfigError(
+                f"device is {name}, but this machine shows {count} CUDA devices to torch {torch.__version__}; use --device cpu"
+            )
         device = torch.device("cuda", device.index or 0)
     return device
 

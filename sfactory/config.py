@@ -181,7 +181,7 @@ class RuntimeConfig:
     spin: bool = False
     """Poll queues without sleeping; only with cores to spare."""
     step_timeout_s: float = 300.0
-    """The run stops when a worker process has shown no sign of life for this long."""
+    """The run stops when a rollout worker has shown no sign of life for this long, as when an environment hangs."""
     validate_observations: bool = True
     """Check that observations are finite and have their space's shape."""
 

@@ -71,7 +71,9 @@ class PolicyWorker:
         """Answer requests ``(slot, group, step, value_only)`` with one batch, and tell their groups."""
         self._refresh_weights()
         with torch.inference_mode(), self._autocast_context():
-            obs = tuple(s.gather([leaf[slot, t] for slot, _, t, _ in requests]) for s, leaf in zip(self._staging, self._arena.obs, strict=True))
+            obs = tuple(
+                s.gather([leaf[slot, t] for slot, _, t, _ in requests]) for s, leaf in zip(self._staging, self._arena.obs, strict=True)
+            )
             params, value, state = self._model(obs, self._load_states(requests))
             self._store_states(requests, state)
             if self._device.type != "cpu":
@@ -98,7 +100,9 @@ class PolicyWorker:
             if t == 0 and not value_only:
                 self._arena.rnn_state[slot] = self._states[group].cpu().numpy()
         states = torch.cat([self._states[group] for _, group, _, _ in requests])
-        first = np.concatenate([self._arena.first[slot, t] if not value_only else np.zeros(self._arena.rows, bool) for slot, _, t, value_only in requests])
+        first = np.concatenate(
+            [self._arena.first[slot, t] if not value_only else np.zeros(self._arena.rows, bool) for slot, _, t, value_only in requests]
+        )
         return states * torch.from_numpy(~first).to(self._device).unsqueeze(-1)
 
     def _store_states(self, requests: list[tuple[int, int, int, bool]], state: Tensor | None) -> None:
@@ -130,7 +134,7 @@ class PolicyWorker:
 
 
 class _Staging:
-    """Puts blocks of rows together on the device: no copy for one block on the CPU, else one into a buffer that is kept (pinned for CUDA)."""
+    """Puts blocks of rows together on the device: no copy for one block on the CPU, else one into a kept buffer (pinned for CUDA)."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype, rows: int, device: torch.device) -> None:
         self._device = device

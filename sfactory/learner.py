@@ -243,7 +243,14 @@ class Learner:
         with torch.no_grad():
             values = self._true_values(self._unroll(batch)[1])
         advantages, returns = self._gae(
-            self._rewards(batch), values[:-1], values[-1], batch.terminated, batch.truncated, self._final_values(batch, values), loss.gamma, loss.lam
+            self._rewards(batch),
+            values[:-1],
+            values[-1],
+            batch.terminated,
+            batch.truncated,
+            self._final_values(batch, values),
+            loss.gamma,
+            loss.lam,
         )
         return self._targets(batch, advantages, returns)
 

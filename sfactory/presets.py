@@ -8,7 +8,10 @@ from typing import Any
 from sfactory.errors import ConfigError
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
+    "default": {
+        "loss": {"normalize_returns": True},
+        "model": {"normalize_obs": True},
+    },
     "classic": {
         "envs_per_worker": 32,
         "rollout": 32,
@@ -16,13 +19,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "epochs": 2,
         "optim": {"lr": 2e-3, "minibatches": 4, "schedule": "linear"},
         "loss": {"normalize_returns": True},
+        "model": {"normalize_obs": True},
     },
     "pendulum": {
         "envs_per_worker": 16,
         "rollout": 64,
         "batch_size": 1024,
         "epochs": 10,
-        "optim": {"lr": 1e-3, "minibatches": 4},
+        "optim": {"lr": 1e-3, "minibatches": 4, "schedule": "linear"},
         "loss": {"gamma": 0.9, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
@@ -78,7 +82,10 @@ _FAMILIES = (
     ("pendulum", r"Pendulum-|sfactory/Pendulum"),
     ("classic", r"(.*CartPole|Acrobot-|MountainCar-)|sfactory/CartPole"),
     ("box2d", r"LunarLander|BipedalWalker|CarRacing"),
-    ("mujoco", r"(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|Swimmer|Walker2d)-v\d"),
+    (
+        "mujoco",
+        r"(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|Swimmer|Walker2d)-v\d",
+    ),
 )
 
 

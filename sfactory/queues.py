@@ -1,7 +1,7 @@
 """Queues of small integers: the only thing that travels between workers.
 
-:class:`IndexQueue` is a faster-fifo queue between processes, :class:`LocalQueue` the same within one process. A full queue blocks its writer
-and is counted; no message is ever dropped. Readers take all that is waiting with one call.
+:class:`IndexQueue` is a faster-fifo queue between processes, :class:`LocalQueue` the same within one process. A full queue blocks
+its writer and is counted; no message is ever dropped. Readers take all that is waiting with one call.
 """
 
 from __future__ import annotations

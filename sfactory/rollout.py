@@ -1,7 +1,7 @@
 """The rollout worker: steps groups of environments and lets them write straight into their slots.
 
-Each group is always in one of three places: waiting for the policy's answer, waiting for a free slot, or being stepped here. With two groups
-one steps while the other waits for its actions.
+Each group is always in one of three places: waiting for the policy's answer, waiting for a free slot, or being stepped here. With
+two groups one steps while the other waits for its actions.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ class EpisodeLog:
 
     def record(self, reward: np.ndarray, active: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
         """Account for one step of all rows."""
-        ended = end_episodes(
-            reward, active, terminated, truncated, self._returns, self._lengths, self._ended_returns, self._ended_lengths
-        )
+        ended = end_episodes(reward, active, terminated, truncated, self._returns, self._lengths, self._ended_returns, self._ended_lengths)
         if ended:
             self._done.append((self._ended_returns[:ended].copy(), self._ended_lengths[:ended].copy()))
 
@@ -77,7 +75,10 @@ class RunningGroup:
     Attributes:
         index: Of the group in the run; what requests carry.
         carry: A private copy of the frame with which the next segment begins.
-        reset_frame: Observations of rows that had to make room for final observations while their value is asked for.
+        log: Of its episodes.
+        slot, step: Where it writes; no slot: -1.
+        finals: Final observations whose value it waits for.
+        displaced: The observations that made room for them.
     """
 
     index: int
@@ -92,7 +93,8 @@ class RunningGroup:
 
 def empty_frame(arena: Arena) -> Frame:
     """A private frame of an arena's shapes."""
-    return Frame(*(tuple(map(np.zeros_like, a)) if isinstance(a, tuple) else a if a is None else np.zeros_like(a) for a in arena.frame(0, 0)))
+    obs, mask, first, active = arena.frame(0, 0)
+    return Frame(tuple(map(np.zeros_like, obs)), None if mask is None else np.zeros_like(mask), np.zeros_like(first), np.zeros_like(active))
 
 
 def copy_frame(source: Frame, target: Frame) -> None:

@@ -38,6 +38,8 @@ T = TypeVar("T")
 Callback = Callable[[Report], bool | None]
 EVENT_POLL_S = 0.1
 CLOSING_S = 2.0
+COMPUTE_TIMEOUT_S = 120.0
+"""Silence of a learner or policy worker after which a run stops, where runtime.step_timeout_s is shorter."""
 """How long workers may take to close their environments once the run is at its end."""
 SAVING_S = 60.0
 """How long the learner may take for its present batch and its last checkpoint; a second Ctrl-C ends the wait."""
@@ -306,11 +308,13 @@ class _Supervisor:
             self._fault = Fault(next(iter(codes)), f"worker process ended by itself: {ends}", "")
             return
         limit = self._plan.config.runtime.step_timeout_s
-        silent = time.monotonic() - self._wires.board.snapshot()[:, COLUMNS.index("heartbeat")]
-        if (silent > limit).any():
-            name = self._wires.board.names[int(silent.argmax())]
-            hint = "an environment may hang (runtime.step_timeout_s sets the limit)"
-            self._fault = Fault(name, f"no sign of life for {limit:g} s; {hint}", "")
+        heartbeats = self._wires.board.snapshot()[:, COLUMNS.index("heartbeat")]
+        for name, silent in zip(self._wires.board.names, time.monotonic() - heartbeats, strict=True):
+            # Only environments hang for reasons of their own; the others compile kernels and work on large batches.
+            if silent > (limit if name.startswith("rollout") else max(limit, COMPUTE_TIMEOUT_S)):
+                hint = "an environment may hang (runtime.step_timeout_s sets the limit)"
+                self._fault = Fault(name, f"no sign of life for {silent:.0f} s; {hint}", "")
+                return
 
     def _await_end(self) -> None:
         """Let the learner save, if it has trained, and all processes end; go on taking events, or a full pipe would hold them up."""

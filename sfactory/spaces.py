@@ -83,8 +83,10 @@ class ObservationSpec:
             else:
                 leaves.append(_leaf(path, leaf_space))
         if not leaves:
-            raise ConfigError(f"the observation space {space} has nothing to learn from; supported: Box, Discrete, MultiDiscrete, "
-                              "MultiBinary, and Dict or Tuple of them")
+            raise ConfigError(
+                f"the observation space {space} has nothing to learn from; supported: Box, Discrete, MultiDiscrete, "
+                "MultiBinary, and Dict or Tuple of them"
+            )
         return cls(tuple(leaves), mask_path, tuple(ignored), space)
 
     @property
@@ -131,8 +133,10 @@ def _leaf(path: tuple[str | int, ...], space: spaces.Space) -> Leaf:
         stored = np.uint8 if space.dtype in (np.dtype(np.uint8), np.dtype(bool)) else np.float32
         high = max(1, int(space.high.max())) if stored is np.uint8 else 255
         return Leaf(name, path, space.shape, np.dtype(stored), high=high)
-    raise ConfigError(f"the observation space of {name}, {space}, is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, and "
-                      "Dict or Tuple of them, or a gymnasium.ObservationWrapper that makes one of them")
+    raise ConfigError(
+        f"the observation space of {name}, {space}, is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, and "
+        "Dict or Tuple of them, or a gymnasium.ObservationWrapper that makes one of them"
+    )
 
 
 @dataclass(frozen=True)
@@ -188,8 +192,10 @@ class ActionSpec:
             elif isinstance(sub, spaces.MultiBinary):
                 own = [2] * int(np.prod(sub.shape))
             else:
-                raise ConfigError(f"the action space {sub} is not supported; use Discrete, MultiDiscrete, MultiBinary, a Box of "
-                                  "floats, or Tuple and Dict of them")
+                raise ConfigError(
+                    f"the action space {sub} is not supported; use Discrete, MultiDiscrete, MultiBinary, a Box of "
+                    "floats, or Tuple and Dict of them"
+                )
             parts.append(_Part(path, sub, len(sizes), len(sizes) + len(own)))
             sizes += own
         if not parts:

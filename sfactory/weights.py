@@ -1,8 +1,9 @@
 """Weights as one flat vector: for publishing, for copying, and for one optimizer step over all of them.
 
-Contract of concurrent access to a :class:`WeightBoard`: one writer, any number of readers, no lock. Versions alternate between two buffers. The
-writer announces the version it begins to write, fills that buffer, then announces it as complete. A reader copies the buffer of the
-complete version and keeps the copy unless the writer has meanwhile begun the version after next, which would use the same buffer.
+Contract of concurrent access to a :class:`WeightBoard`: one writer, any number of readers, no lock. Versions alternate between two
+buffers. The writer announces the version it begins to write, fills that buffer, then announces it as complete. A reader copies the
+buffer of the complete version and keeps the copy unless the writer has meanwhile begun the version after next, which would use the
+same buffer.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class FlatWeights:
 
     Attributes:
         vector: float32 ``[size]`` on the module's device.
-        parameters: The part of it that the optimizer owns, as one leaf tensor; its gradient is a flat vector too, of which the gradients of the
-            module's parameters are views.
+        parameters: The part of it that the optimizer owns, as one leaf tensor; its gradient is a flat vector too, of which the
+            gradients of the module's parameters are views.
     """
 
     def __init__(self, module: nn.Module, gradients: bool = False) -> None:

@@ -31,15 +31,21 @@ class Counting(gym.Env):
     def step(self, action):
         self.count += 1
         ended = self.count == self.length
-        return self._observation(), 100.0 * self.episode + self.count, ended and not self.truncates, ended and self.truncates, {"last": self.count}
+        return (
+            self._observation(),
+            100.0 * self.episode + self.count,
+            ended and not self.truncates,
+            ended and self.truncates,
+            {"last": self.count},
+        )
 
     def _observation(self):
         return np.array([self.episode, self.count, self.length], np.float32)
 
 
 class Busy(gym.Env):
-    """Everything that makes a learner's life hard: Dict observations with an image, a mask that changes, a mixed action space, and ends of both
-    kinds in the middle of segments."""
+    """Everything that makes a learner's life hard: Dict observations with an image, a mask that changes, a mixed action space, and ends
+    of both kinds in the middle of segments."""
 
     observation_space = spaces.Dict({
         "image": spaces.Box(0, 255, (3, 12, 12), np.uint8),

@@ -271,5 +271,5 @@ class TestSlotScheduler:
 
     def test_a_bound_below_what_the_slots_imply_is_refused(self):
         config = Config(env="x", workers=1, envs_per_worker=4, rollout=4, batch_size=8, loss=LossConfig(max_lag=1))
-        with pytest.raises(ConfigError, match="loss.max_lag 1 is below 3"):
+        with pytest.raises(ConfigError, match=r"loss\.max_lag 1 is below 3"):
             validate(config)

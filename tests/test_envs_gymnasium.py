@@ -132,17 +132,24 @@ def test_reset_again_replays_the_same_episodes():
 
 
 def test_nested_observations_land_in_their_leaves():
-    space = spaces.Dict({
-        "screen": spaces.Box(0, 255, (8, 8, 3), np.uint8),
-        "inner": spaces.Tuple((spaces.Discrete(3, start=5), spaces.MultiDiscrete([4, 4], start=[1, 0]))),
-        "bits": spaces.MultiBinary(3),
-        "height": spaces.Box(0, 1, (), np.float64),
-        "mission": spaces.Text(5),
-    })
+    space = spaces.Dict(
+        {
+            "screen": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+            "inner": spaces.Tuple((spaces.Discrete(3, start=5), spaces.MultiDiscrete([4, 4], start=[1, 0]))),
+            "bits": spaces.MultiBinary(3),
+            "height": spaces.Box(0, 1, (), np.float64),
+            "mission": spaces.Text(5),
+        }
+    )
 
     def value(number: int) -> dict[str, Any]:
-        return {"screen": np.full((8, 8, 3), 200 + number, np.uint8), "inner": (5 + number, np.array([2, number])),
-                "bits": np.array([1, 0, number % 2], np.int8), "height": np.float64(number / 4), "mission": "go"}
+        return {
+            "screen": np.full((8, 8, 3), 200 + number, np.uint8),
+            "inner": (5 + number, np.array([2, number])),
+            "bits": np.array([1, 0, number % 2], np.int8),
+            "height": np.float64(number / 4),
+            "mission": "go",
+        }
 
     results = [(value(1), 0.0, False, False, {}), (value(2), 0.0, False, True, {})]
     spec, group = group_of(Scripted, count=3, first=(value(0), {}), results=results, observation_space=space)
@@ -376,8 +383,10 @@ def test_a_callable_that_returns_one_environment_again_is_refused():
         group_of(lambda: env, count=2)
 
 
-@pytest.mark.parametrize(("entry_point", "package", "extra"), [("gymnasium.envs.box2d:LunarLander", "Box2D", "box2d"),
-                                                                ("gymnasium.envs.mujoco.ant_v5:AntEnv", "mujoco", "mujoco")])
+@pytest.mark.parametrize(
+    ("entry_point", "package", "extra"),
+    [("gymnasium.envs.box2d:LunarLander", "Box2D", "box2d"), ("gymnasium.envs.mujoco.ant_v5:AntEnv", "mujoco", "mujoco")],
+)
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, entry_point: str, package: str, extra: str):
     import importlib.util
 

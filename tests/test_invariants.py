@@ -180,9 +180,12 @@ def test_seeded_training_in_one_process_repeats_bit_for_bit(tmp_path):
 
     def weights(name: str, seed: int):
         from sfactory.checkpoint import CheckpointStore
+
         config = Config(
-            env="CartPole-v1", serial=True, seed=seed, steps=2048, run=str(tmp_path / name), envs_per_worker=8, rollout=32, batch_size=256, epochs=2,
-            optim=OptimConfig(minibatches=2), model=ModelConfig(normalize_obs=True, core="gru", core_size=8), loss=LossConfig(normalize_returns=True),
+            env="CartPole-v1", serial=True, seed=seed, steps=2048, run=str(tmp_path / name), envs_per_worker=8, rollout=32,
+            batch_size=256, epochs=2,
+            optim=OptimConfig(minibatches=2), model=ModelConfig(normalize_obs=True, core="gru", core_size=8),
+            loss=LossConfig(normalize_returns=True),
         )  # fmt: skip
         result = train(dataclasses.replace(config, log=dataclasses.replace(config.log, display="none", tensorboard=False)))
         assert result.status == "completed"
@@ -191,4 +194,3 @@ def test_seeded_training_in_one_process_repeats_bit_for_bit(tmp_path):
     first, again, other = weights("a", 1), weights("b", 1), weights("c", 2)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
-

@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -167,8 +166,8 @@ def test_extras_are_means_over_the_episodes_that_have_them() -> None:
 
 
 @pytest.fixture
-def clock() -> Iterator[list[float]]:
-    yield [100.0]
+def clock() -> list[float]:
+    return [100.0]
 
 
 def test_speeds_are_those_of_this_process_and_time_adds_up_over_resumes(clock: list[float]) -> None:

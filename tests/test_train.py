@@ -332,7 +332,7 @@ def test_an_environment_that_exits_fails_the_run(tmp_path):
 
 def test_an_environment_that_hangs_is_ended(tmp_path):
     config = config_for(tmp_path, env=Faulty, env_kwargs={"fault": "hang"}, steps=10**9, runtime=RuntimeConfig(step_timeout_s=3))
-    with pytest.raises(RunFailed, match=r"rollout-0: no sign of life for 3 s.*runtime\.step_timeout_s"):
+    with pytest.raises(RunFailed, match=r"rollout-0: no sign of life for \d+ s.*runtime\.step_timeout_s"):
         train(config)
     values = summary(tmp_path / "run")
     assert values["status"] == "failed"
