@@ -13,7 +13,7 @@ RUN ?= runs/cartpole
 .PHONY: train test lint learn bench starts clean
 
 train: .venv/user
-	$(BIN)/python -m sfactory.train --env CartPole-v1 --run $(RUN)
+	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
 	$(BIN)/python -m sfactory.eval --run $(RUN) --episodes 20
 
 test: .venv/dev
