@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 WORKLOADS = {
-    "cartpole": "--env CartPole-v1 --preset none --envs-per-worker 128 --rollout 32 --batch-size 8192",
+    "cartpole": "--env CartPole-v1 --preset none --workers 2 --envs-per-worker 256 --rollout 32 --batch-size 16384",
     "cartpole-native": "--env sfactory/CartPole --preset none --envs-per-worker 2048 --rollout 32 --batch-size 32768",
     "pong": "--env ALE/Pong-v5 --preset none --envs-per-worker 64 --rollout 32 --batch-size 1024",
     "halfcheetah": "--env HalfCheetah-v5 --preset none --envs-per-worker 32 --rollout 64 --batch-size 4096",
@@ -47,6 +47,8 @@ def measure(flags: str, seconds: float) -> float:
             process.wait(60)
         with (Path(folder) / "run" / "metrics.csv").open() as file:
             speeds = [float(row["fps"]) for row in csv.DictReader(file) if row["fps"] and float(row["fps"]) > 0]
+    if not speeds:
+        raise SystemExit(f"no report of a speed within {seconds:g} s from: {shlex.join(command)}; give it more --seconds")
     return statistics.median(speeds[len(speeds) // 4 :])
 
 
