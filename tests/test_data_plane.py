@@ -19,7 +19,7 @@ from sfactory.scheduler import SlotScheduler
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.weights import FlatWeights, WeightBoard
 
-FORK = multiprocessing.get_context("forkserver")
+SPAWN = multiprocessing.get_context("spawn")
 
 
 def env_spec(masked: bool = True) -> EnvSpec:
@@ -64,7 +64,7 @@ def _fill(arena: Arena, slot: int) -> None:
 def test_an_arena_is_the_same_memory_in_another_process_and_has_no_name():
     before = set(os.listdir("/dev/shm"))
     arena = make_arena()
-    process = FORK.Process(target=_fill, args=(arena, 2))
+    process = SPAWN.Process(target=_fill, args=(arena, 2))
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -155,10 +155,10 @@ def _publish_many(board: WeightBoard, size: int, stop) -> None:
 
 
 def test_a_reader_never_sees_torn_weights():
-    size, stop = 200_000, FORK.Event()
+    size, stop = 200_000, SPAWN.Event()
     board = WeightBoard(size)
     board.publish(torch.zeros(size), 0)
-    writer = FORK.Process(target=_publish_many, args=(board, size, stop))
+    writer = SPAWN.Process(target=_publish_many, args=(board, size, stop))
     writer.start()
     out, last = torch.empty(size), 0
     while last < 300:
