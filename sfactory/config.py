@@ -239,7 +239,7 @@ class Config:
     rollout: int = 32
     """Env steps per row in a segment."""
     batch_size: int = 1024
-    """Samples per training batch: a multiple of rollout x rows of a group."""
+    """Samples per training batch: a multiple of rollout x rows of a group. Where it is left to the preset, the nearest such multiple."""
     epochs: int = 1
     """Passes over each batch."""
     sync: bool = False
@@ -403,7 +403,29 @@ def resolve(config: Config) -> Config:
         ConfigError: If `preset` names no family.
     """
     name, values = preset_for(config.preset, config.env)
-    return dataclasses.replace(merged(config, values, only_unset=True), preset=name, run=os.fspath(config.run))
+    return _with(merged(config, values, only_unset=True), preset=name, run=os.fspath(config.run))
+
+
+def _with(config: Config, **changes: Any) -> Config:
+    """A changed copy that remembers what the creator of the original gave."""
+    result = dataclasses.replace(config, **changes)
+    object.__setattr__(result, "_given", config._given)
+    return result
+
+
+def fitted(config: Config, rows_per_env: int) -> Config:
+    """A resolved config whose batch_size, unless its creator gave it, is made to consist of whole segments.
+
+    A default cannot know how many agents an environment has, or with how many environments it is combined; a size that was asked for
+    is left to :func:`validate`.
+    """
+    segment = config.rollout * config.envs_per_group * rows_per_env
+    if "batch_size" in config._given or segment < 1 or config.optim.minibatches < 1:
+        return config
+    segments = max(1, round(config.batch_size / segment))
+    while segments * segment // config.rollout % config.optim.minibatches:
+        segments += 1
+    return _with(config, batch_size=segments * segment)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -471,7 +493,10 @@ def from_command_line(args: Sequence[str], prog: str, description: str = "") -> 
     for name in ("env", "preset"):
         if getattr(early, name) is not None:
             rest += [f"--{name}", getattr(early, name)]
-    return tyro.cli(Config, args=rest, default=default, prog=prog, description=description)
+    config = tyro.cli(Config, args=rest, default=default, prog=prog, description=description)
+    changed = {f.name for f in dataclasses.fields(Config) if getattr(config, f.name) != getattr(default, f.name)}
+    object.__setattr__(config, "_given", default._given | changed)
+    return config
 
 
 def validate(config: Config, rows_per_env: int = 1) -> None:

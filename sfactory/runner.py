@@ -22,7 +22,7 @@ from sfactory import compute, workers
 from sfactory.arena import FINISHED, FREE, arena_bytes, segment_fields
 from sfactory.board import COLUMNS, Episodes, Event, Fault, Finished, Progress, Saved
 from sfactory.checkpoint import CheckpointStore, Snapshot
-from sfactory.config import Config, check_types, default_workers, env_name, max_lag, resolve, slot_count, validate
+from sfactory.config import Config, check_types, default_workers, env_name, fitted, max_lag, resolve, slot_count, validate
 from sfactory.display import Display
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.group import EnvRequest
@@ -118,13 +118,13 @@ def make_plan(config: Config) -> workers.Plan:
             problems.extend(error.problems)
             return None
 
-    found(lambda: validate(config))
+    env = found(lambda: probe(request)) if config.env else None
+    agents = env.agents if env is not None else 1
+    config = fitted(config, agents)
+    found(lambda: validate(config, agents))
     if not problems:
         found(lambda: compute.learner_device(config))
         found(lambda: compute.inference_device(config))
-    env = found(lambda: probe(request)) if config.env else None
-    if env is not None and not problems:
-        found(lambda: validate(config, env.agents))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())

@@ -11,6 +11,7 @@ from sfactory.config import (
     ModelConfig,
     OptimConfig,
     RuntimeConfig,
+    fitted,
     from_command_line,
     from_dict,
     least_max_lag,
@@ -152,3 +153,20 @@ def test_a_config_survives_its_file():
 
 def test_merging_nothing_changes_nothing():
     assert merged(Config(epochs=2), {}) == Config(epochs=2)
+
+
+@pytest.mark.parametrize(("agents", "envs", "minibatches"), [(1, 32, 4), (3, 32, 4), (5, 6, 1), (2, 10, 3)])
+def test_a_batch_size_left_to_the_preset_fits_the_environment(agents, envs, minibatches):
+    config = fitted(resolve(Config(env="x", envs_per_worker=envs, optim=OptimConfig(minibatches=minibatches))), agents)
+    validate(config, agents)
+    assert config.batch_size >= 256
+
+
+def test_a_batch_size_that_was_asked_for_is_never_changed():
+    config = fitted(resolve(Config(env="x", batch_size=1000)), 3)
+    assert config.batch_size == 1000
+    with pytest.raises(ConfigError, match="batch_size 1000 is not a multiple"):
+        validate(config, 3)
+    flags = fitted(from_command_line(["--env", "CartPole-v1", "--batch-size", "1000"], "x"), 3)
+    assert flags.batch_size == 1000
+    assert fitted(from_command_line(["--env", "CartPole-v1"], "x"), 3).batch_size == 1536
