@@ -3,6 +3,7 @@
 # make lint    check format and style
 # make learn   learning references: presets, three seeds each (half an hour)
 # make bench   throughput of the standard workloads
+# make peers   throughput and time to score beside other trainers (builds 3 GB of environments; an hour)
 # make starts  50 starts and stops in a row
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 
-.PHONY: train test lint learn bench starts clean
+.PHONY: train test lint learn bench peers starts clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -28,6 +29,11 @@ learn: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python perf/fps.py
+
+peers: .venv/dev
+	$(BIN)/python -m perf.peers --build
+	$(BIN)/python -m perf.peers
+	$(BIN)/python -m perf.peers --to-score
 
 starts: .venv/dev
 	$(BIN)/python perf/starts.py

@@ -66,6 +66,11 @@ class SingleGroup:
         self._calls: list[Callable[[Any], StepResult]] = [env.step for env in self._envs]
         self._resting: list[int] = []
 
+    @property
+    def envs(self) -> list[gymnasium.Env]:
+        """The environments themselves, in the order of their rows."""
+        return self._envs
+
     def reset(self, frame: Frame) -> None:
         self._calls = [env.step for env in self._envs]
         self._resting = []

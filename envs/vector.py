@@ -67,6 +67,16 @@ class VectorGroup:
         self._resting = np.zeros(self.rows, bool)
         self._closed = False
 
+    @property
+    def env(self) -> gymnasium.vector.VectorEnv:
+        """The vector environment itself."""
+        return self._env
+
+    @property
+    def mode(self) -> AutoresetMode:
+        """What it does at an episode's end."""
+        return self._mode
+
     def reset(self, frame: Frame) -> None:
         try:
             observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=self._seeds))

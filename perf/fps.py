@@ -1,9 +1,10 @@
-"""Throughput of full training runs, learning included.
+"""Throughput of full training runs, learning included, and the share of this machine's ceiling that they reach.
 
-    python perf/fps.py [--only NAME ...] [--seconds 20] [--repeats 3] [--json FILE]
+    python perf/fps.py [--only NAME ...] [--seconds 20] [--repeats 3] [--ceiling-seconds 6] [--json FILE]
 
-A workload trains from the start for a number of seconds; its figure is the median of the reports of env steps per second, without the first
-quarter, in which processes start and kernels compile. Of several repeats the median and the range are shown.
+A workload trains for a number of seconds after its first report; its figure is the median of the reports of env steps per second, without
+the first quarter, in which all gets going. The ceiling (sfactory/ceiling.py) is measured before the first run and after each, so
+that whatever else the machine does slows both. Medians and ranges are shown; the fraction is the one median by the other.
 """
 
 from __future__ import annotations
@@ -19,37 +20,109 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from sfactory.ceiling import Ceiling, measure_ceiling
+from sfactory.config import from_command_line
+
+CARTPOLE = "--env CartPole-v1 --preset none --workers 2 --envs-per-worker 256 --rollout 32 --batch-size 16384"
+PONG = "--env ALE/Pong-v5 --preset none --envs-per-worker 64 --rollout 32 --batch-size 1024"
 WORKLOADS = {
-    "cartpole": "--env CartPole-v1 --preset none --workers 2 --envs-per-worker 256 --rollout 32 --batch-size 16384",
+    "cartpole": CARTPOLE,
+    "cartpole-lstm": f"{CARTPOLE} --model.core lstm",
+    "cartpole-gru": f"{CARTPOLE} --model.core gru",
     "cartpole-native": "--env sfactory/CartPole --preset none --envs-per-worker 2048 --rollout 32 --batch-size 32768",
-    "pong": "--env ALE/Pong-v5 --preset none --envs-per-worker 64 --rollout 32 --batch-size 1024",
-    "halfcheetah": "--env HalfCheetah-v5 --preset none --envs-per-worker 32 --rollout 64 --batch-size 4096",
-    "vizdoom-basic": "--env VizdoomBasic-v1 --preset none --envs-per-worker 16 --rollout 32 --batch-size 1024",
+    "pong": PONG,
+    "pong-lstm": f"{PONG} --model.core lstm",
+    "pong-gru": f"{PONG} --model.core gru",
+    "halfcheetah": "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 32 --rollout 64 --batch-size 4096",
+    "vizdoom-basic": "--env VizdoomBasic-v1 --preset none --workers 2 --envs-per-worker 16 --rollout 32 --batch-size 1024",
 }
 """Throughput settings: one epoch, large groups."""
+START_S = 120.0
+"""How long a run may take to its first report."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The runs of one workload.
+
+    Attributes:
+        speeds: Env steps per second of each run.
+        ceilings: Before the first run and after each.
+    """
+
+    workload: str
+    flags: str
+    speeds: list[float]
+    ceilings: list[Ceiling]
+
+    @property
+    def limits(self) -> list[float]:
+        """The ceilings in env steps per second."""
+        return [ceiling.env_steps_per_s for ceiling in self.ceilings]
+
+    @property
+    def fraction(self) -> float:
+        return statistics.median(self.speeds) / statistics.median(self.limits)
+
+    def values(self) -> dict:
+        """Everything, for JSON."""
+        medians = {"median": statistics.median(self.speeds), "ceiling": statistics.median(self.limits), "fraction": self.fraction}
+        return asdict(self) | medians | {"limits": self.limits}
 
 
 def measure(flags: str, seconds: float) -> float:
-    """Env steps per second, learning included, of one run of that many seconds."""
+    """Env steps per second, learning included, of one run that goes on for so many seconds after its first report of a speed."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "sfactory.train", *shlex.split(flags), "--run", f"{folder}/run", "--steps", str(10**12)]
         command += ["--log.report-every-s", "1", "--log.display", "none", "--log.no-tensorboard", "--overwrite"]
+        metrics = Path(folder) / "run" / "metrics.csv"
         process = subprocess.Popen(command)
         try:
-            time.sleep(seconds)
+            begin = time.monotonic()
+            while not reported(metrics) and process.poll() is None and time.monotonic() - begin < START_S:
+                time.sleep(0.1)
+            time.sleep(seconds if reported(metrics) else 0)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(60)
-        with (Path(folder) / "run" / "metrics.csv").open() as file:
-            speeds = [float(row["fps"]) for row in csv.DictReader(file) if row["fps"] and float(row["fps"]) > 0]
+        speeds = reported(metrics)
     if not speeds:
-        raise SystemExit(f"no report of a speed within {seconds:g} s from: {shlex.join(command)}; give it more --seconds")
+        raise SystemExit(f"no report of a speed within {START_S:g} s from: {shlex.join(command)}")
     return statistics.median(speeds[len(speeds) // 4 :])
+
+
+def reported(metrics: Path) -> list[float]:
+    """The speeds in a file of metrics, without those of the time before anything was learned."""
+    if not metrics.exists():
+        return []
+    with metrics.open() as file:
+        return [float(row["fps"]) for row in csv.DictReader(file) if row["fps"] and float(row["fps"]) > 0]
+
+
+def run(workload: str, seconds: float, repeats: int, ceiling_s: float) -> Result:
+    """Measure the ceiling and the speed in turns."""
+    flags = WORKLOADS[workload]
+    config = from_command_line(shlex.split(flags), "perf/fps.py")
+    speeds, ceilings = [], [measure_ceiling(config, ceiling_s)]
+    for _ in range(repeats):
+        speeds.append(measure(flags, seconds))
+        ceilings.append(measure_ceiling(config, ceiling_s))
+    return Result(workload, flags, speeds, ceilings)
+
+
+def show(console: Console, results: list[Result]) -> None:
+    title = f"{platform.processor() or platform.machine()}, {results[0].ceilings[0].cores} cores, Python {platform.python_version()}"
+    table = Table("workload", "env steps/s", "range", "ceiling", "its range", "fraction", title=title)
+    for result in results:
+        both = ((f"{statistics.median(v):,.0f}", f"{min(v):,.0f} to {max(v):,.0f}") for v in (result.speeds, result.limits))
+        table.add_row(result.workload, *(text for pair in both for text in pair), f"{result.fraction:.1%}")
+    console.print(table)
 
 
 def main() -> None:
@@ -57,25 +130,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=WORKLOADS)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ceiling-seconds", type=float, default=6)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    table = Table(
-        "workload",
-        "env steps/s",
-        "range",
-        "flags",
-        title=f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
-    )
-    rows = []
-    for name, flags in WORKLOADS.items():
-        if args.only and name not in args.only:
-            continue
-        speeds = [measure(flags, args.seconds) for _ in range(args.repeats)]
-        rows.append({"workload": name, "flags": flags, "median": statistics.median(speeds), "speeds": speeds})
-        table.add_row(name, f"{statistics.median(speeds):,.0f}", f"{min(speeds):,.0f} to {max(speeds):,.0f}", flags)
-    Console().print(table)
+    results = [run(name, args.seconds, args.repeats, args.ceiling_seconds) for name in WORKLOADS if not args.only or name in args.only]
+    show(Console(width=None if sys.stdout.isatty() else 120), results)
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=2))
+        args.json.write_text(json.dumps([result.values() for result in results], indent=2))
 
 
 if __name__ == "__main__":

@@ -1,131 +1,330 @@
-"""Times the estimators and the loss: the compiled kernels against plain NumPy and torch operations, on one thread.
+"""Times every compiled kernel against the same in NumPy and torch operations, on one thread, after checking that all of them agree.
 
-python -m perf.kernels [--device cuda] [--json FILE]
+python -m perf.kernels [--device cuda] [--only KERNEL ...] [--json FILE]
+
+The implementations take turns, and the least mean time of a call counts. An item is what a kernel handles many of: a sample of a segment, a
+row of a group, a picture, or an element. NumPy and torch versions: perf/plain.py, and those with which the trainer works on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from perf import plain
 from sfactory.config import LossConfig
+from sfactory.envs.group import Frame, Outcome
+from sfactory.envs.native.base import NativeGroup, random_streams
+from sfactory.envs.native.cartpole import CartPole
+from sfactory.envs.native.memory_grid import MemoryGrid
+from sfactory.envs.native.pendulum import Pendulum
+from sfactory.envs.resampling import Resampler
 from sfactory.gae import gae, gae_torch
 from sfactory.losses import Targets, total_loss, total_loss_torch
+from sfactory.model.fused import tanh_
+from sfactory.rollout import end_episodes
+from sfactory.sampling import sample_rows
 from sfactory.vtrace import vtrace, vtrace_torch
 
-SHAPES = [(32, 64), (32, 512), (128, 1024)]
-GAMMA, LAM = 0.99, 0.95
+SEGMENTS = ((32, 64), (32, 512), (128, 1024))
+ROWS = (64, 1024)
+PICTURES = ((120, 160), (240, 320))
+POLICY_PICTURE = (72, 128)
+DISCOUNTS = (0.99, 0.95)
+STEPS_CHECKED = 300
+REPEATS = 5
+REPEAT_S = 0.05
+
+Call = Callable[[], Sequence[Any]]
+"""One call of an implementation; gives the arrays or tensors that must agree."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel at one size.
+
+    Attributes:
+        items: Handled by a call.
+        versions: By implementation; they hold their own state, if any.
+        calls: Whose results are compared.
+        tolerance: Relative and absolute.
+    """
+
+    kernel: str
+    size: str
+    items: int
+    versions: dict[str, Call]
+    calls: int = 1
+    tolerance: float = 1e-4
+
+    def check(self) -> None:
+        """Compare the results of all implementations with those of the first.
+
+        Raises:
+            AssertionError: Where they differ.
+        """
+        for number in range(self.calls):
+            results = {name: [_array(part) for part in call()] for name, call in self.versions.items()}
+            first, *others = results.values()
+            for name, other in zip(list(results)[1:], others, strict=True):
+                for i, (a, b) in enumerate(zip(first, other, strict=True)):
+                    words = f"{self.kernel}, {self.size}: result {i} of call {number}, {name}"
+                    np.testing.assert_allclose(a.astype(float), b.astype(float), self.tolerance, self.tolerance, err_msg=words)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One row of the table: the best mean time of a call, and the same for each of its steps x rows samples."""
+    """One row of the table."""
 
     kernel: str
+    size: str
     implementation: str
-    steps: int
-    rows: int
     microseconds: float
-    nanoseconds_per_sample: float
+    nanoseconds_per_item: float
 
 
-def vtrace_numpy(
-    log_ratios: np.ndarray,
-    rewards: np.ndarray,
-    values: np.ndarray,
-    bootstrap_value: np.ndarray,
-    terminated: np.ndarray,
-    truncated: np.ndarray,
-    final_values: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """V-trace as NumPy operations on one time step after the other."""
-    weights = np.minimum(np.exp(log_ratios), 1.0)
-    decay = np.where(terminated | truncated, 0.0, GAMMA * LAM).astype(values.dtype)
-    following = np.where(truncated, final_values, np.concatenate((values[1:], bootstrap_value[None])))
-    delta = rewards + GAMMA * np.where(terminated, 0.0, following).astype(values.dtype) - values
-    vs, advantages = np.empty_like(values), np.empty_like(values)
-    correction = np.zeros_like(bootstrap_value)
-    for t in range(len(values) - 1, -1, -1):
-        advantage = weights[t] * (delta[t] + decay[t] * correction)
-        correction = advantage
-        vs[t], advantages[t] = values[t] + correction, advantage
-    return vs, advantages
+def _array(part: Any) -> np.ndarray:
+    return part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else np.asarray(part)
 
 
-def gae_numpy(rewards: np.ndarray, *others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """GAE as :func:`vtrace_numpy` with an importance weight of 1, which it equals."""
-    returns, advantages = vtrace_numpy(np.zeros_like(rewards), rewards, *others)
-    return advantages, returns
+def time_case(case: Case, device: torch.device) -> list[Timing]:
+    """The least of several mean times of a call of each implementation, which take turns."""
 
-
-def best_time(call: Callable[[], object], device: torch.device, seconds: float = 0.1, repeats: int = 5) -> float:
-    """The least of several mean times of a call, in seconds; the first call, which compiles, does not count."""
-
-    def wait() -> None:
+    def mean_time(call: Call, calls: int) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-
-    def mean_time(calls: int) -> float:
-        wait()
         start = time.perf_counter()
         for _ in range(calls):
             call()
-        wait()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return (time.perf_counter() - start) / calls
 
-    call()
-    calls = max(1, int(seconds / mean_time(3)))
-    return min(mean_time(calls) for _ in range(repeats))
+    counts = {name: max(1, int(REPEAT_S / mean_time(call, 3))) for name, call in case.versions.items()}
+    best = dict.fromkeys(case.versions, float("inf"))
+    for _ in range(REPEATS):
+        for name, call in case.versions.items():
+            best[name] = min(best[name], mean_time(call, counts[name]))
+    return [Timing(case.kernel, case.size, name, 1e6 * seconds, 1e9 * seconds / case.items) for name, seconds in best.items()]
 
 
-def cases(steps: int, rows: int, device: torch.device) -> dict[tuple[str, str], Callable[[], object]]:
-    """The calls to time, by kernel and implementation, on random float32 segments with a few ends of episodes."""
-    rng = np.random.default_rng(0)
-    ends = rng.random((steps, rows))
-    log_ratios, rewards, values, final_values = rng.normal(0, 0.5, (4, steps, rows)).astype(np.float32)
-    arrays = (log_ratios, rewards, values, values[0].copy(), ends < 0.01, ends > 0.99, final_values)
-    tensors = tuple(torch.from_numpy(array).to(device) for array in arrays)
-    inputs = tuple(tensor.clone().requires_grad_() for tensor in tensors[:3])
-    targets = Targets(*(tensors[i].clone() for i in (1, 6, 2, 0)), valid=~tensors[5])
+def _copy(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Tensors with memory of their own."""
+    return [torch.tensor(array, device=device) for array in arrays]
+
+
+def estimators(device: torch.device) -> Iterator[Case]:
+    """V-trace and GAE on random float32 segments with a few ends of episodes."""
+    for steps, rows in SEGMENTS:
+        rng = np.random.default_rng(0)
+        ends = rng.random((steps, rows))
+        log_ratios, rewards, values, final_values = rng.normal(0, 0.5, (4, steps, rows)).astype(np.float32)
+        arrays = (log_ratios, rewards, values, values[0].copy(), ends < 0.01, ends > 0.99, final_values)
+        tensors = _copy(arrays, device)
+        for name, first, kernel, numpy_version, torch_version in (
+            ("vtrace", 0, vtrace, plain.vtrace_numpy, vtrace_torch),
+            ("gae", 1, gae, plain.gae_numpy, gae_torch),
+        ):
+            versions: dict[str, Call] = {
+                "numba": functools.partial(kernel, *arrays[first:], *DISCOUNTS),
+                "numpy": functools.partial(numpy_version, *arrays[first:], *DISCOUNTS),
+                f"torch {device}": functools.partial(torch_version, *tensors[first:], *DISCOUNTS),
+            }
+            yield Case(name, f"{steps} x {rows}", steps * rows, versions)
+
+
+def losses(device: torch.device) -> Iterator[Case]:
+    """The loss of algo appo and its gradients; the compiled one also makes the statistics."""
     config = LossConfig(entropy_coef=0.01)
-    return {
-        ("vtrace", "numba"): lambda: vtrace(*arrays, GAMMA, LAM),
-        ("vtrace", "numpy"): lambda: vtrace_numpy(*arrays),
-        ("vtrace", f"torch {device}"): lambda: vtrace_torch(*tensors, GAMMA, LAM),
-        ("gae", "numba"): lambda: gae(*arrays[1:], GAMMA, LAM),
-        ("gae", "numpy"): lambda: gae_numpy(*arrays[1:]),
-        ("gae", f"torch {device}"): lambda: gae_torch(*tensors[1:], GAMMA, LAM),
-        ("loss and gradients", "total_loss"): lambda: torch.autograd.grad(total_loss(config, "appo", *inputs, targets)[0], inputs),
-        ("loss and gradients", "total_loss_torch"): lambda: torch.autograd.grad(
-            total_loss_torch(config, "appo", *inputs, targets)[0], inputs
-        ),
-    }
+    for steps, rows in SEGMENTS:
+        rng = np.random.default_rng(0)
+        arrays = [*rng.normal(0, 0.3, (6, steps, rows)).astype(np.float32), rng.random((steps, rows)) < 0.98]
+
+        def with_torch(loss: Callable[..., Any], tensors: list[torch.Tensor]) -> Call:
+            inputs = tuple(tensor.requires_grad_() for tensor in tensors[:3])
+            advantages, returns, behaviour, valid = tensors[3:]
+            targets = Targets(advantages, returns, returns, behaviour, valid)
+
+            def call() -> Sequence[torch.Tensor]:
+                value = loss(config, "appo", *inputs, targets)[0]
+                return value, *torch.autograd.grad(value, inputs)
+
+            return call
+
+        versions: dict[str, Call] = {
+            "numba": with_torch(total_loss, _copy(arrays, torch.device("cpu"))),
+            "numpy": functools.partial(plain.loss_numpy, config, *arrays),
+            f"torch {device}": with_torch(total_loss_torch, _copy(arrays, device)),
+        }
+        yield Case("loss and gradients", f"{steps} x {rows}", steps * rows, versions)
+
+
+def sampling(device: torch.device) -> Iterator[Case]:
+    """Actions and their log-probabilities: two categories, masked eighteen, and six Gaussians."""
+    for rows in ROWS:
+        for name, sizes, dims, masked in (("2 categories", (2,), 0, False), ("18 masked", (18,), 0, True), ("6 Gaussians", (), 6, False)):
+            rng, logits, counts = np.random.default_rng(0), sum(sizes), np.array(sizes, np.int32)
+            params = rng.normal(0, 1, (rows, logits + 2 * dims)).astype(np.float32)
+            mask = rng.random((rows, logits)) < 0.7
+            mask[:, :1] = True
+            uniforms, normals = rng.random((rows, len(sizes)), np.float32), rng.standard_normal((rows, dims), np.float32)
+            arrays = (params, mask, uniforms, normals)
+            out = (np.empty((rows, len(sizes)), np.int32), np.empty((rows, dims), np.float32), np.empty(rows, np.float32))
+
+            def compiled(arrays=arrays, counts=counts, masked=masked, out=out) -> Sequence[np.ndarray]:
+                params, mask, uniforms, normals = arrays
+                sample_rows(params, mask if masked else np.zeros((0, 0), bool), counts, uniforms, normals, *out)
+                return out
+
+            def operations(xp: Any, arrays: Sequence[Any], sizes=sizes, masked=masked) -> Sequence[Any]:
+                params, mask, uniforms, normals = arrays
+                return plain.sample_rows(xp, params, mask if masked else None, sizes, uniforms, normals)
+
+            versions: dict[str, Call] = {
+                "numba": compiled,
+                "numpy": functools.partial(operations, np, arrays),
+                f"torch {device}": functools.partial(operations, torch, _copy(arrays, device)),
+            }
+            yield Case(f"sample_rows, {name}", f"{rows} rows", rows, versions)
+
+
+def episodes(device: torch.device) -> Iterator[Case]:
+    """Returns and lengths of episodes that last 20 steps on average."""
+    for rows in ROWS:
+        rng = np.random.default_rng(0)
+        ends = rng.random(rows)
+        step = (rng.normal(size=rows).astype(np.float32), rng.random(rows) < 0.95, ends < 0.04, ends > 0.99)
+        sums = (np.zeros(rows), np.zeros(rows, np.int64))
+        own, tensors = [array.copy() for array in sums], _copy((*step, *sums), device)
+        out = (np.empty(rows, np.float32), np.empty(rows, np.int32))
+
+        def compiled(step=step, own=own, out=out) -> Sequence[np.ndarray]:
+            ended = end_episodes(*step, *own, *out)
+            return out[0][:ended], out[1][:ended]
+
+        versions: dict[str, Call] = {
+            "numba": compiled,
+            "numpy": functools.partial(plain.end_episodes, *step, *sums),
+            f"torch {device}": functools.partial(plain.end_episodes, *tensors),
+        }
+        yield Case("end_episodes", f"{rows} rows", rows, versions, calls=5)
+
+
+def resampling(device: torch.device) -> Iterator[Case]:
+    """A picture of ViZDoom's to the size that a policy sees."""
+    for source in PICTURES:
+        image = np.random.default_rng(0).integers(0, 256, (*source, 3), np.uint8)
+        out = np.empty((3, *POLICY_PICTURE), np.uint8)
+        resampler = Resampler(source, POLICY_PICTURE)
+        matrices = [plain.area_matrix(a, b) for a, b in zip(source, POLICY_PICTURE, strict=True)]
+
+        def compiled(resampler=resampler, image=image, out=out) -> Sequence[np.ndarray]:
+            resampler(image, out)
+            return (out,)
+
+        versions: dict[str, Call] = {
+            "numba": compiled,
+            "numpy": functools.partial(plain.resample, np, image, *matrices),
+            f"torch {device}": functools.partial(plain.resample, torch, *_copy((image, *matrices), device)),
+        }
+        yield Case("resample", f"{source[0]} x {source[1]}", 1, versions, tolerance=1.0)
+
+
+class CompiledEnvironments:
+    """A native group with arrays of its own to write into."""
+
+    def __init__(self, group: NativeGroup) -> None:
+        rows, space = group.rows, group.observation_space
+        self._group = group
+        self._frame = Frame((np.zeros((rows, *space.shape), space.dtype),), None, np.zeros(rows, bool), np.zeros(rows, bool))
+        self._outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
+
+    def step(self, categorical: np.ndarray, continuous: np.ndarray) -> tuple[np.ndarray, ...]:
+        self._group.step(categorical, continuous, self._outcome, self._frame)
+        reward, terminated, truncated = self._outcome
+        obs = self._frame.obs[0].reshape(self._group.rows, -1)
+        return obs, reward, self._frame.first, terminated, truncated, self._frame.active
+
+
+def environments(device: torch.device) -> Iterator[Case]:
+    """One step of every row under random actions; episodes begin and end as they do."""
+    views = np.ascontiguousarray(MemoryGrid([0])._views)
+    views_of = {np: views, torch: torch.tensor(views, device=device)}
+    for rows in ROWS:
+        for name, kind, version in (
+            ("CartPole", CartPole, plain.PlainCartPole),
+            ("Pendulum", Pendulum, plain.PlainPendulum),
+            ("MemoryGrid", MemoryGrid, lambda xp, random: plain.PlainMemoryGrid(xp, random, views_of[xp])),
+        ):
+            random = random_streams(range(rows)).view(np.int64)
+            rng = np.random.default_rng(0)
+            categorical, continuous = rng.integers(0, 2, (64, rows, 1), np.int32), rng.normal(0, 1, (64, rows, 1)).astype(np.float32)
+            actions = (continuous if kind is Pendulum else categorical)[..., 0]
+            versions: dict[str, Call] = {
+                "numba": _stepping(CompiledEnvironments(kind(range(rows))).step, categorical, continuous),
+                "numpy": _stepping(version(np, random.copy()).step, actions),
+                f"torch {device}": _stepping(version(torch, torch.tensor(random, device=device)).step, *_copy([actions], device)),
+            }
+            yield Case(f"{name}, step", f"{rows} rows", rows, versions, calls=STEPS_CHECKED)
+
+
+def _stepping(step: Callable[..., Sequence[Any]], *actions: Any) -> Call:
+    """Calls `step` with the actions of one step after the other, again and again."""
+    count = 0
+
+    def call() -> Sequence[Any]:
+        nonlocal count
+        count += 1
+        return step(*(each[count % len(each)] for each in actions))
+
+    return call
+
+
+def activations(device: torch.device) -> Iterator[Case]:
+    """The hyperbolic tangent of a layer of 64, with a copy of its input before it in place."""
+    for rows in (*ROWS, 16384):
+        source = np.random.default_rng(0).normal(0, 2, (rows, 64)).astype(np.float32)
+        (ours, theirs), out, (tensor, result) = _copy([source] * 2, torch.device("cpu")), np.empty_like(source), _copy([source] * 2, device)
+        versions: dict[str, Call] = {
+            "numba": lambda ours=ours, theirs=theirs: (tanh_(ours.copy_(theirs)),),
+            "numpy": lambda source=source, out=out: (np.copyto(out, source), np.tanh(out, out=out))[1:],
+            f"torch {device}": lambda tensor=tensor, result=result: (result.copy_(tensor).tanh_(),),
+        }
+        yield Case("tanh", f"{rows} x 64", rows * 64, versions)
+
+
+FAMILIES = (estimators, losses, sampling, episodes, resampling, environments, activations)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", type=torch.device, help="device of the torch implementations")
+    parser.add_argument("--only", nargs="+", help="kernels whose names begin so")
     parser.add_argument("--json", type=Path, help="write the timings to this file")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    timings = []
-    for steps, rows in SHAPES:
-        for (kernel, implementation), call in cases(steps, rows, args.device).items():
-            seconds = best_time(call, args.device)
-            timings.append(Timing(kernel, implementation, steps, rows, 1e6 * seconds, 1e9 * seconds / (steps * rows)))
-    table = Table("kernel", "implementation", "steps x rows", "us a call", "ns a sample")
-    for timing in sorted(timings, key=lambda timing: (timing.kernel, timing.steps * timing.rows)):
-        shape = f"{timing.steps} x {timing.rows}"
-        table.add_row(timing.kernel, timing.implementation, shape, f"{timing.microseconds:.0f}", f"{timing.nanoseconds_per_sample:.1f}")
+    table = Table("kernel", "size", "implementation", "us a call", "ns an item", "x numba")
+    timings: list[Timing] = []
+    for case in (case for family in FAMILIES for case in family(args.device)):
+        if args.only and not case.kernel.startswith(tuple(args.only)):
+            continue
+        case.check()
+        best = time_case(case, args.device)
+        timings += best
+        for timing in best:
+            times = (f"{timing.microseconds:.1f}", f"{timing.nanoseconds_per_item:.1f}")
+            table.add_row(timing.kernel, timing.size, timing.implementation, *times, f"{timing.microseconds / best[0].microseconds:.1f}")
     Console().print(table)
     if args.json:
         args.json.write_text(json.dumps([asdict(timing) for timing in timings], indent=1))

@@ -60,6 +60,20 @@ class Batch:
 
         return Batch(**{f.name: select(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
 
+    def split(self, columns: int) -> list[Batch]:
+        """The batch in parts of so many columns, the last one smaller if need be; views."""
+        width = self.first.shape[1]
+        if columns >= width:
+            return [self]
+
+        def part(name: str, value: Tensor | tuple[Tensor, ...] | None, begin: int) -> Tensor | tuple[Tensor, ...] | None:
+            if isinstance(value, tuple):
+                return tuple(part(name, leaf, begin) for leaf in value)
+            return None if value is None else value.narrow(0 if name in WITHOUT_TIME else 1, begin, min(columns, width - begin))
+
+        names = [f.name for f in dataclasses.fields(self)]
+        return [Batch(**{name: part(name, getattr(self, name), begin) for name in names}) for begin in range(0, width, columns)]
+
 
 class Assembler:
     """Makes batches of a fixed number of segments.

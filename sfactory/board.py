@@ -8,44 +8,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from sfactory.shared import SharedArray
+from sfactory.timing import COLUMNS, Stopwatch
+from sfactory.trace import TracingStopwatch
 
-COLUMNS = ("heartbeat", "busy_s", "batches", "rows", "full_waits")
 STARTING_S = 30.0
 """How much later than the run's beginning a process's silence begins to count, if it has not shown itself by then."""
-_COLUMN = {name: i for i, name in enumerate(COLUMNS)}
-
-
-class Counters:
-    """One process's row of the board.
-
-    ``heartbeat`` (monotonic seconds), ``busy_s`` (seconds spent working, not waiting), ``batches`` and ``rows`` (of work done),
-    ``full_waits`` (puts that found a queue full). Every process keeps its own running totals; readers take differences.
-    """
-
-    def __init__(self, row: np.ndarray) -> None:
-        self._row = row
-
-    def add(self, busy_s: float, rows: int) -> None:
-        """Count one piece of work, and show a sign of life."""
-        row = self._row
-        row[0] = time.monotonic()
-        row[1] += busy_s
-        row[2] += 1
-        row[3] += rows
-
-    def beat(self, full_waits: int = 0) -> None:
-        """Show a sign of life."""
-        self._row[0] = time.monotonic()
-        self._row[4] = full_waits
-
-    def __getattr__(self, name: str) -> float:
-        if name in _COLUMN:
-            return float(self._row[_COLUMN[name]])
-        raise AttributeError(name)
 
 
 class Board:
@@ -53,13 +25,16 @@ class Board:
 
     Args:
         processes: Names of the processes, one row each.
+        trace: Folder in which every process leaves its trace, or None.
 
     Attributes:
         made: When, in monotonic seconds; the run's time counts from here in all processes.
     """
 
-    def __init__(self, processes: list[str]) -> None:
+    def __init__(self, processes: list[str], trace: Path | None = None) -> None:
         self.names = processes
+        self._trace = trace
+        self._watches: list[Stopwatch] = []
         self._table = SharedArray((len(processes), len(COLUMNS)), np.float64)
         self._flags = SharedArray((2,), np.int64)
         self._episode_return = SharedArray((1,), np.float64)
@@ -67,8 +42,21 @@ class Board:
         self.made = time.monotonic()
         self._table.array[:, 0] = self.made + STARTING_S
 
-    def counters(self, name: str) -> Counters:
-        return Counters(self._table.array[self.names.index(name)])
+    def stopwatch(self, name: str) -> Stopwatch:
+        """A process's own stopwatch, which keeps its row; time runs from here."""
+        row = self._table.array[self.names.index(name)]
+        watch = Stopwatch(row) if self._trace is None else TracingStopwatch(row, self._trace / f"{name}.npz")
+        self._watches.append(watch)
+        return watch
+
+    def close(self) -> None:
+        """Close the stopwatches of this process, at its end."""
+        for watch in self._watches:
+            watch.close()
+
+    def total(self, name: str, column: str) -> float:
+        """A column of a process's row, as it was last brought up to date."""
+        return float(self._table.array[self.names.index(name), COLUMNS.index(column)])
 
     def snapshot(self) -> np.ndarray:
         """float64 ``[processes, len(COLUMNS)]``, a copy."""

@@ -38,7 +38,7 @@ def inference_device(config: Config) -> torch.device:
     return resolve_device(config.runtime.inference_device or config.device)
 
 
-def _computes_bfloat16(device: torch.device) -> bool:
+def computes_bfloat16(device: torch.device) -> bool:
     """Whether bfloat16 is faster than float32 there: the hardware multiplies in it."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -52,7 +52,7 @@ def autocast_dtype(config: Config, env: EnvSpec, device: torch.device) -> torch.
     if config.precision == "bfloat16":
         return torch.bfloat16
     has_images = any(leaf.is_image for leaf in env.observation.leaves)
-    return torch.bfloat16 if has_images and _computes_bfloat16(device) else None
+    return torch.bfloat16 if has_images and computes_bfloat16(device) else None
 
 
 def cores() -> int:
@@ -61,10 +61,20 @@ def cores() -> int:
 
 
 def learner_threads(config: Config) -> int:
-    """torch threads of the learner: half the cores where it computes on them, few where it feeds a GPU."""
+    """Threads of the learner: half the cores where it computes on them, few where it feeds a GPU.
+
+    Serial mode has one, because the order in which several add up a gradient is not reproducible.
+    """
+    if config.serial:
+        return 1
     if config.runtime.learner_threads is not None:
         return config.runtime.learner_threads
     return max(1, cores() // 2) if learner_device(config).type == "cpu" else min(4, max(1, cores() // 4))
+
+
+def learner_torch_threads(config: Config) -> int:
+    """Threads inside the learner's tensor operations: one on the CPU, where the learner's threads work on different chunks."""
+    return 1 if learner_device(config).type == "cpu" else learner_threads(config)
 
 
 def inference_threads(config: Config) -> int:

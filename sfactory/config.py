@@ -171,7 +171,7 @@ class RuntimeConfig:
     inference_device: str | None = None
     """Device of the policy workers; unset: as `device`."""
     learner_threads: int | None = None
-    """torch threads of the learner; unset: from the number of cores."""
+    """Threads of the learner; unset: from the number of cores."""
     inference_threads: int | None = None
     """torch threads of each policy worker; unset: from the number of cores."""
     env_threads: int = 1
@@ -426,6 +426,13 @@ def fitted(config: Config, rows_per_env: int) -> Config:
     while segments * segment // config.rollout % config.optim.minibatches:
         segments += 1
     return _with(config, batch_size=segments * segment)
+
+
+def fitted_anew(config: Config, rows_per_env: int) -> Config:
+    """:func:`fitted`, also where batch_size was given: the nearest that fits."""
+    opened = dataclasses.replace(config)
+    object.__setattr__(opened, "_given", config._given - {"batch_size"})
+    return fitted(opened, rows_per_env)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

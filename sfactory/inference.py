@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.arena import Arena
-from sfactory.board import Counters
+from sfactory.fused_policy import FusedPolicy
 from sfactory.model import lower_weights
 from sfactory.queues import Queue, unpack_request
 from sfactory.sampling import sample_rows
+from sfactory.timing import Stopwatch
 from sfactory.weights import FlatWeights, WeightBoard
 
 
@@ -32,7 +32,7 @@ class PolicyWorker:
         ready: For each group of the run, the queue of its rollout worker.
         seed: Of the sampling.
         autocast: torch dtype to compute in, or None for float32.
-        counters: This worker's row of the board.
+        watch: This worker's stopwatch.
     """
 
     def __init__(
@@ -45,51 +45,74 @@ class PolicyWorker:
         device: torch.device,
         seed: int,
         autocast: torch.dtype | None,
-        counters: Counters,
+        watch: Stopwatch,
     ) -> None:
         self._model, self._arena, self._weights, self._requests, self._ready = model.eval(), arena, weights, requests, ready
-        self._device, self._autocast, self._counters = device, autocast, counters
+        self._device, self._autocast, self._watch = device, autocast, watch
         self._flat = FlatWeights(model)
+        self._fused = FusedPolicy(model) if FusedPolicy.fits(model, autocast) else None
         self._version = -1
         self._rng = np.random.default_rng(seed)
         self._states = torch.zeros(len(ready), arena.rows, model.state_size, device=device) if model.state_size else None
         self._sizes = np.array(model.action.sizes, np.int32)
         self._no_mask = np.zeros((0, 0), bool)
         self._staging = [_Staging(leaf.shape[3:], leaf.dtype, arena.rows * len(ready), device) for leaf in arena.obs]
+        watch.lap("starting")
 
     def poll(self, timeout: float) -> None:
         """Answer all requests that are waiting, waiting for the first up to `timeout` seconds."""
         messages = self._requests.get_many(timeout)
-        if not messages:
-            self._counters.beat()
-            return
-        begin = time.perf_counter()
-        self.serve([unpack_request(message) for message in messages])
-        self._counters.add(time.perf_counter() - begin, len(messages) * self._arena.rows)
+        self._watch.lap("waiting")
+        if messages:
+            self.serve([unpack_request(message) for message in messages])
+            self._watch.count(len(messages) * self._arena.rows)
 
     def serve(self, requests: list[tuple[int, int, int, bool]]) -> None:
-        """Answer requests ``(slot, group, step, value_only)`` with one batch, and tell their groups."""
+        """Answer requests ``(slot, group, step, value_only)``, and tell their groups."""
         self._refresh_weights()
-        with torch.inference_mode(), self._autocast_context():
-            obs = tuple(
-                s.gather([leaf[slot, t] for slot, _, t, _ in requests]) for s, leaf in zip(self._staging, self._arena.obs, strict=True)
-            )
-            params, value, state = self._model(obs, self._load_states(requests))
-            self._store_states(requests, state)
-            if self._device.type != "cpu":
-                packed = torch.cat((params, value.unsqueeze(-1)), -1).cpu()
-                params, value = packed[:, :-1], packed[:, -1]
-        self._write_answers(requests, params.numpy(), value.numpy())
+        self._watch.lap("weights")
+        if self._fused is None:
+            params, value = self._forward(requests)
+            self._watch.lap("forward")
+            rows = self._arena.rows
+            for i, request in enumerate(requests):
+                self._write_answer(request, params[i * rows : (i + 1) * rows], value[i * rows : (i + 1) * rows])
+            self._watch.lap("sampling")
+        else:
+            for request in requests:
+                slot, _, t, _ = request
+                params, value = self._fused(self._arena.obs[0][slot, t])
+                self._watch.lap("forward")
+                self._write_answer(request, params, value)
+                self._watch.lap("sampling")
         answers = defaultdict(list)
         for _, group, _, _ in requests:
             answers[self._ready[group]].append(group)
         for queue, groups in answers.items():
             queue.put_many(groups)
+        self._watch.lap("queue")
+
+    def _forward(self, requests: list[tuple[int, int, int, bool]]) -> tuple[np.ndarray, np.ndarray]:
+        """Policy parameters and values of all requested rows, from one batch."""
+        with torch.inference_mode(), self._autocast_context():
+            obs = tuple(
+                s.gather([leaf[slot, t] for slot, _, t, _ in requests]) for s, leaf in zip(self._staging, self._arena.obs, strict=True)
+            )
+            states = self._load_states(requests)
+            self._watch.lap("copying")
+            params, value, state = self._model(obs, states)
+            self._store_states(requests, state)
+            if self._device.type != "cpu":
+                packed = torch.cat((params, value.unsqueeze(-1)), -1).cpu()
+                params, value = packed[:, :-1], packed[:, -1]
+        return params.numpy(), value.numpy()
 
     def _refresh_weights(self) -> None:
         if self._weights.version != self._version:
             self._version = self._weights.read(self._flat.vector)
-            if self._device.type == "cpu":
+            if self._fused is not None:
+                self._fused.refresh()
+            elif self._device.type == "cpu":
                 lower_weights(self._model, self._autocast)
 
     def _load_states(self, requests: list[tuple[int, int, int, bool]]) -> Tensor | None:
@@ -115,22 +138,20 @@ class PolicyWorker:
     def _autocast_context(self) -> AbstractContextManager:
         return nullcontext() if self._autocast is None else torch.autocast(self._device.type, self._autocast)
 
-    def _write_answers(self, requests: list[tuple[int, int, int, bool]], params: np.ndarray, value: np.ndarray) -> None:
-        """Sample actions and write them, their probabilities, values and the version into the slots."""
-        arena, rows = self._arena, self._arena.rows
-        uniforms = self._rng.random((len(value), len(self._sizes)), np.float32)
-        normals = self._rng.standard_normal((len(value), arena.continuous.shape[-1]), np.float32)
-        for i, (slot, _, t, value_only) in enumerate(requests):
-            part = slice(i * rows, (i + 1) * rows)
-            arena.value[slot, t] = value[part]
-            if value_only:
-                continue
-            arena.version[slot, t] = self._version
-            mask = self._no_mask if arena.mask is None else arena.mask[slot, t]
-            sample_rows(
-                params[part], mask, self._sizes, uniforms[part], normals[part],
-                arena.categorical[slot, t], arena.continuous[slot, t], arena.log_prob[slot, t],
-            )  # fmt: skip
+    def _write_answer(self, request: tuple[int, int, int, bool], params: np.ndarray, value: np.ndarray) -> None:
+        """Sample a group's actions and write them, their probabilities, values and the version into its slot."""
+        arena, (slot, _, t, value_only) = self._arena, request
+        arena.value[slot, t] = value
+        if value_only:
+            return
+        arena.version[slot, t] = self._version
+        uniforms = self._rng.random((arena.rows, len(self._sizes)), np.float32)
+        normals = self._rng.standard_normal((arena.rows, arena.continuous.shape[-1]), np.float32)
+        mask = self._no_mask if arena.mask is None else arena.mask[slot, t]
+        sample_rows(
+            params, mask, self._sizes, uniforms, normals,
+            arena.categorical[slot, t], arena.continuous[slot, t], arena.log_prob[slot, t],
+        )  # fmt: skip
 
 
 class _Staging:

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from sfactory.adam import Adam
 from sfactory.arena import FREE, Arena
 from sfactory.batch import Assembler, Batch
-from sfactory.board import Counters, Progress
+from sfactory.board import Progress
+from sfactory.chunks import ChunkThreads, chunk_columns
+from sfactory.compute import learner_threads
 from sfactory.config import Config, max_lag
 from sfactory.distributions import ActionDistribution
 from sfactory.gae import gae_for
@@ -21,6 +23,7 @@ from sfactory.losses import LossStats, Targets, total_loss
 from sfactory.model.normalizer import RunningMeanStd
 from sfactory.queues import Queue
 from sfactory.scheduler import SlotScheduler
+from sfactory.timing import Stopwatch
 from sfactory.vtrace import vtrace_for
 from sfactory.weights import FlatWeights, WeightBoard
 
@@ -42,7 +45,7 @@ class Learner:
         free: Slots given back.
         emit: Takes a :class:`Progress` now and then.
         autocast: torch dtype to compute in, or None for float32.
-        counters: This worker's row of the board.
+        watch: This worker's stopwatch.
     """
 
     def __init__(
@@ -56,10 +59,10 @@ class Learner:
         emit: Callable[[Progress], None],
         device: torch.device,
         autocast: torch.dtype | None,
-        counters: Counters,
+        watch: Stopwatch,
     ) -> None:
         self._config, self._model, self._arena, self._board, self._free = config, model.train(), arena, weights, free
-        self._finished, self._emit, self._device, self._autocast, self._counters = finished, emit, device, autocast, counters
+        self._finished, self._emit, self._device, self._autocast, self._watch = finished, emit, device, autocast, watch
         self._per_batch = config.batch_size // (config.rollout * arena.rows)
         self._limit = max_lag(config, arena.rows)
         self._scheduler = SlotScheduler(arena, self._per_batch, config.updates_per_batch, self._limit)
@@ -68,6 +71,11 @@ class Learner:
         optim = config.optim
         self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
         self._distribution = ActionDistribution(model.action)
+        threads = learner_threads(config) if device.type == "cpu" else 1
+        columns = config.batch_size // config.rollout // config.optim.minibatches
+        images = any(leaf.is_image for leaf in model.observation.leaves)
+        self._chunk_columns = chunk_columns(columns, config.rollout, threads, images) if device.type == "cpu" else columns
+        self._threads = ChunkThreads(threads)
         self._vtrace, self._gae = vtrace_for(device), gae_for(device)
         self._returns = RunningMeanStd().to(device) if config.loss.normalize_returns else None
         self._generator = torch.Generator().manual_seed(config.seed)
@@ -80,6 +88,7 @@ class Learner:
         """Publish the first weights and hand out all slots."""
         self._board.publish(self._flat.vector, self.updates)
         self._free.put_many(list(range(self._arena.slots)))
+        self._watch.lap("starting")
 
     @property
     def done(self) -> bool:
@@ -92,14 +101,12 @@ class Learner:
         if slots is None:
             self._scheduler.add(self._finished.get_many(timeout))
             slots = self._scheduler.take(self.updates)
+        self._watch.lap("waiting")
         if slots is not None:
-            begin = time.perf_counter()
             self._train(slots)
-            self._counters.add(time.perf_counter() - begin, self._config.batch_size)
-        else:
-            self._counters.beat()
         if time.monotonic() - self._reported > PROGRESS_EVERY_S:
             self.report()
+            self._watch.lap("reporting")
 
     def report(self) -> None:
         """Send the statistics since the last time."""
@@ -140,9 +147,11 @@ class Learner:
         lags = self.updates - arena.version[slots]
         self._lags.append((float(lags.mean()), int(lags.max()) + config.updates_per_batch - 1))
         batch = self._assemble(slots)
+        self._watch.lap("copying")
         hold = config.lag_free or self._assemble.is_view
         if not hold:
             self._give_back(slots)
+            self._watch.lap("queue")
         fixed = self._gae_targets(batch) if config.algo == "ppo" else None
         self._set_learning_rate()
         first_update = len(self._statistics)
@@ -153,12 +162,16 @@ class Learner:
                 self._update(part, targets)
         if self._model.normalizer is not None:
             self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), self._valid(batch))
+            self._watch.lap("optimizer")
         if config.optim.schedule == "adaptive_kl":
             self._adapt_learning_rate(torch.stack(self._statistics[first_update:]).mean(0)[STATISTICS.index("kl")].item())
         self.env_steps += samples
         self._board.publish(self._flat.vector, self.updates)
+        self._watch.lap("weights")
         if hold:
             self._give_back(slots)
+            self._watch.lap("queue")
+        self._watch.count(samples)
 
     def _give_back(self, slots: list[int]) -> None:
         self._arena.state[slots] = FREE
@@ -172,13 +185,24 @@ class Learner:
         return list(order.split(columns // self._config.optim.minibatches))
 
     def _update(self, batch: Batch, targets: Targets | None) -> None:
-        """One optimizer step."""
-        loss, stats = self.loss(batch, targets)
+        """One optimizer step.
+
+        Chunks of the batch are evaluated apart; the loss, which needs all of them, is differentiated with respect to what came out,
+        and then each chunk's network with respect to the weights.
+        """
+        chunks = self._threads.map(self._evaluate, batch.split(self._chunk_columns))
+        whole = tuple(torch.cat(outputs, 1).detach().requires_grad_() for outputs in zip(*chunks, strict=True))
+        loss, stats = self._loss_of(batch, *whole, targets)
         self._flat.parameters.grad.zero_()
+        self._watch.lap("forward")
         loss.backward()
+        gradients = zip(*(output.grad.split(self._chunk_columns, 1) for output in whole), strict=True)
+        self._threads.map(_backward, chunks, gradients)
+        self._watch.lap("backward")
         norm = self._step()
         self._statistics.append(torch.cat((stats.stacked(), norm.reshape(1))))
         self.updates += 1
+        self._watch.lap("optimizer")
 
     def _step(self) -> Tensor:
         """Clip the gradient and step, without a sync: the optimizer divides by the scale, and skips where the norm is not finite."""
@@ -195,17 +219,25 @@ class Learner:
             batch: ``[T(+1), B]``.
             targets: Advantages and returns if they are fixed over the epochs (GAE); computed by V-trace from the present weights otherwise.
         """
-        config = self._config
+        return self._loss_of(batch, *self._evaluate(batch), targets)
+
+    def _evaluate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the present weights: log-probabilities of the actions ``[T, B]``, values ``[T+1, B]`` and the exploration bonus ``[T, B]``."""
         params, value = self._unroll(batch)
         mask = None if batch.mask is None else batch.mask[:-1]
-        if config.loss.exploration == "entropy":
+        if self._config.loss.exploration == "entropy":
             log_prob, exploration = self._distribution.log_prob_and_entropy(params[:-1], batch.categorical, batch.continuous, mask)
         else:
             log_prob = self._distribution.log_prob(params[:-1], batch.categorical, batch.continuous, mask)
             exploration = self._distribution.kl_from_uniform(params[:-1], mask)
+        return log_prob, value, exploration
+
+    def _loss_of(
+        self, batch: Batch, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets | None
+    ) -> tuple[Tensor, LossStats]:
         if targets is None:
             targets = self._vtrace_targets(batch, log_prob.detach(), value.detach())
-        return total_loss(config.loss, config.algo, log_prob, value[:-1], exploration, targets)
+        return total_loss(self._config.loss, self._config.algo, log_prob, value[:-1], exploration, targets)
 
     def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Policy parameters ``[T+1, B, P]`` and values ``[T+1, B]`` of the present weights."""
@@ -273,6 +305,12 @@ class Learner:
             optimizer.lr = max(LR_RANGE[0], optimizer.lr / 1.5)
         elif kl < target / 2:
             optimizer.lr = min(LR_RANGE[1], optimizer.lr * 1.5)
+
+
+def _backward(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+    """Add to the weights' gradients what follows from those of a chunk's outputs."""
+    pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
+    torch.autograd.backward(*zip(*pairs, strict=True))
 
 
 def _target_columns(targets: Targets, index: Tensor) -> Targets:

@@ -36,6 +36,9 @@ class Queue(Protocol):
 
     full_waits: int
 
+    def __len__(self) -> int:
+        """Values that are waiting, at this moment; takes no lock."""
+
     def put_many(self, values: Sequence[int]) -> None:
         """Append all values, waiting for room if need be."""
 
@@ -54,6 +57,9 @@ class IndexQueue:
         bytes_needed = (capacity + 1) * (_PACKED.size + _HEADER_BYTES)
         self._queue = faster_fifo.Queue(max_size_bytes=max(bytes_needed, 1024), loads=_unpack, dumps=_pack)
         self.full_waits = 0
+
+    def __len__(self) -> int:
+        return self._queue.qsize()
 
     def put_many(self, values: Sequence[int]) -> None:
         try:
@@ -77,6 +83,9 @@ class LocalQueue:
     def __init__(self) -> None:
         self._values: deque[int] = deque()
         self.full_waits = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def put_many(self, values: Sequence[int]) -> None:
         self._values.extend(values)

@@ -14,9 +14,10 @@ import numpy as np
 from numba import njit
 
 from sfactory.arena import FILLING, FINISHED, Arena
-from sfactory.board import Counters, Episodes
+from sfactory.board import Episodes
 from sfactory.envs.group import Finals, Frame, Group
 from sfactory.queues import Queue, pack_request
+from sfactory.timing import Stopwatch
 from sfactory.weights import WeightBoard
 
 REPORT_EVERY_S = 0.25
@@ -118,7 +119,7 @@ class RolloutWorker:
         free: Slots that may be filled.
         finished: Slots that are full.
         emit: Takes the :class:`Episodes` that have ended.
-        counters: This worker's row of the board.
+        watch: This worker's stopwatch.
     """
 
     def __init__(
@@ -131,10 +132,10 @@ class RolloutWorker:
         free: Queue,
         finished: Queue,
         emit: Callable[[Episodes], None],
-        counters: Counters,
+        watch: Stopwatch,
     ) -> None:
         self._arena, self._weights, self._ready, self._free, self._finished = arena, weights, ready, free, finished
-        self._emit, self._counters = emit, counters
+        self._emit, self._watch = emit, watch
         self._running = {index: RunningGroup(index, group, empty_frame(arena), EpisodeLog(group.rows)) for index, group in groups}
         self._requests = {index: queue for (index, _), queue in zip(groups, requests, strict=True)}
         self._slotless: list[RunningGroup] = []
@@ -144,7 +145,7 @@ class RolloutWorker:
         """Reset all environments and ask for their first actions."""
         for running in self._running.values():
             running.group.reset(running.carry)
-            self._counters.beat()
+            self._watch.lap("starting")
             self._slotless.append(running)
         self._begin_segments(0)
 
@@ -154,19 +155,19 @@ class RolloutWorker:
             all_slotless = len(self._slotless) == len(self._running)
             self._begin_segments(timeout if all_slotless else 0)
         answered = self._ready.get_many(timeout if len(self._slotless) < len(self._running) else 0)
+        self._watch.lap("waiting")
         for index in answered:
-            begin = time.perf_counter()
             running = self._running[index]
             if running.finals is not None:
                 self._receive_final_values(running)
             else:
                 self._step(running)
-            self._counters.add(time.perf_counter() - begin, self._arena.rows)
         now = time.monotonic()
         if now - self._reported > REPORT_EVERY_S:
             self._reported = now
-            self._counters.beat(self._finished.full_waits + sum(q.full_waits for q in set(self._requests.values())))
+            self._watch.full_waits = self._finished.full_waits + sum(q.full_waits for q in set(self._requests.values()))
             self.report()
+            self._watch.lap("reporting")
 
     def report(self) -> None:
         """Send the episodes that have ended since the last time."""
@@ -187,6 +188,8 @@ class RolloutWorker:
         arena, slot, t = self._arena, running.slot, running.step
         outcome, after = arena.outcome(slot, t), arena.frame(slot, t + 1)
         running.group.step(arena.categorical[slot, t], arena.continuous[slot, t], outcome, after)
+        self._watch.lap("environment")
+        self._watch.count(arena.rows)
         running.log.record(outcome.reward, arena.active[slot, t], outcome.terminated, outcome.truncated)
         arena.final_value[slot, t] = np.nan
         if running.group.finals is not None:
@@ -200,7 +203,7 @@ class RolloutWorker:
         running.displaced = tuple(leaf[finals.rows].copy() for leaf in after.obs)
         for leaf, final in zip(after.obs, finals.obs, strict=True):
             leaf[finals.rows] = final
-        self._requests[running.index].put_many((pack_request(running.slot, running.index, running.step + 1, value_only=True),))
+        self._request(running, running.step + 1, value_only=True)
 
     def _receive_final_values(self, running: RunningGroup) -> None:
         arena, slot, t, rows = self._arena, running.slot, running.step, running.finals.rows
@@ -214,10 +217,11 @@ class RolloutWorker:
         """Ask for the next actions, or hand the full slot over and begin the next segment."""
         running.step += 1
         if running.step < self._arena.rollout:
-            self._request(running)
+            self._request(running, running.step)
             return
         copy_frame(self._arena.frame(running.slot, running.step), running.carry)
         self._arena.state[running.slot] = FINISHED
+        self._watch.lap("copying")
         self._finished.put_many((running.slot,))
         running.slot = -1
         self._slotless.append(running)
@@ -225,7 +229,9 @@ class RolloutWorker:
 
     def _begin_segments(self, timeout: float) -> None:
         """Give free slots to the groups that wait for one."""
-        for slot in self._free.get_many(timeout, len(self._slotless)):
+        slots = self._free.get_many(timeout, len(self._slotless))
+        self._watch.lap("blocked" if timeout else "queue")
+        for slot in slots:
             running = self._slotless.pop(0)
             running.slot, running.step = slot, 0
             self._arena.state[slot] = FILLING
@@ -233,7 +239,9 @@ class RolloutWorker:
             self._arena.begun[slot] = self._weights.version
             self._arena.owner[slot] = 0
             copy_frame(running.carry, self._arena.frame(slot, 0))
-            self._request(running)
+            self._request(running, 0)
 
-    def _request(self, running: RunningGroup) -> None:
-        self._requests[running.index].put_many((pack_request(running.slot, running.index, running.step),))
+    def _request(self, running: RunningGroup, step: int, value_only: bool = False) -> None:
+        self._watch.lap("copying")
+        self._requests[running.index].put_many((pack_request(running.slot, running.index, step, value_only),))
+        self._watch.lap("queue")

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import numpy as np
 import psutil
 import torch
 
 from sfactory import compute, workers
 from sfactory.arena import FINISHED, FREE, arena_bytes, segment_fields
-from sfactory.board import COLUMNS, Episodes, Event, Fault, Finished, Progress, Saved
+from sfactory.board import Episodes, Event, Fault, Finished, Progress, Saved
 from sfactory.checkpoint import CheckpointStore, Snapshot
 from sfactory.config import Config, check_types, default_workers, env_name, fitted, max_lag, resolve, slot_count, validate
 from sfactory.display import Display
@@ -32,10 +31,12 @@ from sfactory.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, 
 from sfactory.model import build_model
 from sfactory.processes import WorkerProcesses, fork_server
 from sfactory.run_folder import RunFolder, open_run
+from sfactory.timing import COLUMNS, Interval
 
 Status = Literal["completed", "interrupted", "failed"]
 T = TypeVar("T")
 Callback = Callable[[Report], bool | None]
+Observer = Callable[[workers.Wires], bool]
 EVENT_POLL_S = 0.1
 CLOSING_S = 2.0
 COMPUTE_TIMEOUT_S = 120.0
@@ -90,14 +91,22 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
 def run_resolved(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
     """:func:`train` with a config whose preset has been applied."""
     with contextlib.nullcontext() if config.serial else fork_server():
-        plan = make_plan(config)
-        with open_run(plan.config) as folder:
-            folder.keep_spec(plan.env)
-            store = CheckpointStore(folder.checkpoints, config.log.keep, config.log.milestone_every)
-            snapshot = store.load_latest()
-            if snapshot is not None:
-                _check_fit(plan, snapshot, folder)
-            return _Supervisor(plan, folder, store, snapshot, callbacks).run()
+        return run_plan(make_plan(config), callbacks)
+
+
+def run_plan(plan: workers.Plan, callbacks: Sequence[Callback] = (), observer: Observer | None = None) -> Result:
+    """:func:`train` with what :func:`make_plan` gave.
+
+    Args:
+        observer: Called about ten times a second with what the processes share, to be looked at; False ends the run as interrupted.
+    """
+    with open_run(plan.config) as folder:
+        folder.keep_spec(plan.env)
+        store = CheckpointStore(folder.checkpoints, plan.config.log.keep, plan.config.log.milestone_every)
+        snapshot = store.load_latest()
+        if snapshot is not None:
+            _check_fit(plan, snapshot, folder)
+        return _Supervisor(plan, folder, store, snapshot, callbacks, observer).run()
 
 
 def make_plan(config: Config) -> workers.Plan:
@@ -164,9 +173,16 @@ class _Supervisor:
     """One run from its first process to its summary."""
 
     def __init__(
-        self, plan: workers.Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapshot | None, callbacks: Sequence[Callback]
+        self,
+        plan: workers.Plan,
+        folder: RunFolder,
+        store: CheckpointStore,
+        snapshot: Snapshot | None,
+        callbacks: Sequence[Callback],
+        observer: Observer | None,
     ) -> None:
-        self._plan, self._folder, self._store, self._snapshot, self._callbacks = plan, folder, store, snapshot, callbacks
+        self._plan, self._folder, self._store, self._snapshot = plan, folder, store, snapshot
+        self._callbacks, self._observer = callbacks, observer
         config = plan.config
         self._generation = steps = 0 if snapshot is None else snapshot.env_steps
         self._speed = Speedometer(0.0 if snapshot is None else snapshot.wall_s, steps, steps * plan.env.frameskip)
@@ -252,8 +268,8 @@ class _Supervisor:
         """All workers in turn, in this process."""
         torch.manual_seed(self._plan.config.seed)
         threads = torch.get_num_threads()
-        torch.set_num_threads(compute.learner_threads(self._plan.config))
-        training = workers.Training(self._plan, self._wires, self._store)
+        torch.set_num_threads(compute.learner_torch_threads(self._plan.config))
+        training = workers.make_training(self._plan, self._wires, self._store)
         policies = [workers.make_policy_worker(self._plan, self._wires, i, self._generation) for i in range(len(self._wires.requests))]
         rollouts = [workers.make_rollout_worker(self._plan, self._wires, i, self._generation) for i in range(self._plan.config.workers)]
         try:
@@ -274,6 +290,7 @@ class _Supervisor:
                 rollout.report()
                 rollout.close()
             training.finish()
+            self._wires.board.close()
             self._watch(self._wires.events.take(), report=False)
             torch.set_num_threads(threads)
 
@@ -319,7 +336,7 @@ class _Supervisor:
     def _await_end(self) -> None:
         """Let the learner save, if it has trained, and all processes end; go on taking events, or a full pipe would hold them up."""
         saving = SAVING_AFTER_DEATH_S if self._processes.exit_codes() else SAVING_S
-        trained = self._wires.board.counters("learner").batches > 0
+        trained = self._wires.board.total("learner", "batches") > 0
         begin = time.monotonic()
         while alive := self._processes.alive():
             waited = time.monotonic() - begin
@@ -350,6 +367,8 @@ class _Supervisor:
                     self._fault = event
         if report and time.monotonic() - self._last_board[0] >= self._plan.config.log.report_every_s:
             self._report()
+        if report and self._observer is not None:
+            self._cancelled |= not self._observer(self._wires)
 
     def _report_the_end(self) -> None:
         """Report what has come since the last time; the rollout workers' last episodes come after the learner's last message."""
@@ -394,21 +413,14 @@ class _Supervisor:
 
     def _load(self) -> dict[str, float]:
         """What the workers did since the last report, from the board, and where the slots are."""
-        now, table = time.monotonic(), self._wires.board.snapshot()
-        before, old = self._last_board
-        self._last_board = (now, table)
-        change = (table - old) / max(now - before, 1e-9)
-        kinds = [name.split("-")[0] for name in self._wires.board.names]
-        column = {name: change[:, i] for i, name in enumerate(COLUMNS)}
-
-        def of(kind: str, values: np.ndarray) -> np.ndarray:
-            return values[[k == kind for k in kinds]]
-
-        batches = of("policy", column["batches"]).sum()
+        table, (_, old) = self._wires.board.snapshot(), self._last_board
+        self._last_board = (time.monotonic(), table)
+        interval = Interval(self._wires.board.names, old, table)
+        batches = interval.column("policy", "batches").sum()
         state = self._wires.arena.state
         return {
-            **{f"{kind}_busy": float(of(kind, column["busy_s"]).mean()) for kind in ("rollout", "policy", "learner")},
-            "batch_fill": float(of("policy", column["rows"]).sum() / batches) if batches else float("nan"),
+            **{f"{kind}_busy": interval.busy(kind) for kind in ("rollout", "policy", "learner")},
+            "batch_fill": float(interval.column("policy", "rows").sum() / batches) if batches else float("nan"),
             "free_slots": int((state == FREE).sum()),
             "finished_slots": int((state == FINISHED).sum()),
             "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),

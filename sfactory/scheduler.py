@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sfactory.arena import FILLING, Arena
+from sfactory.arena import FREE, Arena
 
 
 class SlotScheduler:
@@ -43,7 +43,9 @@ class SlotScheduler:
         begun = self._arena.begun
         by_age = sorted(self._finished, key=lambda slot: begun[slot])
         batch, rest = by_age[: self._per_batch], by_age[self._per_batch :]
-        in_use = np.sort(np.concatenate((begun[rest], begun[self._arena.state == FILLING])))
+        others = self._arena.state != FREE  # finished ones that are still on their way here count too
+        others[batch] = False
+        in_use = np.sort(begun[others])
         last_update = version + self._updates * (np.arange(len(in_use)) // self._per_batch + 2) - 1
         if (last_update - in_use > self._limit).any():
             return None

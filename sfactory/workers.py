@@ -29,6 +29,7 @@ from sfactory.arena import Arena, segment_fields
 from sfactory.board import Board, Event, Fault, Finished, Saved
 from sfactory.checkpoint import CheckpointStore, Snapshot
 from sfactory.config import Config, default_workers, slot_count
+from sfactory.drain import Drain
 from sfactory.envs import make_group
 from sfactory.envs.group import EnvRequest, EnvSpec
 from sfactory.errors import EnvironmentFault, SfactoryError
@@ -51,11 +52,15 @@ class Plan:
         config: Resolved and valid, with `workers` set.
         env: What is known of the environment.
         env_source: The environment itself: an id or a callable.
+        sample_only: Nothing is learned; finished segments are given straight back.
+        trace: Folder in which every process leaves its trace, or None.
     """
 
     config: Config
     env: EnvSpec
     env_source: Any
+    sample_only: bool = False
+    trace: Path | None = None
 
     @property
     def rows(self) -> int:
@@ -131,7 +136,7 @@ def make_wires(plan: Plan, local: bool) -> Wires:
     return Wires(
         Arena(fields, slots, config.rollout, plan.rows),
         WeightBoard(FlatWeights(model).vector.numel()),
-        Board(process_names(config)),
+        Board(process_names(config), plan.trace),
         [queue(plan.groups) for _ in range(config.runtime.policy_workers)],
         [queue(config.runtime.groups) for _ in range(config.workers)],
         queue(slots),
@@ -160,7 +165,7 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
     Args:
         generation: How many env steps the run had when it was last resumed; new environments do not repeat old episodes.
     """
-    config = plan.config
+    config, watch = plan.config, wires.board.stopwatch(f"rollout-{index}")
     runtime = config.runtime
     request = EnvRequest(
         plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, runtime.env_threads, runtime.validate_observations
@@ -169,21 +174,19 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
     indices = range(index * runtime.groups, (index + 1) * runtime.groups)
     made = [(g, make_group(request, plan.env, count, g * count, seed)) for g in indices]
     requests = [wires.requests[g % runtime.policy_workers] for g in indices]
-    counters = wires.board.counters(f"rollout-{index}")
     free, finished, emit = wires.free, wires.finished, wires.events.put
-    return RolloutWorker(made, wires.arena, wires.weights, requests, wires.ready[index], free, finished, emit, counters)
+    return RolloutWorker(made, wires.arena, wires.weights, requests, wires.ready[index], free, finished, emit, watch)
 
 
 def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) -> PolicyWorker:
     """Policy worker number `index`."""
-    config = plan.config
+    config, watch = plan.config, wires.board.stopwatch(f"policy-{index}")
     device = compute.inference_device(config)
     model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
     ready = [wires.ready[g // config.runtime.groups] for g in range(plan.groups)]
     seed = derived_seed(config.seed, generation) + 1 + index
     autocast = compute.autocast_dtype(config, plan.env, device)
-    counters = wires.board.counters(f"policy-{index}")
-    return PolicyWorker(model, wires.arena, wires.weights, wires.requests[index], ready, device, seed, autocast, counters)
+    return PolicyWorker(model, wires.arena, wires.weights, wires.requests[index], ready, device, seed, autocast, watch)
 
 
 def derived_seed(seed: int, generation: int) -> int:
@@ -195,14 +198,14 @@ class Training:
     """The learner and the keeping of its checkpoints; continues from the newest checkpoint of the store, if it has any."""
 
     def __init__(self, plan: Plan, wires: Wires, store: CheckpointStore) -> None:
-        config = plan.config
+        config, self._watch = plan.config, wires.board.stopwatch("learner")
         device = compute.learner_device(config)
         torch.manual_seed(config.seed)
         self._model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
         self._plan, self._board, self._emit, self._store = plan, wires.board, wires.events.put, store
         self.learner = Learner(
             config, self._model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, device,
-            compute.autocast_dtype(config, plan.env, device), wires.board.counters("learner"),
+            compute.autocast_dtype(config, plan.env, device), self._watch,
         )  # fmt: skip
         self._wall_before, self._saved_steps = 0.0, 0
         if (snapshot := store.load_latest()) is not None:
@@ -233,6 +236,7 @@ class Training:
         except OSError as problem:
             error = f"checkpoint not written: {problem}"
         self._emit(Saved(self.learner.env_steps, error))
+        self._watch.lap("reporting")
 
     def snapshot(self) -> Snapshot:
         """All that training continues from."""
@@ -259,10 +263,32 @@ class Training:
         return (env_steps // every + 1) * every if every else float("inf")
 
 
+class DryTraining:
+    """What takes training's place where only sampling is looked at: the policy stays as it was made, and nothing is kept."""
+
+    def __init__(self, plan: Plan, wires: Wires) -> None:
+        watch, self._emit = wires.board.stopwatch("learner"), wires.events.put
+        torch.manual_seed(plan.config.seed)
+        model = build_model(plan.env.observation, plan.env.action, plan.config.model)
+        self.learner = Drain(model, wires.arena, wires.weights, wires.finished, wires.free, self._emit, plan.config.steps, watch)
+
+    def save_if_due(self) -> None:
+        """There is nothing to save."""
+
+    def finish(self) -> None:
+        """Send the last statistics, and say so."""
+        self.learner.report()
+        self._emit(Finished(self.learner.env_steps, self.learner.done))
+
+
+def make_training(plan: Plan, wires: Wires, store: CheckpointStore) -> Training | DryTraining:
+    return DryTraining(plan, wires) if plan.sample_only else Training(plan, wires, store)
+
+
 def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
-    torch.set_num_threads(compute.learner_threads(plan.config))
+    torch.set_num_threads(compute.learner_torch_threads(plan.config))
     keep_freed_memory()
-    training = Training(plan, wires, store)
+    training = make_training(plan, wires, store)
     training.learner.start()
     while not wires.board.stopping and not training.learner.done:
         training.learner.poll(POLL_S)
@@ -307,6 +333,8 @@ def process_main(name: str, outbox: Outbox, target: Callable[..., None], plan: S
         outbox.put(Fault(name, str(error), "", isinstance(error, EnvironmentFault)))
     except BaseException as error:
         outbox.put(Fault(name, str(error) or repr(error), traceback.format_exc()))
+    finally:
+        wires.board.close()
 
 
 def _end_with_parent() -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -100,11 +101,13 @@ def test_a_full_queue_blocks_counts_and_drops_nothing():
     sent, received = list(range(5000)), []
     writer = threading.Thread(target=lambda: [queue.put_many([n]) for n in sent])
     writer.start()
+    while not queue.full_waits:
+        time.sleep(0.001)
+    assert len(queue) < len(sent)
     while len(received) < len(sent):
         received += queue.get_many(1.0, most=16)
     writer.join()
     assert received == sent
-    assert queue.full_waits > 0
 
 
 class Net(nn.Module):
@@ -209,6 +212,14 @@ class TestSlotScheduler:
         assert scheduler.take(6) is None
         scheduler.add([3])
         assert scheduler.take(6) == [3, 0]
+
+    def test_a_finished_segment_that_is_still_in_the_queue_is_not_forgotten(self):
+        arena, scheduler = self.scheduler(limit=2)
+        arena.state[:5], arena.begun[:5] = FINISHED, [0, 2, 2, 2, 2]
+        scheduler.add([1, 2, 3, 4])
+        assert scheduler.take(2) is None, "slot 0 would come at lag 3"
+        scheduler.add([0])
+        assert 0 in scheduler.take(2)
 
     def test_waits_for_a_slow_group_rather_than_break_the_bound(self):
         arena, scheduler = self.scheduler(limit=5)

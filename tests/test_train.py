@@ -268,8 +268,8 @@ def test_no_slot_is_lost_or_doubled_and_every_sample_counts_once(tmp_path, monke
     assert len({*free, *done}) == len(free) + len(done)
     assert sorted(free) == np.flatnonzero(arena.state == FREE).tolist()
     assert set(done) <= set(np.flatnonzero(arena.state == FINISHED))
-    assert wires.board.counters("learner").rows == result.env_steps
-    sampled = sum(wires.board.counters(f"rollout-{i}").rows for i in range(2))
+    assert wires.board.total("learner", "rows") == result.env_steps
+    sampled = sum(wires.board.total(f"rollout-{i}", "rows") for i in range(2))
     assert result.env_steps <= sampled <= result.env_steps + arena.slots * arena.rollout * arena.rows
 
 

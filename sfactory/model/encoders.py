@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfactory.config import ModelConfig
 from sfactory.errors import ConfigError
 from sfactory.model.contracts import checked_encoder, construct
+from sfactory.model.fused import FUSED_ACTIVATIONS, fused_layers
 from sfactory.model.initialization import orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense, FlatInput, PixelConv
 from sfactory.objects import load_object
@@ -40,10 +42,17 @@ class MLPEncoder(nn.Module):
         for width, following in pairwise(widths):
             layers += [Dense(width, following), ACTIVATIONS[activation]()]
         self.layers = nn.Sequential(*layers)
+        self.activation = activation
         self.out_features = widths[-1]
 
+    @property
+    def linears(self) -> list[nn.Linear]:
+        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        if self.activation not in FUSED_ACTIVATIONS or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return self.layers(x)
+        return fused_layers(self.layers[0](x), self.linears, self.activation)
 
 
 class NatureCNN(nn.Module):

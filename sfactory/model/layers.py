@@ -8,21 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfactory.model.fused import tanh_
 from sfactory.model.initialization import orthogonal
 from sfactory.model.precision import compute_dtype
 from sfactory.spaces import Leaf
 
 
-class _SigmoidTanh(torch.autograd.Function):
-    """tanh(x) = 2 sigmoid(2x) - 1, exact to about 1e-7; torch's sigmoid takes a sixth of the time of its tanh on the CPU."""
-
-    @staticmethod
-    def of(x: Tensor) -> Tensor:
-        return (x * 2).sigmoid_().mul_(2).sub_(1)
-
+class _FastTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
-        y = _SigmoidTanh.of(x)
+        y = tanh_(x.clone(memory_format=torch.contiguous_format))
         ctx.save_for_backward(y)
         return y
 
@@ -32,12 +27,10 @@ class _SigmoidTanh(torch.autograd.Function):
 
 
 class Tanh(nn.Module):
-    """The hyperbolic tangent; four times as fast as torch's for float32 on the CPU."""
+    """The hyperbolic tangent, by :func:`sfactory.model.fused.tanh_` for float32 on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or x.dtype != torch.float32:
-            return torch.tanh(x)
-        return _SigmoidTanh.apply(x) if torch.is_grad_enabled() else _SigmoidTanh.of(x)
+        return _FastTanh.apply(x) if x.device.type == "cpu" and x.dtype == torch.float32 else torch.tanh(x)
 
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}

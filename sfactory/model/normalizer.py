@@ -62,8 +62,13 @@ class ObservationNormalizer(nn.Module):
         return tuple(self._normalized(i, x) if is_float else x for i, (is_float, x) in enumerate(zip(self.floats, obs, strict=True)))
 
     def _normalized(self, index: int, x: Tensor) -> Tensor:
+        mean, scale = self.mean_and_scale(index)
+        return ((x - mean) * scale).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+
+    def mean_and_scale(self, index: int) -> tuple[Tensor, Tensor]:
+        """What is subtracted from float leaf number `index`, and what it is then multiplied with."""
         mean, var = self._moments(index)
-        return ((x - mean) * (var + _EPSILON).rsqrt()).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+        return mean, (var + _EPSILON).rsqrt()
 
     def _moments(self, index: int) -> tuple[Tensor, Tensor]:
         return getattr(self, f"mean_{index}"), getattr(self, f"var_{index}")

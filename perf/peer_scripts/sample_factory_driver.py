@@ -1,0 +1,115 @@
+"""Sample Factory 2.1.1: throughput of a workload, or training until an agent reaches a score."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+from sample_factory.algo.runners.runner import AlgoObserver, Runner
+from sample_factory.algo.utils.misc import ExperimentStatus
+from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
+from sample_factory.enjoy import enjoy
+from sample_factory.envs.env_utils import register_env
+from sample_factory.train import make_runner
+from window import Window, answer, request
+
+
+def make_gym(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> gymnasium.Env:
+    return gymnasium.make(name, render_mode=render_mode)
+
+
+def make_atari(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> gymnasium.Env:
+    from ale_py.registration import register_v0_v4_envs
+    from sf_examples.atari.atari_utils import make_atari_env
+
+    register_v0_v4_envs()  # a current ale-py registers its v5 ids only
+    return make_atari_env(name, cfg, env_config, render_mode)
+
+
+def parse(argv: Sequence[str], evaluation: bool = False) -> Any:
+    """Sample Factory's configuration, with the overrides that its own example of the environment's family has."""
+    parser, partial = parse_sf_args(argv=argv, evaluation=evaluation)
+    if partial.env.startswith("atari_"):
+        from sf_examples.atari.atari_params import atari_override_defaults
+
+        register_env(partial.env, make_atari)
+        atari_override_defaults(partial.env, parser)
+    elif partial.env.startswith("doom_"):
+        from sf_examples.vizdoom.doom.doom_params import add_doom_env_args, doom_override_defaults
+        from sf_examples.vizdoom.train_vizdoom import register_vizdoom_envs
+
+        register_vizdoom_envs()
+        add_doom_env_args(parser)
+        doom_override_defaults(parser)
+    else:
+        register_env(partial.env, make_gym)
+        if partial.env.startswith("HalfCheetah"):
+            from sf_examples.mujoco.mujoco_params import mujoco_override_defaults
+
+            mujoco_override_defaults(partial.env, parser)
+    return parse_full_cfg(parser, argv)
+
+
+class Counted(AlgoObserver):
+    """Ends the run once the window has closed."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+
+    def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
+        if runner.env_steps and self._window.report(sum(runner.env_steps.values())):
+            runner.cfg.train_for_env_steps = 0  # ends the run in good order: games and shared memory are cleaned up
+
+
+class UntilReturn(AlgoObserver):
+    """Answers and ends the run once the mean return of the last 20 training episodes reaches a target."""
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+
+    def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
+        returns = runner.policy_avg_stats.get("reward", [[]])[0]
+        if not runner.stopped and len(returns) >= 20 and sum(returns) / len(returns) >= self._target:
+            answer(score=sum(returns) / len(returns), env_steps=sum(runner.env_steps.values()))
+            runner.cfg.train_for_env_steps = 0
+
+
+def run(argv: Sequence[str], observer: AlgoObserver | None) -> Runner:
+    _, runner = make_runner(parse(argv))
+    if observer:
+        runner.register_observer(observer)
+    status = runner.init()
+    if status == ExperimentStatus.SUCCESS:
+        status = runner.run()
+    if status != ExperimentStatus.SUCCESS:
+        sys.exit(f"Sample Factory ended with status {status}")
+    return runner
+
+
+def flags(setting: dict[str, Any]) -> list[str]:
+    """Command-line flags of a setting; a list becomes several words."""
+    return [word for name, value in setting.items() for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))]
+
+
+def main() -> None:
+    asked = request()
+    with tempfile.TemporaryDirectory() as folder:
+        argv = ["--algo=APPO", "--experiment=peer", f"--train_dir={folder}", "--device=cpu", "--restart_behavior=overwrite"]
+        argv += flags(asked["setting"])
+        if "seconds" in asked:
+            run([*argv, "--summaries_use_frameskip=False"], Counted(Window(asked["warmup"], asked["seconds"])))
+        elif "target" in asked:
+            run([*argv, "--stats_avg=20"], UntilReturn(asked["target"]))
+        else:
+            runner = run(argv, None)
+            os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # its checkpoints hold NumPy scalars, which torch refuses since 2.6
+            _, score = enjoy(parse([*argv, "--no_render", "--max_num_episodes=20", "--eval_deterministic=True"], evaluation=True))
+            answer(score=score, env_steps=sum(runner.env_steps.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Stable-Baselines3's PPO: throughput of a workload, or training until an agent reaches a score."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
+from window import Window, answer, request
+
+
+class SharedMLP(BaseFeaturesExtractor):
+    """One tanh MLP for policy and value, as the other trainers have."""
+
+    def __init__(self, observation_space: gymnasium.spaces.Box, hidden: list[int]) -> None:
+        super().__init__(observation_space, hidden[-1])
+        sizes = [observation_space.shape[0], *hidden]
+        layers = [layer for i, o in itertools.pairwise(sizes) for layer in (torch.nn.Linear(i, o), torch.nn.Tanh())]
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.layers(observations)
+
+
+class Counted(BaseCallback):
+    """Ends the run once the window has closed; counts when an update is over and sampling begins again."""
+
+    def __init__(self, window: Window) -> None:
+        super().__init__()
+        self._window = window
+
+    def _on_rollout_start(self) -> None:
+        self._window.report(self.num_timesteps)
+
+    def _on_step(self) -> bool:
+        return not self._window.closed
+
+
+class UntilReturn(BaseCallback):
+    """Answers and ends the run once the mean return of the last 20 training episodes reaches a target."""
+
+    def __init__(self, target: float) -> None:
+        super().__init__()
+        self._target = target
+
+    def _on_step(self) -> bool:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer]
+        if len(returns) < 20 or statistics.mean(returns) < self._target:
+            return True
+        answer(score=float(statistics.mean(returns)), env_steps=self.num_timesteps)
+        return False
+
+
+def make_envs(setting: dict[str, Any]) -> VecEnv:
+    kind = SubprocVecEnv if setting.get("subprocesses") else DummyVecEnv
+    if setting["env"] == "PongNoFrameskip-v4":
+        return VecFrameStack(make_atari_env(make_pong, setting["envs"], seed=1, vec_env_cls=kind), 4)
+    envs = make_vec_env(setting["env"], setting["envs"], seed=1, vec_env_cls=kind)
+    return VecNormalize(envs) if setting.get("normalize") else envs
+
+
+def make_pong(**kwargs: Any) -> gymnasium.Env:
+    from ale_py.registration import register_v0_v4_envs
+
+    register_v0_v4_envs()  # a current ale-py registers its v5 ids only, and each process needs its own registration
+    return gymnasium.make("PongNoFrameskip-v4", **kwargs)
+
+
+def measure(setting: dict[str, Any], window: Window) -> None:
+    """One epoch over each batch, with the model of the workload."""
+    images = "hidden" not in setting
+    policy_kwargs: dict[str, Any] = {"net_arch": []}
+    if not images:
+        policy_kwargs |= {"features_extractor_class": SharedMLP, "features_extractor_kwargs": {"hidden": setting["hidden"]}}
+    envs = make_envs(setting)
+    sizes = {"n_steps": setting["rollout"], "batch_size": min(setting["batch_size"], setting["rollout"] * setting["envs"]), "n_epochs": 1}
+    PPO("CnnPolicy" if images else "MlpPolicy", envs, device="cpu", policy_kwargs=policy_kwargs, **sizes).learn(10**12, Counted(window))
+    envs.close()
+
+
+def linear(start: float) -> Callable[[float], float]:
+    return lambda progress_remaining: progress_remaining * start
+
+
+def score(setting: dict[str, Any], target: float | None) -> None:
+    """Train with the given hyperparameters for a number of env steps and evaluate, or until the training return reaches a target."""
+    envs = make_envs(setting)
+    values = {name: linear(value) if name in setting.get("linear", ()) else value for name, value in setting["ppo"].items()}
+    if "activation_fn" in values.get("policy_kwargs", {}):
+        values["policy_kwargs"]["activation_fn"] = getattr(torch.nn, values["policy_kwargs"]["activation_fn"])
+    model = PPO("MlpPolicy", envs, device="cpu", stats_window_size=20, **values)
+    model.learn(setting["steps"], UntilReturn(target) if target is not None else None)
+    envs.close()
+    if target is None:
+        result, _ = evaluate_policy(model, make_vec_env(setting["env"], 1, seed=1000), n_eval_episodes=20, deterministic=True)
+        answer(score=float(result), env_steps=model.num_timesteps)
+
+
+def main() -> None:
+    asked = request()
+    torch.set_num_threads(asked["setting"].get("threads", 1))
+    if "seconds" in asked:
+        measure(asked["setting"], Window(asked["warmup"], asked["seconds"]))
+    else:
+        score(asked["setting"], asked.get("target"))
+
+
+if __name__ == "__main__":
+    main()

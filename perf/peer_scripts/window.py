@@ -1,0 +1,45 @@
+"""How every driver counts: env steps that have been trained on, over a window after a warm-up."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+
+def request() -> dict[str, Any]:
+    """What perf/peers.py asks of a driver: one JSON object as its first argument."""
+    return json.loads(sys.argv[1])
+
+
+def answer(**values: float) -> None:
+    """The driver's result: one JSON object as a line of its own."""
+    print("RESULT " + json.dumps(values), flush=True)
+
+
+class Window:
+    """Env steps per second between two reports.
+
+    The window opens with the first report at least `warmup` seconds after the very first one, and closes with the first report at least
+    `seconds` later.
+    """
+
+    def __init__(self, warmup: float, seconds: float) -> None:
+        self._warmup, self._seconds = warmup, seconds
+        self._first: float | None = None
+        self._opened: tuple[float, int] | None = None
+        self.closed = False
+
+    def report(self, env_steps: int) -> bool:
+        """Take the number of env steps trained on so far; True once the window has closed, and then the result is printed."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+        if self._opened is None:
+            if now - self._first >= self._warmup:
+                self._opened = now, env_steps
+        elif not self.closed and now - self._opened[0] >= self._seconds:
+            self.closed = True
+            answer(fps=(env_steps - self._opened[1]) / (now - self._opened[0]))
+        return self.closed

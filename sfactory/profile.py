@@ -1,0 +1,159 @@
+"""``python -m sfactory.profile``: where a run's time goes, what limits it, and what this machine could do at most."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from sfactory.interrupts import end_at_once_when_interrupted, ignore_interrupts
+
+if TYPE_CHECKING:
+    from sfactory.config import Config
+    from sfactory.profiling import Profile
+    from sfactory.tune import Trial
+    from sfactory.workers import Plan
+
+PROG = "python -m sfactory.profile"
+DESCRIPTION = """Train in a temporary folder for a while, and show where the time of each kind of worker goes, what limits the run and which
+flag to change, and which share of this machine's ceiling is reached. The command's own flags:
+
+  --seconds N      to measure, after the warm-up (30); with --tune: for the whole search
+  --sample-only    rollout and policy workers at full speed, without learning
+  --json           the last line of the output is one JSON object
+  --trace FILE     write a trace of all processes for ui.perfetto.dev
+  --tune           search workers, environments, groups, policy workers, threads, batch size and precision for this machine
+  --tune-out FILE  where --tune writes the best as YAML for --config (tuned.yaml)
+
+and every flag of a training run:"""
+CEILING_S = (3.0, 15.0)
+"""Least and most seconds that the ceiling's measurements take."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0 done, 1 failed, 2 bad configuration, 130 or 143 interrupted.
+    """
+    from sfactory.config import from_command_line
+    from sfactory.errors import SfactoryError
+    from sfactory.processes import fork_server
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    options, rest = _options(sys.argv[1:] if args is None else args)
+    try:
+        config = from_command_line(rest, PROG, DESCRIPTION)
+        _check(options, config)
+        with contextlib.nullcontext() if config.serial else fork_server():
+            from sfactory.runner import make_plan  # imports torch, which takes its time, while the server does the same
+
+            return _run(options, config, make_plan(config))
+    except SfactoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--sample-only", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--tune-out", type=Path)
+    return parser
+
+
+def _options(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The command's own flags, and the other arguments."""
+    options, rest = _parser().parse_known_args(args)
+    if options.tune and options.tune_out is None:
+        options.tune_out = Path("tuned.yaml")
+    return options, rest
+
+
+def _check(options: argparse.Namespace, config: Config) -> None:
+    """Raise ConfigError for options that cannot work."""
+    from sfactory.errors import ConfigError
+
+    problems = []
+    if not (options.seconds > 0 and math.isfinite(options.seconds)):
+        problems.append(f"seconds is {options.seconds:g}; it must be above 0")
+    if options.tune_out is not None and not options.tune:
+        problems.append(f"tune-out is {options.tune_out}, and nothing is tuned; add --tune")
+    if options.tune and options.trace is not None:
+        problems.append(f"trace is {options.trace}, and --tune makes many runs; profile the tuned settings with --config and --trace")
+    if options.tune and config.serial:
+        problems.append("serial is on, and --tune searches numbers of processes; leave one of them out")
+    for name in ("trace", "tune_out"):
+        file: Path | None = getattr(options, name)
+        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+            problems.append(f"{name.replace('_', '-')} is {file}, which cannot be written; name a file in a folder of yours")
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _run(options: argparse.Namespace, config: Config, plan: Plan) -> int:
+    """Measure, show, and give the exit status."""
+    from sfactory.bottleneck import find_bottleneck
+    from sfactory.profile_report import show, values
+    from sfactory.profiling import profile_run
+
+    console = Console()
+    ceiling_s = min(CEILING_S[1], max(CEILING_S[0], options.seconds / 4))
+    if options.tune:
+        profile, interrupted = _tune(options, config, plan, options.seconds - ceiling_s, console)
+        if interrupted:
+            return interrupted
+    else:
+        profile = profile_run(dataclasses.replace(plan, sample_only=options.sample_only), options.seconds, options.trace)
+    ceiling = _ceiling(profile.plan, ceiling_s)
+    bottleneck = find_bottleneck(profile)
+    show(console, profile, ceiling, bottleneck)
+    if options.json:
+        extra = {"tuned": str(options.tune_out)} if options.tune else {}
+        print(json.dumps(values(profile, ceiling, bottleneck) | extra, allow_nan=False))
+    return 0
+
+
+def _tune(options: argparse.Namespace, config: Config, plan: Plan, seconds: float, console: Console) -> tuple[Profile, int]:
+    """Search, and write the best; the exit status is 0 unless a signal has ended the search."""
+    from sfactory.tune import SEARCHED, tune, write_tuned
+
+    def show_trial(trial: Trial) -> None:
+        settings = "  ".join(f"{name.rpartition('.')[2]} {trial.settings[name]}" for name in SEARCHED)
+        console.print(f"{settings}:  {trial.note or f'{trial.fps:,.0f} env steps/s'}", markup=False, highlight=False, soft_wrap=True)
+
+    tuning = tune(plan, seconds, options.sample_only, show_trial)
+    write_tuned(options.tune_out, config, tuning)
+    command = f"python -m sfactory.train --config {options.tune_out}"
+    console.print(f"{len(tuning.trials)} runs; the best is in {options.tune_out}: {command}", markup=False, soft_wrap=True)
+    return tuning.profile, 128 + tuning.signal if tuning.signal is not None else 0
+
+
+def _ceiling(plan: Plan, seconds: float) -> float:
+    """Env steps per second that this machine could do at most: of sampling alone where nothing is learned."""
+    from sfactory.ceiling import measure_ceiling
+
+    ceiling = measure_ceiling(plan.config, seconds)
+    if plan.sample_only:
+        ceiling = dataclasses.replace(ceiling, training_s=0.0)
+    return ceiling.env_steps_per_s
+
+
+if __name__ == "__main__":
+    end_at_once_when_interrupted()
+    status = main()
+    ignore_interrupts()
+    sys.exit(status)

@@ -1,0 +1,138 @@
+"""Where the workers' time goes: each worker's stopwatch attributes all of its wall time to named phases.
+
+A lap costs about 0.2 us and stays in the worker; four times a second the totals go to the worker's row of the board, where the runner
+takes differences. On CUDA, work that runs by itself shows up in the phase that first waits for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from time import monotonic, process_time
+
+import numpy as np
+
+PHASES = (
+    "starting",
+    "waiting",
+    "blocked",
+    "environment",
+    "copying",
+    "forward",
+    "sampling",
+    "backward",
+    "optimizer",
+    "weights",
+    "queue",
+    "reporting",
+)
+"""What a worker can be doing.
+
+- starting: making environments, models and buffers; the first resets.
+- waiting: for a message; blocked: a rollout worker all of whose groups wait for a free slot.
+- environment: stepping. copying: gathering and moving data, bookkeeping.
+- forward: the model, in the learner with targets and loss; sampling: drawing and writing actions. backward, optimizer: the learner's.
+- weights: publishing or fetching them. queue: sending and fetching messages without a wait.
+- reporting: statistics and checkpoints.
+"""
+IDLE = ("waiting", "blocked")
+SIZES = 24
+"""Classes of the size of a piece of work; class c counts those of 2^(c-1) up to 2^c - 1 rows."""
+COLUMNS = ("heartbeat", "cpu_s", "counted", "batches", "rows", "full_waits", *PHASES, *(f"size_{c}" for c in range(SIZES)))
+FLUSH_EVERY_S = 0.25
+_COLUMN = {name: i for i, name in enumerate(COLUMNS)}
+_PHASES = slice(_COLUMN[PHASES[0]], _COLUMN[PHASES[0]] + len(PHASES))
+_SIZES = slice(_COLUMN["size_0"], _COLUMN["size_0"] + SIZES)
+
+
+class Stopwatch:
+    """One worker's account of its time and its work. Time runs from the construction.
+
+    Args:
+        row: float64 ``[len(COLUMNS)]`` of the board: ``heartbeat`` (monotonic seconds), ``cpu_s`` (of all threads of the process),
+            ``counted`` (when work was last counted, monotonic seconds), ``batches`` and ``rows`` (of work done), ``full_waits`` (puts
+            that found a queue full), seconds of every phase, and pieces of work of every size. All are running totals.
+    """
+
+    def __init__(self, row: np.ndarray) -> None:
+        self._row = row
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._sizes = [0] * SIZES
+        self._batches = self._rows = 0
+        self._counted = self._due = 0.0
+        self.full_waits = 0
+        self._last = monotonic()
+
+    def lap(self, phase: str) -> None:
+        """All that has passed since the last lap was `phase`. Now and then this shows the runner a sign of life."""
+        now = monotonic()
+        self._seconds[phase] += now - self._last
+        self._last = now
+        if now >= self._due:
+            self.flush()
+
+    def count(self, rows: int) -> None:
+        """A piece of work of so many rows was done by the last lap."""
+        self._batches += 1
+        self._rows += rows
+        self._counted = self._last
+        self._sizes[min(rows.bit_length(), SIZES - 1)] += 1
+        if self._batches == 1:  # the runner asks whether there is anything to save
+            self.flush()
+
+    def flush(self) -> None:
+        """Bring the board's row up to date."""
+        totals = (self._last, process_time(), self._counted, self._batches, self._rows, self.full_waits)
+        self._row[:] = (*totals, *self._seconds.values(), *self._sizes)
+        self._due = self._last + FLUSH_EVERY_S
+
+    def close(self) -> None:
+        """The worker is at its end."""
+        self.lap("reporting")
+        self.flush()
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What the processes of a run did between two snapshots of the board.
+
+    Attributes:
+        names: Of the processes: a kind (learner, policy, rollout), and a number where there are several.
+        before, after: float64 ``[processes, len(COLUMNS)]``.
+    """
+
+    names: list[str]
+    before: np.ndarray
+    after: np.ndarray
+
+    def column(self, kind: str, name: str) -> np.ndarray:
+        """float64 ``[processes of that kind]``: by how much a column grew."""
+        return self._change(kind)[:, _COLUMN[name]]
+
+    def phases(self, kind: str) -> dict[str, float]:
+        """Share of every phase in the accounted time of all processes of a kind, 0 to 1; empty if there is none."""
+        seconds = self._change(kind)[:, _PHASES].sum(0)
+        return dict(zip(PHASES, (seconds / seconds.sum()).tolist(), strict=True)) if seconds.sum() > 0 else {}
+
+    def accounted_s(self, kind: str) -> float:
+        """Mean seconds of wall time that the phases of a process of that kind add up to."""
+        return float(self._change(kind)[:, _PHASES].sum(1).mean())
+
+    def busy(self, kind: str) -> float:
+        """Share of their time, 0 to 1, that the processes of a kind did not wait; NaN if none has accounted for any."""
+        shares = self.phases(kind)
+        return 1.0 - sum(shares[phase] for phase in IDLE) if shares else math.nan
+
+    def sizes(self, kind: str) -> dict[int, int]:
+        """Pieces of work by their size: the largest number of rows of a class, and how many fell into it."""
+        counts = self._change(kind)[:, _SIZES].sum(0)
+        return {2**c - 1: int(count) for c, count in enumerate(counts) if count}
+
+    def rate(self, kind: str) -> float:
+        """Rows per second of all processes of a kind, each from the end of one piece of work to the end of another; NaN without one."""
+        rows, seconds = self.column(kind, "rows"), self.column(kind, "counted")
+        return float((rows[seconds > 0] / seconds[seconds > 0]).sum()) if (seconds > 0).any() else math.nan
+
+    def _change(self, kind: str) -> np.ndarray:
+        mask = [name.split("-")[0] == kind for name in self.names]
+        return (self.after - self.before)[mask]
