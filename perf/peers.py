@@ -232,12 +232,12 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "vizdoom-basic": Workload(
         FPS_WORKLOADS["vizdoom-basic"],
-        f"--env VizdoomBasic-v1 {_SAME} --rollout 32 --envs-per-worker 16",
+        f"--env VizdoomBasic-v1 {_SAME} --rollout 32 --workers 2 --envs-per-worker 16",
         {"sample-factory": Tuned(_SF_DOOM, _sf(1, 32), _SF_TRIED_IMAGES)},
     ),
     "halfcheetah": Workload(
         FPS_WORKLOADS["halfcheetah"],
-        f"--env HalfCheetah-v5 {_SAME} --rollout 64 --envs-per-worker 32",
+        f"--env HalfCheetah-v5 {_SAME} --rollout 64 --workers 2 --envs-per-worker 16",
         {
             "sample-factory": Tuned(_SF_HALFCHEETAH, _SF_TRIED_HALFCHEETAH[-1], _SF_TRIED_HALFCHEETAH, _sf(2, 16)),
             "stable-baselines3": Tuned({"env": "HalfCheetah-v5", "hidden": [64, 64], "rollout": 64}, _vec(64, threads=2), _VEC_TRIED),
