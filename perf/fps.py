@@ -39,8 +39,8 @@ WORKLOADS = {
     "pong": PONG,
     "pong-lstm": f"{PONG} --model.core lstm",
     "pong-gru": f"{PONG} --model.core gru",
-    "halfcheetah": "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 32 --rollout 64 --batch-size 4096",
-    "vizdoom-basic": "--env VizdoomBasic-v1 --preset none --workers 2 --envs-per-worker 16 --rollout 32 --batch-size 1024",
+    "halfcheetah": "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384",
+    "vizdoom-basic": "--env VizdoomBasic-v1 --preset none --workers 2 --envs-per-worker 32 --rollout 32 --batch-size 1024",
 }
 """Throughput settings: one epoch, large groups."""
 START_S = 120.0
