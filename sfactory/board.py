@@ -16,6 +16,8 @@ from sfactory.shared import SharedArray
 from sfactory.timing import COLUMNS, Stopwatch
 from sfactory.trace import TracingStopwatch
 
+PROGRESS_EVERY_S = 0.25
+"""Seconds between two events of a worker about its progress."""
 STARTING_S = 30.0
 """How much later than the run's beginning a process's silence begins to count, if it has not shown itself by then."""
 

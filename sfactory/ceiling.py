@@ -61,7 +61,7 @@ class Ceiling:
         cores: That the run may use.
         inference_rows: Rows of that cheapest batch.
         batch_size: Samples of a training batch.
-        threads: torch threads of each of the processes that were measured side by side.
+        threads: Threads of each of the processes that were measured side by side.
         precision: In which the learner computes, float32 or bfloat16.
         inference_device, learner_device: Where each was measured.
     """
@@ -152,7 +152,7 @@ def precision_of(plan: workers.Plan, device: torch.device) -> str:
 
 
 def with_threads(plan: workers.Plan, threads: int) -> workers.Plan:
-    """A plan whose learner and whose only policy worker have so many torch threads."""
+    """A plan whose learner and whose only policy worker have so many threads."""
     runtime = dataclasses.replace(plan.config.runtime, learner_threads=threads, inference_threads=threads, policy_workers=1)
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, runtime=runtime))
 
@@ -197,7 +197,6 @@ def _measure_main(
     plan: workers.Plan, wires: workers.Wires, flags: SharedArray, process: int, works: Sequence[Work], seconds: float
 ) -> None:
     """Measure in step with the other processes: all begin when all are ready, and none rests while another still measures."""
-    torch.set_num_threads(compute.learner_torch_threads(plan.config))
     keep_freed_memory()
 
     def meet(stage: int, meanwhile: Callable[[], object]) -> None:
@@ -207,14 +206,21 @@ def _measure_main(
 
     with ExitStack() as stack:
         pieces = [stack.enter_context(prepare(plan, work, process)) for work in works]
-        for piece in pieces:
+        for work, piece in zip(works, pieces, strict=True):
+            torch.set_num_threads(_torch_threads(plan, work))
             piece()  # compiles kernels and takes memory
         meet(0, lambda: time.sleep(0.001))
         speeds = []
         for stage, (work, piece) in enumerate(zip(works, pieces, strict=True), 1):
+            torch.set_num_threads(_torch_threads(plan, work))
             speeds.append(_speed(piece, seconds, device_of(plan, work)))
             meet(stage, piece)
         wires.events.put(speeds)
+
+
+def _torch_threads(plan: workers.Plan, work: Work) -> int:
+    """torch threads of a work, as its own worker has them."""
+    return compute.learner_torch_threads(plan.config) if work == TRAINING else compute.inference_threads(plan.config)
 
 
 def device_of(plan: workers.Plan, work: Work) -> torch.device:

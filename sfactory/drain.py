@@ -9,12 +9,10 @@ import numpy as np
 from torch import nn
 
 from sfactory.arena import FREE, Arena
-from sfactory.board import Progress
+from sfactory.board import PROGRESS_EVERY_S, Progress
 from sfactory.queues import Queue
 from sfactory.timing import Stopwatch
 from sfactory.weights import FlatWeights, WeightBoard
-
-PROGRESS_EVERY_S = 0.25
 
 
 class Drain:

@@ -1,4 +1,4 @@
-"""The policy worker: answers many groups' requests with one forward pass."""
+"""The policy worker: answers the requests of many groups, with one forward pass or, for small networks, by compiled loops."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class PolicyWorker:
         self._states = torch.zeros(len(ready), arena.rows, model.state_size, device=device) if model.state_size else None
         self._sizes = np.array(model.action.sizes, np.int32)
         self._no_mask = np.zeros((0, 0), bool)
-        self._staging = [_Staging(leaf.shape[3:], leaf.dtype, arena.rows * len(ready), device) for leaf in arena.obs]
+        staged = arena.obs if self._fused is None else ()
+        self._staging = [_Staging(leaf.shape[3:], leaf.dtype, arena.rows * len(ready), device) for leaf in staged]
         watch.lap("starting")
 
     def poll(self, timeout: float) -> None:

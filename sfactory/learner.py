@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sfactory.adam import Adam
 from sfactory.arena import FREE, Arena
 from sfactory.batch import Assembler, Batch
-from sfactory.board import Progress
+from sfactory.board import PROGRESS_EVERY_S, Progress
 from sfactory.chunks import ChunkThreads, chunk_columns
 from sfactory.compute import learner_threads
 from sfactory.config import Config, max_lag
@@ -28,7 +28,6 @@ from sfactory.vtrace import vtrace_for
 from sfactory.weights import FlatWeights, WeightBoard
 
 OWN_POLICY = 0
-PROGRESS_EVERY_S = 0.25
 LR_RANGE = (1e-6, 1e-2)
 STATISTICS = (*(f.name for f in dataclasses.fields(LossStats)), "grad_norm")
 

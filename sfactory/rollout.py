@@ -14,13 +14,11 @@ import numpy as np
 from numba import njit
 
 from sfactory.arena import FILLING, FINISHED, Arena
-from sfactory.board import Episodes
+from sfactory.board import PROGRESS_EVERY_S, Episodes
 from sfactory.envs.group import Finals, Frame, Group
 from sfactory.queues import Queue, pack_request
 from sfactory.timing import Stopwatch
 from sfactory.weights import WeightBoard
-
-REPORT_EVERY_S = 0.25
 
 
 @njit(cache=True, nogil=True)
@@ -163,7 +161,7 @@ class RolloutWorker:
             else:
                 self._step(running)
         now = time.monotonic()
-        if now - self._reported > REPORT_EVERY_S:
+        if now - self._reported > PROGRESS_EVERY_S:
             self._reported = now
             self._watch.full_waits = self._finished.full_waits + sum(q.full_waits for q in set(self._requests.values()))
             self.report()
