@@ -7,6 +7,7 @@ typed: finished episodes, the learner's statistics, and faults.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ STARTING_S = 30.0
 
 
 class Board:
-    """The table, the stop flag and the request to save.
+    """The table, the stop flag, the request to save, and the agreement on who samples.
 
     Args:
         processes: Names of the processes, one row each.
@@ -38,7 +39,7 @@ class Board:
         self._trace = trace
         self._watches: list[Stopwatch] = []
         self._table = SharedArray((len(processes), len(COLUMNS)), np.float64)
-        self._flags = SharedArray((2,), np.int64)
+        self._flags = SharedArray((4,), np.int64)
         self._episode_return = SharedArray((1,), np.float64)
         self._episode_return.array[0] = np.nan
         self.made = time.monotonic()
@@ -80,6 +81,23 @@ class Board:
     def request_save(self) -> None:
         self._flags.array[1] += 1
 
+    def begin_sampling(self) -> None:
+        """New sampling processes are about to start, and all the old ones are dead: the learner has to take their slots back first."""
+        self._flags.array[2] += 1
+        sampling = [i for i, name in enumerate(self.names) if name != "learner"]
+        self._table.array[sampling, 0] = time.monotonic() + STARTING_S
+
+    @property
+    def settled(self) -> bool:
+        """Whether the learner has taken back the slots of dead sampling processes, so that new ones may ask for slots."""
+        return bool(self._flags.array[3] == self._flags.array[2])
+
+    def settle(self, take_back: Callable[[], None]) -> None:
+        """Call `take_back` if slots have to be taken back. Only the learner calls this."""
+        if (asked := self._flags.array[2]) != self._flags.array[3]:
+            take_back()
+            self._flags.array[3] = asked
+
     @property
     def episode_return(self) -> float:
         """Mean return of the last episodes, as the runner last reported it; NaN before the first."""
@@ -113,7 +131,8 @@ class Progress:
         env_steps: Samples learned from, over the whole run.
         updates: Optimizer steps, over the whole run.
         lag_mean, lag_max: Of the samples since the last message, in updates.
-        losses: Means since the last message, by name.
+        losses: Means since the last message, by name, without those of skipped updates.
+        skipped: Updates so far whose gradient was not finite.
     """
 
     env_steps: int
@@ -122,6 +141,7 @@ class Progress:
     lag_max: float
     losses: dict[str, float]
     lr: float
+    skipped: int = 0
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,8 @@ class OptimConfig:
     """Adam's epsilon."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm; 0: off."""
+    max_skipped: int = 100
+    """Updates are skipped while the loss or its gradient is not finite; after so many in a row the run stops, saved."""
     minibatches: int = 1
     """Optimizer steps per epoch; a batch is split by rows, never in time."""
 
@@ -181,7 +183,9 @@ class RuntimeConfig:
     spin: bool = False
     """Poll queues without sleeping; only with cores to spare."""
     step_timeout_s: float = 300.0
-    """The run stops when a rollout worker has shown no sign of life for this long, as when an environment hangs."""
+    """A rollout worker that has shown no sign of life for this long, as when an environment hangs, is replaced."""
+    restarts: int = 10
+    """How often in a row processes that died or hung are started anew without any progress in between; then the run fails, saved."""
     validate_observations: bool = True
     """Check that observations are finite and have their space's shape."""
 

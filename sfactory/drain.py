@@ -11,6 +11,7 @@ from torch import nn
 from sfactory.arena import FREE, Arena
 from sfactory.board import PROGRESS_EVERY_S, Progress
 from sfactory.queues import Queue
+from sfactory.scheduler import take_back_slots
 from sfactory.timing import Stopwatch
 from sfactory.weights import FlatWeights, WeightBoard
 
@@ -47,8 +48,13 @@ class Drain:
 
     def start(self) -> None:
         """Hand out all slots."""
-        self._free.put_many(list(range(self._arena.slots)))
+        self.take_back_slots()
         self._watch.lap("starting")
+
+    def take_back_slots(self) -> None:
+        """Free all slots. All sampling processes must be dead or have yet to begin."""
+        self._finished.get_many(0)
+        take_back_slots(self._arena, self._free, [])
 
     @property
     def done(self) -> bool:

@@ -18,11 +18,12 @@ from sfactory.chunks import ChunkThreads, chunk_columns
 from sfactory.compute import learner_threads
 from sfactory.config import Config, max_lag
 from sfactory.distributions import ActionDistribution
+from sfactory.errors import RunFailed
 from sfactory.gae import gae_for
 from sfactory.losses import LossStats, Targets, total_loss
 from sfactory.model.normalizer import RunningMeanStd
 from sfactory.queues import Queue
-from sfactory.scheduler import SlotScheduler
+from sfactory.scheduler import SlotScheduler, take_back_slots
 from sfactory.timing import Stopwatch
 from sfactory.vtrace import vtrace_for
 from sfactory.weights import FlatWeights, WeightBoard
@@ -79,6 +80,7 @@ class Learner:
         self._returns = RunningMeanStd().to(device) if config.loss.normalize_returns else None
         self._generator = torch.Generator().manual_seed(config.seed)
         self.env_steps = self.updates = 0
+        self._skipped, self._skipped_in_a_row = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         self._statistics: list[Tensor] = []
         self._lags: list[tuple[float, int]] = []
         self._reported = time.monotonic()
@@ -86,8 +88,13 @@ class Learner:
     def start(self) -> None:
         """Publish the first weights and hand out all slots."""
         self._board.publish(self._flat.vector, self.updates)
-        self._free.put_many(list(range(self._arena.slots)))
+        self.take_back_slots()
         self._watch.lap("starting")
+
+    def take_back_slots(self) -> None:
+        """Free all slots but the finished ones. All sampling processes must be dead or have yet to begin."""
+        self._scheduler.add(self._finished.get_many(0))
+        take_back_slots(self._arena, self._free, self._scheduler.finished)
 
     @property
     def done(self) -> bool:
@@ -105,19 +112,29 @@ class Learner:
             self._train(slots)
         if time.monotonic() - self._reported > PROGRESS_EVERY_S:
             self.report()
+            self._check_updates()
             self._watch.lap("reporting")
+
+    def _check_updates(self) -> None:
+        """Raise RunFailed if nothing can be learned any more; the weights are those before the first skipped update."""
+        if (skipped := int(self._skipped_in_a_row)) >= self._config.optim.max_skipped:
+            raise RunFailed(
+                f"the loss or its gradient was not finite in {skipped} updates in a row (optim.max_skipped); none of them was applied. "
+                "Look at the sizes of rewards and observations, lower optim.lr, or use loss.normalize_returns and model.normalize_obs"
+            )
 
     def report(self) -> None:
         """Send the statistics since the last time."""
         self._reported = time.monotonic()
         losses: dict[str, float] = {}
         if self._statistics:
-            losses = dict(zip(STATISTICS, torch.stack(self._statistics).mean(0).tolist(), strict=True))
+            rows = torch.stack(self._statistics)
+            losses = dict(zip(STATISTICS, rows[rows[:, -1].isfinite()].mean(0).tolist(), strict=True))
         lag_mean = float(np.mean([mean for mean, _ in self._lags])) if self._lags else float("nan")
         lag_max = float(max(high for _, high in self._lags)) if self._lags else float("nan")
         lr = self._optimizer.lr
         self._statistics, self._lags = [], []
-        self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr))
+        self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr, int(self._skipped)))
 
     def state(self) -> dict:
         """Everything besides the model's weights that training continues from: tensors, numbers and strings only."""
@@ -208,7 +225,10 @@ class Learner:
         gradient, limit = self._flat.parameters.grad, self._config.optim.max_grad_norm
         norm = torch.linalg.vector_norm(gradient)
         divisor = (norm / limit).clamp(min=1.0) if limit > 0 else torch.ones_like(norm)
-        self._optimizer.step(divisor, skip=(~torch.isfinite(norm)).float())
+        skip = ~norm.isfinite()
+        self._optimizer.step(divisor, skip.float())
+        self._skipped += skip
+        self._skipped_in_a_row = (self._skipped_in_a_row + 1) * skip
         return norm
 
     def loss(self, batch: Batch, targets: Targets | None = None) -> tuple[Tensor, LossStats]:

@@ -42,6 +42,7 @@ class Report:
         policy_lag_mean: In learner updates, over the samples trained on since the last report.
         policy_lag_max: The highest of them.
         learner_updates: Gradient steps so far.
+        skipped_updates: Of them those that changed nothing, because the gradient was not finite.
         kl: KL divergence of the new policy from the behaviour policy, in nats.
         clip_fraction: Share of samples whose ratio PPO's clip cut off.
         explained_variance: 1 - Var(return - value) / Var(return).
@@ -51,6 +52,7 @@ class Report:
         free_slots: Slots waiting to be filled, at the time of the report.
         finished_slots: Slots waiting for the learner.
         queue_full_waits: Times a full queue blocked a sender, so far.
+        restarts: Times that worker processes were lost and started anew, since the command.
         rss_mb: Resident memory of all processes, in MiB.
         extras: Means of the numeric entries of ``info`` at episode ends. Not in metrics.csv, whose columns are fixed.
     """
@@ -68,6 +70,7 @@ class Report:
     policy_lag_mean: float = _column("lag", math.nan)
     policy_lag_max: float = _column("lag", math.nan)
     learner_updates: int = _column("progress", 0)
+    skipped_updates: int = _column("progress", 0)
     loss: float = _column("learner", math.nan)
     policy_loss: float = _column("learner", math.nan)
     value_loss: float = _column("learner", math.nan)
@@ -84,6 +87,7 @@ class Report:
     free_slots: int = _column("load", 0)
     finished_slots: int = _column("load", 0)
     queue_full_waits: int = _column("load", 0)
+    restarts: int = _column("load", 0)
     rss_mb: float = _column("load", math.nan)
     extras: Mapping[str, float] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -73,6 +73,15 @@ def _stop_server() -> None:
         forkserver._forkserver._stop()
 
 
+def _kill_groups(leaders: set[int]) -> None:
+    """Kill the processes of this session that belong to the groups of these processes, and what they have started."""
+    session = os.getsid(0)
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) in leaders and os.getsid(process.pid) == session:
+                kill_tree(process.pid)
+
+
 def kill_tree(pid: int, spare_root: bool = False) -> None:
     """Kill a process and its descendants. Orphans of killed workers count as the server's children."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -119,7 +128,8 @@ class WorkerProcesses:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.kill()
+        self.gone = bool(self._processes)
+        self.kill(list(self._processes))
 
     def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
         """Start ``main(name, outbox, *args)`` in a process of its own."""
@@ -128,8 +138,10 @@ class WorkerProcesses:
             fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         context = multiprocessing.get_context("forkserver")
         process = context.Process(target=main, name=f"sfactory-{name}", args=(name, Outbox(writer), *args))
-        with _lock, _no_main_module():
-            process.start()
+        with _lock:
+            _start_server()  # it runs, unless somebody killed it
+            with _no_main_module():
+                process.start()
         writer.close()
         self._processes[name], self._inboxes[name] = process, reader
 
@@ -143,6 +155,11 @@ class WorkerProcesses:
                 name = next(name for name, inbox in self._inboxes.items() if inbox is reader)
                 self._inboxes.pop(name).close()
         return messages
+
+    @property
+    def names(self) -> list[str]:
+        """Of the workers that have been started and not been killed."""
+        return list(self._processes)
 
     def alive(self) -> set[str]:
         """Names of the workers that have not ended, or whose last messages have not been taken."""
@@ -164,21 +181,16 @@ class WorkerProcesses:
                 total += psutil.Process(process.pid).memory_info().rss
         return total
 
-    def kill(self) -> None:
-        """End every worker that is still there, and what its environments have started, also if the worker itself is gone."""
-        pids = {process.pid for process in self._processes.values()}
-        for process in self._processes.values():
+    def kill(self, names: Collection[str]) -> None:
+        """End workers and forget them; what their environments have started ends too, also if the worker itself is gone."""
+        processes = [self._processes.pop(name) for name in names]
+        for process in processes:
             if process.exitcode is None:
                 kill_tree(process.pid)
-        if pids and (server := _server_pid()) is not None:
-            for orphan in psutil.Process(server).children(recursive=True):
-                with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-                    if os.getpgid(orphan.pid) in pids:
-                        orphan.kill()
-        for process in self._processes.values():
+        _kill_groups({process.pid for process in processes})
+        for process in processes:
             process.join()
             process.close()
-        for inbox in self._inboxes.values():
-            inbox.close()
-        self.gone = bool(self._processes)
-        self._processes, self._inboxes = {}, {}
+        for name in names:
+            if (inbox := self._inboxes.pop(name, None)) is not None:
+                inbox.close()

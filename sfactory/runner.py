@@ -30,6 +30,7 @@ from sfactory.interrupts import end_at_once
 from sfactory.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
 from sfactory.model import build_model
 from sfactory.processes import WorkerProcesses, fork_server
+from sfactory.restarts import Restarts
 from sfactory.run_folder import RunFolder, open_run
 from sfactory.timing import COLUMNS, Interval
 
@@ -39,13 +40,11 @@ Callback = Callable[[Report], bool | None]
 Observer = Callable[[workers.Wires], bool]
 EVENT_POLL_S = 0.1
 CLOSING_S = 2.0
-COMPUTE_TIMEOUT_S = 120.0
-"""Silence of a learner or policy worker after which a run stops, where runtime.step_timeout_s is shorter."""
 """How long workers may take to close their environments once the run is at its end."""
+COMPUTE_TIMEOUT_S = 120.0
+"""Silence of a learner or policy worker after which it is replaced, where runtime.step_timeout_s is shorter."""
 SAVING_S = 60.0
 """How long the learner may take for its present batch and its last checkpoint; a second Ctrl-C ends the wait."""
-SAVING_AFTER_DEATH_S = 10.0
-"""The same after a worker was killed, which may have left a queue locked for good."""
 
 
 @dataclass(frozen=True)
@@ -184,23 +183,33 @@ class _Supervisor:
         self._plan, self._folder, self._store, self._snapshot = plan, folder, store, snapshot
         self._callbacks, self._observer = callbacks, observer
         config = plan.config
-        self._generation = steps = 0 if snapshot is None else snapshot.env_steps
-        self._speed = Speedometer(0.0 if snapshot is None else snapshot.wall_s, steps, steps * plan.env.frameskip)
-        self._progress = Progress(steps, 0 if snapshot is None else snapshot.updates, float("nan"), float("nan"), {}, config.optim.lr)
         self._episodes = EpisodeWindow(config.log.episode_window)
-        self._wires = workers.make_wires(plan, local=config.serial)
-        self._writer = MetricsWriter(folder, config, steps)
+        self._begin(snapshot, 0.0 if snapshot is None else snapshot.wall_s)
         slots, lag = self._wires.arena.slots, max_lag(config, plan.rows)
         self._display = Display(config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag)
+        self._learner_restarts, self._sampling_restarts = Restarts(config.runtime.restarts), Restarts(config.runtime.restarts)
         self._fault: Fault | None = None
         self._error: Exception | None = None
         self._finished: Finished | None = None
         self._signal: int | None = None
         self._cancelled = False
         self._last_report: Report | None = None
+        self._processes = WorkerProcesses()
+
+    def _begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
+        """Make everything that starts anew when the learner does.
+
+        Args:
+            wall_s: Seconds that the run has taken so far.
+        """
+        plan, config = self._plan, self._plan.config
+        steps, updates = (0, 0) if snapshot is None else (snapshot.env_steps, snapshot.updates)
+        self._speed = Speedometer(wall_s, steps, steps * plan.env.frameskip)
+        self._progress = Progress(steps, updates, math.nan, math.nan, {}, config.optim.lr)
+        self._wires = workers.make_wires(plan, local=config.serial)
+        self._writer = MetricsWriter(self._folder, config, steps)
         self._news = False
         self._last_board = (time.monotonic(), self._wires.board.snapshot())
-        self._processes = WorkerProcesses()
 
     def run(self) -> Result:
         """Run to the end, whatever it is.
@@ -270,8 +279,9 @@ class _Supervisor:
         threads = torch.get_num_threads()
         torch.set_num_threads(compute.learner_torch_threads(self._plan.config))
         training = workers.make_training(self._plan, self._wires, self._store)
-        policies = [workers.make_policy_worker(self._plan, self._wires, i, self._generation) for i in range(len(self._wires.requests))]
-        rollouts = [workers.make_rollout_worker(self._plan, self._wires, i, self._generation) for i in range(self._plan.config.workers)]
+        generation = self._progress.env_steps
+        policies = [workers.make_policy_worker(self._plan, self._wires, i, generation) for i in range(len(self._wires.requests))]
+        rollouts = [workers.make_rollout_worker(self._plan, self._wires, i, generation) for i in range(self._plan.config.workers)]
         try:
             training.learner.start()
             for rollout in rollouts:
@@ -297,50 +307,84 @@ class _Supervisor:
     # Several processes
 
     def _run_processes(self) -> None:
+        self._shared_plan = workers.SharedPlan(self._plan)
         with self._processes:
-            self._start_processes()
+            self._start_learner()
+            self._start_sampling()
             try:
                 while self._finished is None and not self._ending():
                     self._watch(self._processes.take(EVENT_POLL_S))
-                    self._check_processes()
+                    if lost := self._lost_processes():
+                        self._replace(lost)
             except Exception as error:
                 self._fail(error)
             self._wires.board.stop()
             self._await_end()
 
-    def _start_processes(self) -> None:
-        plan, config = workers.SharedPlan(self._plan), self._plan.config
-        jobs = {"learner": (workers.learner_main, (self._store,))}
-        jobs |= {f"policy-{i}": (workers.policy_main, (i, self._generation)) for i in range(config.runtime.policy_workers)}
-        jobs |= {f"rollout-{i}": (workers.rollout_main, (i, self._generation)) for i in range(config.workers)}
-        for name, (target, args) in jobs.items():
-            self._processes.start(name, workers.process_main, target, plan, self._wires, *args)
+    def _start_learner(self) -> None:
+        self._start("learner", workers.learner_main, self._store)
 
-    def _check_processes(self) -> None:
-        """Notice processes that ended or that show no sign of life."""
+    def _start_sampling(self) -> None:
+        config = self._plan.config
+        # So that new environments do not play again what those before them have played.
+        generation = self._progress.env_steps + self._learner_restarts.total + self._sampling_restarts.total
+        for i in range(config.runtime.policy_workers):
+            self._start(f"policy-{i}", workers.policy_main, i, generation)
+        for i in range(config.workers):
+            self._start(f"rollout-{i}", workers.rollout_main, i, generation)
+
+    def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
+        self._processes.start(name, workers.process_main, target, self._shared_plan, self._wires, *args)
+
+    def _lost_processes(self) -> dict[str, str]:
+        """Processes that ended by themselves or that show no sign of life, and what is wrong with each."""
         if self._fault is not None or self._finished is not None:
-            return
-        if codes := self._processes.exit_codes():
-            ends = ", ".join(f"{name} ({_end_of(code)})" for name, code in codes.items())
-            self._fault = Fault(next(iter(codes)), f"worker process ended by itself: {ends}", "")
-            return
+            return {}
+        lost = {name: _end_of(code) for name, code in self._processes.exit_codes().items()}
         limit = self._plan.config.runtime.step_timeout_s
         heartbeats = self._wires.board.snapshot()[:, COLUMNS.index("heartbeat")]
         for name, silent in zip(self._wires.board.names, time.monotonic() - heartbeats, strict=True):
             # Only environments hang for reasons of their own; the others compile kernels and work on large batches.
-            if silent > (limit if name.startswith("rollout") else max(limit, COMPUTE_TIMEOUT_S)):
+            if name not in lost and silent > (limit if name.startswith("rollout") else max(limit, COMPUTE_TIMEOUT_S)):
                 hint = "an environment may hang (runtime.step_timeout_s sets the limit)"
-                self._fault = Fault(name, f"no sign of life for {silent:.0f} s; {hint}", "")
-                return
+                lost[name] = f"no sign of life for {silent:.0f} s; {hint}"
+        return lost
+
+    def _replace(self, lost: dict[str, str]) -> None:
+        """Start anew what cannot go on without the lost processes: everything, from the newest checkpoint, or all that samples.
+
+        Whoever shares a queue with a killed process may find it locked for good, and a policy worker keeps the state of its groups'
+        episodes. So all sampling processes go with one of them; the learner, which shares no lock with them, stays as it is.
+        """
+        what = "; ".join(f"{name}: {problem}" for name, problem in lost.items())
+        whole = "learner" in lost
+        restarts = self._learner_restarts if whole else self._sampling_restarts
+        snapshot = self._store.load_latest() if whole else None
+        saved_steps = 0 if snapshot is None else snapshot.env_steps
+        if not restarts.allow(saved_steps if whole else self._progress.env_steps):
+            limit = self._plan.config.runtime.restarts
+            message = f"worker process lost: {what}; after {limit} restarts without any progress the run ends (runtime.restarts)"
+            self._fault = Fault(next(iter(lost)), message, "")
+            return
+        consequence = f"everything starts anew from the checkpoint at {saved_steps} env steps" if whole else "sampling starts anew"
+        self._display.note(f"worker process lost: {what}; {consequence}")
+        if whole:
+            self._processes.kill(self._processes.names)
+            self._writer.close()
+            self._begin(snapshot, self._speed.wall_s)
+            self._start_learner()
+        else:
+            self._processes.kill([name for name in self._processes.names if name != "learner"])
+            self._wires = workers.renew_sampling(self._plan, self._wires)
+        self._start_sampling()
 
     def _await_end(self) -> None:
         """Let the learner save, if it has trained, and all processes end; go on taking events, or a full pipe would hold them up."""
-        saving = SAVING_AFTER_DEATH_S if self._processes.exit_codes() else SAVING_S
         trained = self._wires.board.total("learner", "batches") > 0
         begin = time.monotonic()
         while alive := self._processes.alive():
             waited = time.monotonic() - begin
-            if waited > (saving if trained and "learner" in alive else CLOSING_S):
+            if waited > (SAVING_S if trained and "learner" in alive else CLOSING_S):
                 break
             self._watch(self._processes.take(EVENT_POLL_S), report=False)
 
@@ -394,7 +438,8 @@ class _Supervisor:
             wall_s=speed.wall_s, env_steps=progress.env_steps, frames=frames, fps=speed.fps, frames_per_s=speed.frames_per_s,
             episodes=episodes.episodes, episode_return_mean=episodes.return_mean, episode_return_min=episodes.return_min,
             episode_return_max=episodes.return_max, episode_length_mean=episodes.length_mean, policy_lag_mean=progress.lag_mean,
-            policy_lag_max=progress.lag_max, learner_updates=progress.updates, lr=progress.lr, extras=episodes.extras,
+            policy_lag_max=progress.lag_max, learner_updates=progress.updates, skipped_updates=progress.skipped, lr=progress.lr,
+            extras=episodes.extras,
             **{name: value for name, value in progress.losses.items() if name in names}, **self._load(),
         )  # fmt: skip
         self._last_report, self._news = report, False
@@ -423,6 +468,7 @@ class _Supervisor:
             "batch_fill": float(interval.column("policy", "rows").sum() / batches) if batches else float("nan"),
             "free_slots": int((state == FREE).sum()),
             "finished_slots": int((state == FINISHED).sum()),
+            "restarts": self._learner_restarts.total + self._sampling_restarts.total,
             "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
             "rss_mb": math.nan if self._processes.gone else (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
         }

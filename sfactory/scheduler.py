@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from sfactory.arena import FREE, Arena
+from sfactory.arena import FINISHED, FREE, Arena
+from sfactory.queues import Queue
+
+
+def take_back_slots(arena: Arena, free: Queue, finished: list[int]) -> None:
+    """Make every slot free that is not among the finished ones, while no process samples: at the start, and after a death."""
+    while free.get_many(0):
+        pass
+    arena.state[:] = FREE
+    arena.state[finished] = FINISHED
+    free.put_many(np.flatnonzero(arena.state == FREE).tolist())
 
 
 class SlotScheduler:
@@ -19,18 +29,21 @@ class SlotScheduler:
         per_batch: Segments per batch.
         updates: Learner updates per batch.
         limit: Highest lag allowed, in updates.
+
+    Attributes:
+        finished: The slots that wait for a batch.
     """
 
     def __init__(self, arena: Arena, per_batch: int, updates: int, limit: int) -> None:
         self._arena, self._per_batch, self._updates, self._limit = arena, per_batch, updates, limit
-        self._finished: list[int] = []
+        self.finished: list[int] = []
 
     def add(self, slots: list[int]) -> None:
         """Take note of finished slots."""
-        self._finished += slots
+        self.finished += slots
 
     def __len__(self) -> int:
-        return len(self._finished)
+        return len(self.finished)
 
     def take(self, version: int) -> list[int] | None:
         """The slots of the next batch, oldest first, or None if it cannot be trained on yet.
@@ -38,10 +51,10 @@ class SlotScheduler:
         Args:
             version: The learner's present one.
         """
-        if len(self._finished) < self._per_batch:
+        if len(self.finished) < self._per_batch:
             return None
         begun = self._arena.begun
-        by_age = sorted(self._finished, key=lambda slot: begun[slot])
+        by_age = sorted(self.finished, key=lambda slot: begun[slot])
         batch, rest = by_age[: self._per_batch], by_age[self._per_batch :]
         others = self._arena.state != FREE  # finished ones that are still on their way here count too
         others[batch] = False
@@ -49,5 +62,5 @@ class SlotScheduler:
         last_update = version + self._updates * (np.arange(len(in_use)) // self._per_batch + 2) - 1
         if (last_update - in_use > self._limit).any():
             return None
-        self._finished = rest
+        self.finished = rest
         return batch

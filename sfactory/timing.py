@@ -46,7 +46,7 @@ _SIZES = slice(_COLUMN["size_0"], _COLUMN["size_0"] + SIZES)
 
 
 class Stopwatch:
-    """One worker's account of its time and its work. Time runs from the construction.
+    """One worker's account of its time and its work. Time runs from the construction; totals go on from those in the row.
 
     Args:
         row: float64 ``[len(COLUMNS)]`` of the board: ``heartbeat`` (monotonic seconds), ``cpu_s`` (of all threads of the process),
@@ -56,10 +56,10 @@ class Stopwatch:
 
     def __init__(self, row: np.ndarray) -> None:
         self._row = row
-        self._seconds = dict.fromkeys(PHASES, 0.0)
-        self._sizes = [0] * SIZES
-        self._batches = self._rows = 0
-        self._counted = self._due = 0.0
+        self._seconds = dict(zip(PHASES, row[_PHASES].tolist(), strict=True))
+        self._sizes = [int(count) for count in row[_SIZES]]
+        self._batches, self._rows, self._full_waits = (int(row[_COLUMN[name]]) for name in ("batches", "rows", "full_waits"))
+        self._counted, self._cpu_before, self._due = float(row[_COLUMN["counted"]]), float(row[_COLUMN["cpu_s"]]), 0.0
         self.full_waits = 0
         self._last = monotonic()
 
@@ -82,7 +82,8 @@ class Stopwatch:
 
     def flush(self) -> None:
         """Bring the board's row up to date."""
-        totals = (self._last, process_time(), self._counted, self._batches, self._rows, self.full_waits)
+        cpu_s, full_waits = self._cpu_before + process_time(), self._full_waits + self.full_waits
+        totals = (self._last, cpu_s, self._counted, self._batches, self._rows, full_waits)
         self._row[:] = (*totals, *self._seconds.values(), *self._sizes)
         self._due = self._last + FLUSH_EVERY_S
 

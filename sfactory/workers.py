@@ -32,16 +32,17 @@ from sfactory.config import Config, default_workers, slot_count
 from sfactory.drain import Drain
 from sfactory.envs import make_group
 from sfactory.envs.group import EnvRequest, EnvSpec
-from sfactory.errors import EnvironmentFault, SfactoryError
+from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError
 from sfactory.inference import PolicyWorker
 from sfactory.learner import Learner
 from sfactory.model import build_model
 from sfactory.processes import RUNNER_SIGNALS, Outbox, kill_tree
-from sfactory.queues import IndexQueue, LocalQueue, Queue
+from sfactory.queues import IndexQueue, LocalQueue, PipeQueue, Queue
 from sfactory.rollout import RolloutWorker
 from sfactory.weights import FlatWeights, WeightBoard
 
 POLL_S = 0.05
+SETTLING_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -130,19 +131,33 @@ def make_wires(plan: Plan, local: bool) -> Wires:
     slots = slot_count(config, plan.rows)
     fields = segment_fields(plan.env, model.state_size)
 
-    def queue(capacity: int) -> Queue:
-        return LocalQueue() if local else IndexQueue(capacity)
-
     return Wires(
         Arena(fields, slots, config.rollout, plan.rows),
         WeightBoard(FlatWeights(model).vector.numel()),
         Board(process_names(config), plan.trace),
-        [queue(plan.groups) for _ in range(config.runtime.policy_workers)],
-        [queue(config.runtime.groups) for _ in range(config.workers)],
-        queue(slots),
-        queue(slots),
+        *_sampling_queues(plan, local),
+        LocalQueue() if local else PipeQueue(slots),
+        LocalQueue() if local else PipeQueue(slots),
         LocalEvents(),
     )
+
+
+def _sampling_queues(plan: Plan, local: bool = False) -> tuple[list[Queue], list[Queue]]:
+    """The queues of requests and of groups that are ready."""
+    config = plan.config
+
+    def queue(capacity: int) -> Queue:
+        return LocalQueue() if local else IndexQueue(capacity)
+
+    requests = [queue(plan.groups) for _ in range(config.runtime.policy_workers)]
+    return requests, [queue(config.runtime.groups) for _ in range(config.workers)]
+
+
+def renew_sampling(plan: Plan, wires: Wires) -> Wires:
+    """Wires for new sampling processes, after all the old ones are dead: their queues are thrown away, the learner's side lives on."""
+    wires.board.begin_sampling()
+    requests, ready = _sampling_queues(plan)
+    return dataclasses.replace(wires, requests=requests, ready=ready)
 
 
 class LocalEvents:
@@ -290,9 +305,14 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
     keep_freed_memory()
     training = make_training(plan, wires, store)
     training.learner.start()
-    while not wires.board.stopping and not training.learner.done:
-        training.learner.poll(POLL_S)
-        training.save_if_due()
+    try:
+        while not wires.board.stopping and not training.learner.done:
+            wires.board.settle(training.learner.take_back_slots)
+            training.learner.poll(POLL_S)
+            training.save_if_due()
+    except RunFailed:
+        training.finish()
+        raise
     training.finish()
 
 
@@ -308,6 +328,8 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
     torch.set_num_threads(1)
     worker = make_rollout_worker(plan, wires, index, generation)
     try:
+        while not wires.board.settled and not wires.board.stopping:
+            time.sleep(SETTLING_S)
         worker.start()
         while not wires.board.stopping:
             worker.poll(POLL_S)

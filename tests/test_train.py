@@ -1,9 +1,7 @@
 """Starting, stopping, failing and resuming: what a user finds afterwards."""
 
 import contextlib
-import csv
 import dataclasses
-import json
 import os
 import signal
 import threading
@@ -17,70 +15,21 @@ import torch
 import yaml
 from commands import Command, wait_until
 from environments import Counting
-from faults import Faulty, WithProgram
+from faults import Faulty
 from gymnasium import spaces
+from runs import BATCH, config_for, rows, saved_steps, summary
 from sampling_run import SamplingRun
 
-from sfactory import Config, train, workers
+from sfactory import train, workers
 from sfactory.arena import FILLING, FINISHED, FREE
 from sfactory.checkpoint import CheckpointStore
-from sfactory.config import LogConfig, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, max_lag
+from sfactory.config import LossConfig, ModelConfig, OptimConfig, RuntimeConfig, max_lag
 from sfactory.errors import ConfigError, EnvironmentFault, RunFailed
-from sfactory.processes import fork_server
 from sfactory.train import main
 
-pytestmark = pytest.mark.timeout(120)
-BATCH = 128
-MARK = "SFACTORY_TEST_RUN"
-"""An environment variable by which the processes that tests have started are known."""
-QUIET = LogConfig(report_every_s=0.05, display="none", tensorboard=False)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
 SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", str(BATCH), "--device", "cpu",
          "--log.no-tensorboard", "--log.report-every-s", "0.2"]  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    """One for all runs in this process; each would start its own otherwise."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(MARK, str(os.getpid()))
-        with fork_server():
-            yield
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(server):
-    """No process that a test has started lives on, whoever has adopted it."""
-    before = {process.pid for process in marked_processes()}
-    yield
-    assert [process for process in marked_processes() if process.pid not in before] == []
-
-
-def marked_processes() -> list[psutil.Process]:
-    return [p for p in psutil.process_iter(["environ", "status"]) if (p.info["environ"] or {}).get(MARK) == str(os.getpid())]
-
-
-def config_for(folder: Path, env=Faulty, **changes) -> Config:
-    settings = {"steps": 2048, "workers": 1, "envs_per_worker": 8, "rollout": 16, "batch_size": BATCH, "preset": "none", "device": "cpu"}
-    settings["log"] = QUIET
-    return Config(env=env, run=str(folder / "run"), **settings | changes)
-
-
-def summary(run: Path) -> dict:
-    return json.loads((run / "summary.json").read_text())
-
-
-def rows(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def saved_steps(run: Path) -> int:
-    snapshot = CheckpointStore(run / "checkpoints").load_latest()
-    return 0 if snapshot is None else snapshot.env_steps
-
-
-def worker_process(name: str) -> psutil.Process:
-    return next(p for p in psutil.Process().children(recursive=True) if p.name() == f"sf-{name}")
 
 
 # The run folder and the command
@@ -146,7 +95,7 @@ def test_weights_of_another_model_are_refused_also_if_only_code_has_changed(tmp_
             return self.linear(x)
 
     width = 8
-    config = config_for(tmp_path, serial=True, steps=256, model=ModelConfig(encoder=Encoder))
+    config = config_for(tmp_path, env=Faulty, serial=True, steps=256, model=ModelConfig(encoder=Encoder))
     train(config)
     width = 12
     with pytest.raises(ConfigError, match=r"linear\.weight: \(8, 3\) -> \(12, 3\)"):
@@ -155,7 +104,7 @@ def test_weights_of_another_model_are_refused_also_if_only_code_has_changed(tmp_
 
 def test_the_same_command_resumes_where_it_ended(tmp_path):
     optim = OptimConfig(lr=1e-3, schedule="linear", minibatches=2)
-    config = config_for(tmp_path, steps=2048, epochs=2, optim=optim)
+    config = config_for(tmp_path, env=Faulty, steps=2048, epochs=2, optim=optim)
     first = train(config)
     second = train(dataclasses.replace(config, steps=4096))
     reports = rows(second.run_dir)
@@ -170,8 +119,8 @@ def test_the_same_command_resumes_where_it_ended(tmp_path):
 
 
 def test_overwrite_begins_anew(tmp_path):
-    train(config_for(tmp_path, serial=True, steps=512, seed=1))
-    result = train(config_for(tmp_path, serial=True, steps=256, seed=2, overwrite=True))
+    train(config_for(tmp_path, env=Faulty, serial=True, steps=512, seed=1))
+    result = train(config_for(tmp_path, env=Faulty, serial=True, steps=256, seed=2, overwrite=True))
     assert result.env_steps == saved_steps(result.run_dir) == 256
     assert [int(r["env_steps"]) for r in rows(result.run_dir)][-1] == 256
     assert summary(result.run_dir)["seed"] == 2
@@ -261,7 +210,7 @@ def test_no_slot_is_lost_or_doubled_and_every_sample_counts_once(tmp_path, monke
         state = made[0].arena.state.copy()
         sums.append(sum(int((state == kind).sum()) for kind in (FREE, FILLING, FINISHED)))
 
-    result = train(config_for(tmp_path, workers=2, steps=8192, runtime=RuntimeConfig(spare_batches=2)), [look])
+    result = train(config_for(tmp_path, env=Faulty, workers=2, steps=8192, runtime=RuntimeConfig(spare_batches=2)), [look])
     arena, wires = made[0].arena, made[0]
     assert set(sums) == {arena.slots}
     free, done = wires.free.get_many(0), wires.finished.get_many(0)
@@ -275,7 +224,7 @@ def test_no_slot_is_lost_or_doubled_and_every_sample_counts_once(tmp_path, monke
 
 def test_a_callback_sees_every_report_and_can_end_the_run(tmp_path):
     seen = []
-    result = train(config_for(tmp_path, steps=10**9), [seen.append, lambda report: report.env_steps < 1000])
+    result = train(config_for(tmp_path, env=Faulty, steps=10**9), [seen.append, lambda report: report.env_steps < 1000])
     assert result.status == "interrupted"
     assert result.signal is None
     assert [report.env_steps for report in seen] == [int(r["env_steps"]) for r in rows(result.run_dir)]
@@ -290,7 +239,7 @@ def test_what_a_callback_raises_reaches_the_caller_after_saving(serial, tmp_path
             raise KeyError("mistake of the user's")
 
     with pytest.raises(KeyError, match="mistake"):
-        train(config_for(tmp_path, steps=10**9, serial=serial), [fail])
+        train(config_for(tmp_path, env=Faulty, steps=10**9, serial=serial), [fail])
     values = summary(tmp_path / "run")
     assert values["status"] == "failed"
     assert "mistake" in values["error"]
@@ -328,35 +277,6 @@ def test_an_environment_that_exits_fails_the_run(tmp_path):
     with pytest.raises((RunFailed, EnvironmentFault)):
         train(config_for(tmp_path, env=Faulty, env_kwargs={"fault": "exit"}, steps=10**9))
     assert summary(tmp_path / "run")["status"] == "failed"
-
-
-def test_an_environment_that_hangs_is_ended(tmp_path):
-    config = config_for(tmp_path, env=Faulty, env_kwargs={"fault": "hang"}, steps=10**9, runtime=RuntimeConfig(step_timeout_s=3))
-    with pytest.raises(RunFailed, match=r"rollout-0: no sign of life for \d+ s.*runtime\.step_timeout_s"):
-        train(config)
-    values = summary(tmp_path / "run")
-    assert values["status"] == "failed"
-    assert saved_steps(tmp_path / "run") == values["env_steps"] > 0
-
-
-@pytest.mark.parametrize("name", ["rollout-1", "policy-0", "learner"])
-def test_a_killed_worker_fails_the_run_which_is_saved_if_the_learner_lives(name, tmp_path):
-    killed = []
-
-    def kill(report):
-        if report.env_steps > 1000 and not killed:
-            killed.append(time.monotonic())
-            worker_process(name).kill()
-
-    with pytest.raises(RunFailed, match=rf"{name} \(killed by SIGKILL"):
-        train(config_for(tmp_path, env=WithProgram, workers=2, steps=10**9), [kill])
-    assert killed
-    values = summary(tmp_path / "run")
-    assert values["status"] == "failed"
-    assert name in values["error"]
-    assert values["env_steps"] > 1000
-    if name != "learner":
-        assert saved_steps(tmp_path / "run") == values["env_steps"]
 
 
 def test_nothing_outlives_a_killed_runner(tmp_path):
@@ -428,7 +348,7 @@ def test_sigusr1_saves_and_goes_on_and_sigterm_ends_a_call_from_python(serial, t
             os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    result = train(config_for(tmp_path, steps=10**9, serial=serial), [ask])
+    result = train(config_for(tmp_path, env=Faulty, steps=10**9, serial=serial), [ask])
     assert (result.status, result.signal) == ("interrupted", signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
     assert result.env_steps > asked_at[0]
@@ -445,7 +365,7 @@ def test_signals_to_other_processes_of_a_run_than_its_runner_change_nothing(tmp_
                 for process in sent:
                     process.send_signal(number)
 
-    result = train(config_for(tmp_path, steps=20_000), [disturb])
+    result = train(config_for(tmp_path, env=Faulty, steps=20_000), [disturb])
     assert result.status == "completed"
     assert len(sent) == 4, "the server, the learner, a policy worker and a rollout worker"
 
@@ -502,7 +422,7 @@ def test_a_script_needs_no_guard_and_keeps_no_process(way, tmp_path):
 def test_repeated_runs_keep_neither_descriptors_nor_processes_nor_threads(tmp_path):
     me, counts = psutil.Process(), []
     for turn in range(5):
-        train(config_for(tmp_path / str(turn), steps=512))
+        train(config_for(tmp_path / str(turn), env=Faulty, steps=512))
         counts.append((me.num_fds(), threading.active_count(), len(me.memory_maps(grouped=False))))
     assert counts[4][:2] == counts[1][:2]
     assert counts[4][2] <= counts[1][2] + 8
@@ -549,9 +469,9 @@ def test_a_folder_in_use_is_refused(tmp_path):
 
     def intrude(report):
         with pytest.raises(ConfigError, match="is in use by a running process") as caught:
-            train(config_for(tmp_path, serial=True))
+            train(config_for(tmp_path, env=Faulty, serial=True))
         refusals.append(caught.value)
         return False
 
-    train(config_for(tmp_path), [intrude])
+    train(config_for(tmp_path, env=Faulty), [intrude])
     assert refusals

@@ -16,7 +16,8 @@ _EPSILON = 1e-8
 def merge_moments(mean: Tensor, var: Tensor, count: Tensor, values: Tensor, valid: Tensor) -> None:
     """Merge a batch into running moments, in place and without a sync (Chan et al. 1979, the parallel update).
 
-    Values are centred on the running mean before they are squared, so float32 suffices. A batch without valid rows changes nothing.
+    Values are centred on the running mean before they are squared, so float32 suffices. A batch without valid rows changes nothing, nor
+    does one whose mean or variance is not finite: what is once in the moments stays there.
 
     Args:
         mean: ``[*shape]``, updated.
@@ -34,8 +35,10 @@ def merge_moments(mean: Tensor, var: Tensor, count: Tensor, values: Tensor, vali
     batch_var = ((offset - shift).square() * weight).sum(0) / share
     total = count + added
     portion = added / total.clamp(min=1.0)
-    var.copy_(torch.where(added > 0, var * (1 - portion) + batch_var * portion + shift.square() * portion * (1 - portion), var))
-    mean.add_(shift * portion)
+    merged = var * (1 - portion) + batch_var * portion + shift.square() * portion * (1 - portion)
+    usable = (added > 0) & merged.isfinite() & shift.isfinite()
+    var.copy_(torch.where(usable, merged, var))
+    mean.copy_(torch.where(usable, mean + shift * portion, mean))
     count.copy_(total)
 
 

@@ -1,0 +1,232 @@
+"""Processes that die: the run goes on, and loses no more than it must."""
+
+import dataclasses
+import os
+import random
+import signal
+import time
+from multiprocessing import forkserver
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+from dying import Dying
+from faults import Faulty, WithProgram
+from runs import config_for, rows, saved_steps, summary, worker_process
+from sampling_run import SamplingRun
+
+from sfactory import train
+from sfactory.arena import FILLING, FINISHED, FREE
+from sfactory.config import LogConfig, OptimConfig, RuntimeConfig
+from sfactory.errors import RunFailed
+from sfactory.restarts import Restarts
+from sfactory.runner import make_plan, resolve, run_plan
+from sfactory.scheduler import take_back_slots
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
+PLAIN = LogConfig(report_every_s=0.05, display="plain", tensorboard=False)
+
+
+# Sampling processes
+
+
+@pytest.mark.parametrize("way", ["kill", "locked", "exit", "hang"])
+def test_sampling_goes_on_when_an_environment_takes_its_process_with_it(way, tmp_path, capsys):
+    kwargs = {"way": way, "folder": str(tmp_path), "times": 2}
+    runtime = RuntimeConfig(step_timeout_s=1.5)
+    result = train(config_for(tmp_path, Dying, env_kwargs=kwargs, workers=2, steps=20_000, runtime=runtime, log=PLAIN))
+    assert (result.status, result.env_steps >= 20_000) == ("completed", True)
+    assert saved_steps(result.run_dir) == result.env_steps
+    assert len(list(tmp_path.glob("death-*"))) == 2
+    assert int(rows(result.run_dir)[-1]["restarts"]) in (1, 2)  # both may have died before the first was noticed
+    says = {"kill": "killed by SIGKILL", "locked": "killed by SIGKILL", "exit": "exit status 3", "hang": "no sign of life"}[way]
+    assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["rollout-1", "policy-0"])
+def test_the_learner_lives_on_and_sampling_is_back_within_five_seconds(name, tmp_path):
+    killed: list[tuple[float, int]] = []
+    learners = set()
+    back = []
+
+    def kill(report):
+        if report.env_steps > 1000 and not back:
+            learners.add(worker_process("learner").pid)
+        if report.env_steps > 1000 and not killed:
+            killed.append((time.monotonic(), report.env_steps))
+            worker_process(name).kill()
+        elif killed and report.restarts == 1 and report.env_steps > killed[0][1] + 1024:  # more than had been sampled before
+            back.append(time.monotonic() - killed[0][0])
+        return not back
+
+    train(config_for(tmp_path, WithProgram, workers=2, steps=10**9), [kill])
+    assert back[0] < 5
+    assert len(learners) == 1
+    steps = [int(row["env_steps"]) for row in rows(tmp_path / "run")]
+    assert steps == sorted(steps)
+    assert summary(tmp_path / "run")["status"] == "interrupted"
+
+
+def test_slots_are_conserved_and_no_sample_is_trained_on_twice_through_many_deaths(tmp_path):
+    """Free, filling and finished slots add up at every look; with as many steps as samples a batch, none is lost to the count."""
+    draw, deaths, looks = random.Random(7), [], []
+
+    def look(wires):
+        state = wires.arena.state.copy()
+        looks.append(len(state) == sum(int((state == kind).sum()) for kind in (FREE, FILLING, FINISHED)))
+        if wires.board.total("learner", "batches") > 10 * (len(deaths) + 1):
+            names = [p for p in psutil.Process().children(recursive=True) if p.name().startswith(("sf-rollout", "sf-policy"))]
+            if names:
+                victim = draw.choice(names)
+                deaths.append(victim.name())
+                victim.kill()
+        return len(deaths) < 6
+
+    config = resolve(config_for(tmp_path, Faulty, workers=2, steps=10**9))
+    run_plan(make_plan(config), observer=look)
+    assert all(looks)
+    assert len(deaths) == 6
+    report = rows(tmp_path / "run")[-1]
+    assert int(report["env_steps"]) == 128 * int(report["learner_updates"])
+    assert float(report["policy_lag_max"]) >= 0
+
+
+def test_slots_of_dead_processes_are_taken_back_and_finished_ones_kept(tmp_path):
+    """As left by a death: an index read and not marked, one marked and not put, one being filled."""
+    run = SamplingRun(config_for(tmp_path, Faulty, workers=3, batch_size=768), tmp_path)
+    try:
+        arena, free, finished = run.wires.arena, run.wires.free, run.wires.finished
+        done = run.sample(2)
+        finished.put_many(done)
+        read, marked, filling = np.flatnonzero(arena.state == FILLING)[:3]
+        arena.state[read], arena.state[marked] = FREE, FINISHED
+        run.learner.take_back_slots()
+        assert sorted(np.flatnonzero(arena.state == FINISHED)) == sorted(done)
+        assert sorted(free.get_many(0)) == sorted(set(range(arena.slots)) - set(done))
+        assert {read, marked, filling}.isdisjoint(done)
+        assert not (arena.state == FILLING).any()
+    finally:
+        run.close()
+    take_back_slots(arena, free, [])
+    assert (arena.state == FREE).all()
+    assert sorted(free.get_many(0)) == list(range(arena.slots))
+
+
+def test_deaths_without_progress_end_the_run_saved(tmp_path):
+    kwargs = {"way": "kill", "folder": str(tmp_path), "times": 10**6, "after": 3}
+    config = config_for(tmp_path, Dying, env_kwargs=kwargs, steps=10**9, runtime=RuntimeConfig(restarts=3))
+    with pytest.raises(RunFailed, match=r"rollout-0.*killed by SIGKILL.*3 restarts.*runtime\.restarts"):
+        train(config)
+    assert summary(tmp_path / "run")["status"] == "failed"
+
+
+def test_a_run_that_ends_for_its_deaths_is_saved(tmp_path):
+    kwargs = {"way": "exit", "folder": str(tmp_path), "times": 10**6, "after": 200}
+    config = config_for(tmp_path, Dying, env_kwargs=kwargs, steps=10**9, runtime=RuntimeConfig(restarts=0))
+    with pytest.raises(RunFailed, match=r"exit status 3"):
+        train(config)
+    values = summary(tmp_path / "run")
+    assert values["status"] == "failed"
+    assert saved_steps(tmp_path / "run") == values["env_steps"] > 0
+
+
+def test_only_restarts_in_a_row_without_progress_count():
+    restarts = Restarts(2)
+    assert [restarts.allow(steps) for steps in (0, 0, 5, 5, 5)] == [True, True, True, True, False]
+    assert restarts.total == 5
+
+
+# The learner and the fork server
+
+
+def test_a_killed_learner_is_restarted_from_the_last_checkpoint(tmp_path, capsys):
+    seen: list[int] = []
+    saved: list[int] = []
+
+    def kill(report):
+        seen.append(report.env_steps)
+        if not saved and 1000 < (steps := saved_steps(tmp_path / "run")) < report.env_steps - 2000:
+            saved.append(steps)
+            worker_process("learner").kill()
+
+    log = dataclasses.replace(PLAIN, save_every_s=0.5)
+    result = train(config_for(tmp_path, Faulty, steps=100_000, log=log), [kill])
+    assert (result.status, result.env_steps >= 100_000) == ("completed", True)
+    drop = next(i for i in range(1, len(seen)) if seen[i] < seen[i - 1])
+    assert saved[0] <= seen[drop] < 100_000
+    assert saved_steps(result.run_dir) == result.env_steps
+    said = capsys.readouterr().out
+    assert "learner: killed by SIGKILL" in said
+    assert "starts anew from the checkpoint at" in said
+    assert int(rows(result.run_dir)[-1]["restarts"]) == 1
+
+
+def test_the_run_goes_on_when_all_its_processes_and_the_fork_server_are_killed(tmp_path):
+    killed = []
+
+    def kill(report):
+        if report.env_steps > 1000 and not killed:
+            killed.append(forkserver._forkserver._forkserver_pid)
+            for name in ("policy-0", "rollout-0", "learner"):
+                worker_process(name).kill()
+            os.kill(killed[0], signal.SIGKILL)
+
+    result = train(config_for(tmp_path, WithProgram, steps=6_000), [kill])
+    assert (result.status, result.env_steps >= 6_000) == ("completed", True)
+    assert killed != [forkserver._forkserver._forkserver_pid]
+
+
+# Numbers that are not finite
+
+
+class Exploding(gymnasium.Env):
+    """Finite rewards whose sums are not: every target overflows, in some episodes or in all.
+
+    Args:
+        every: One episode in so many.
+    """
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, every: int = 1):
+        self.every, self.count, self.episode = every, 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episode += 1
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        reward = 3e38 if self.episode % self.every == 0 else 1.0
+        return self.observation_space.sample(), reward, self.count % 10 == 0, False, {}
+
+
+@pytest.mark.parametrize("serial", [False, True], ids=["processes", "serial"])
+def test_updates_that_are_never_finite_end_the_run_saved_with_good_weights(serial, tmp_path):
+    config = config_for(tmp_path, Exploding, steps=10**9, serial=serial, optim=OptimConfig(max_skipped=20))
+    with pytest.raises(RunFailed, match=r"not finite in \d+ updates in a row \(optim\.max_skipped\)"):
+        train(config)
+    values = summary(tmp_path / "run")
+    assert values["status"] == "failed"
+    assert saved_steps(tmp_path / "run") == values["env_steps"] > 0
+    assert_finite(tmp_path)
+
+
+def test_updates_that_are_not_finite_now_and_then_are_skipped_and_counted(tmp_path):
+    result = train(config_for(tmp_path, Exploding, env_kwargs={"every": 40}, steps=20_000, serial=True))
+    assert result.status == "completed"
+    report = rows(result.run_dir)[-1]
+    assert 0 < int(report["skipped_updates"]) < int(report["learner_updates"])
+    assert float(report["loss"]) < 1e6
+    assert_finite(tmp_path)
+
+
+def assert_finite(folder) -> None:
+    from sfactory.checkpoint import CheckpointStore
+
+    snapshot = CheckpointStore(folder / "run" / "checkpoints").load_latest()
+    tensors = [*snapshot.model.values(), *(t for t in snapshot.trainer["optimizer"].values()), *snapshot.trainer["returns"].values()]
+    assert all(torch.isfinite(tensor).all() for tensor in tensors)
