@@ -17,9 +17,12 @@ import types
 from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+from sfactory.temporary import make_temporary_folder, remove_temporary_folder
 
 PRELOAD = "sfactory.preload"
 PIPE_BYTES = 1 << 20
@@ -113,7 +116,7 @@ class Outbox:
 
 
 class WorkerProcesses:
-    """The worker processes of one run, by name.
+    """The worker processes of one run, by name. Each has a folder of its own for temporary files, removed when it has ended.
 
     Attributes:
         gone: Whether they have been there and have ended.
@@ -123,6 +126,7 @@ class WorkerProcesses:
         self.gone = False
         self._processes: dict[str, BaseProcess] = {}
         self._inboxes: dict[str, connection.Connection] = {}
+        self._folders: dict[str, Path] = {}
 
     def __enter__(self) -> WorkerProcesses:
         return self
@@ -132,12 +136,13 @@ class WorkerProcesses:
         self.kill(list(self._processes))
 
     def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
-        """Start ``main(name, outbox, *args)`` in a process of its own."""
+        """Start ``main(name, outbox, folder, *args)`` in a process of its own; `folder` is the path of its temporary files."""
+        folder = self._folders[name] = make_temporary_folder(f"{name}-")
         reader, writer = multiprocessing.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # a limit of the system's; a smaller pipe only makes senders wait sooner
             fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         context = multiprocessing.get_context("forkserver")
-        process = context.Process(target=main, name=f"sfactory-{name}", args=(name, Outbox(writer), *args))
+        process = context.Process(target=main, name=f"sfactory-{name}", args=(name, Outbox(writer), str(folder), *args))
         with _lock:
             _start_server()  # it runs, unless somebody killed it
             with _no_main_module():
@@ -194,3 +199,4 @@ class WorkerProcesses:
         for name in names:
             if (inbox := self._inboxes.pop(name, None)) is not None:
                 inbox.close()
+            remove_temporary_folder(self._folders.pop(name))

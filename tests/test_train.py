@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -279,11 +280,22 @@ def test_an_environment_that_exits_fails_the_run(tmp_path):
     assert summary(tmp_path / "run")["status"] == "failed"
 
 
-def test_nothing_outlives_a_killed_runner(tmp_path):
+def temporary_files() -> set[str]:
+    return set(os.listdir(tempfile.gettempdir()))
+
+
+def test_nothing_outlives_a_killed_runner_and_the_same_command_goes_on(tmp_path):
+    before = temporary_files()
     with running(tmp_path) as command:
         assert any(process.name() == "sleep" for process in command.left())
+        assert len(temporary_files() - before) == 4
         os.kill(command.pid, signal.SIGKILL)
-        assert command.left_after(15) == []
+        assert command.left_after(5) == []
+    assert temporary_files() <= before
+    with running(tmp_path) as command:
+        command.interrupt()
+        assert command.wait(20) == 130
+    assert temporary_files() <= before
 
 
 # Signals
@@ -293,9 +305,10 @@ def test_nothing_outlives_a_killed_runner(tmp_path):
 def running(folder: Path, *flags: str):
     """The command, training environments that have programs of their own, from when it has reported progress."""
     arguments = ["--env", "faults:WithProgram", "--steps", "1000000000", "--run", str(folder / "run"), *SMALL, *flags]
+    metrics = folder / "run" / "metrics.csv"
+    earlier = len(rows(folder / "run")) if metrics.exists() else 0
     with Command("-m", "sfactory.train", *arguments) as command:
-        metrics = folder / "run" / "metrics.csv"
-        assert wait_until(lambda: metrics.exists() and any(int(r["env_steps"]) > 0 for r in rows(folder / "run")), 60)
+        assert wait_until(lambda: metrics.exists() and any(int(r["env_steps"]) > 0 for r in rows(folder / "run")[earlier:]), 60)
         yield command
 
 
