@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sfactory.envs.group import Breakage
 from sfactory.shared import SharedArray
 from sfactory.timing import COLUMNS, Stopwatch
 from sfactory.trace import TracingStopwatch
@@ -106,6 +107,19 @@ class Episodes:
 
 
 @dataclass(frozen=True)
+class EnvironmentFaults:
+    """Faults of environments that a rollout worker has survived since its last message.
+
+    Attributes:
+        counts: How many, by the environment's name.
+        first: The first of them.
+    """
+
+    counts: dict[str, int]
+    first: Breakage
+
+
+@dataclass(frozen=True)
 class Progress:
     """The learner's state and its statistics since its last message.
 
@@ -157,4 +171,4 @@ class Fault:
     bad_environment: bool = False
 
 
-Event = Episodes | Progress | Saved | Finished | Fault
+Event = Episodes | EnvironmentFaults | Progress | Saved | Finished | Fault

@@ -51,6 +51,7 @@ class Report:
         free_slots: Slots waiting to be filled, at the time of the report.
         finished_slots: Slots waiting for the learner.
         queue_full_waits: Times a full queue blocked a sender, so far.
+        env_faults: Faults of environments that the run has survived since it was started.
         rss_mb: Resident memory of all processes, in MiB.
         extras: Means of the numeric entries of ``info`` at episode ends. Not in metrics.csv, whose columns are fixed.
     """
@@ -84,6 +85,7 @@ class Report:
     free_slots: int = _column("load", 0)
     finished_slots: int = _column("load", 0)
     queue_full_waits: int = _column("load", 0)
+    env_faults: int = _column("load", 0)
     rss_mb: float = _column("load", math.nan)
     extras: Mapping[str, float] = field(default_factory=dict)
 
