@@ -346,13 +346,7 @@ def main() -> None:
     for problem in state.problems:
         print("PROBLEM", problem)
     if args.json:
-        record = {
-            "figures": figures,
-            "made": state.made,
-            "lost": restarts,
-            "problems": state.problems,
-            "looks": list(map(asdict, state.looks)),
-        }
+        record = {"figures": figures, "problems": state.problems, "looks": [asdict(look) for look in state.looks]}
         args.json.write_text(json.dumps(record, indent=2))
     sys.exit(bool(state.problems))
 

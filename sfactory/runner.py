@@ -19,10 +19,11 @@ import torch
 
 from sfactory import compute, workers
 from sfactory.arena import FINISHED, FREE, arena_bytes, segment_fields
-from sfactory.board import Episodes, Event, Fault, Finished, Progress, Saved
+from sfactory.board import EnvironmentFaults, Episodes, Event, Fault, Finished, Progress, Saved
 from sfactory.checkpoint import CheckpointStore, Snapshot
 from sfactory.config import Config, check_types, default_workers, env_name, fitted, max_lag, resolve, slot_count, validate
 from sfactory.display import Display
+from sfactory.env_faults import FaultBudget
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError, EnvironmentFault, RunFailed, SfactoryError
@@ -188,6 +189,7 @@ class _Supervisor:
         slots, lag = self._wires.arena.slots, max_lag(config, plan.rows)
         self._display = Display(config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag)
         self._learner_restarts, self._sampling_restarts = Restarts(config.runtime.restarts), Restarts(config.runtime.restarts)
+        self._budget = FaultBudget(config.runtime.env_fault_rate, self._display.note)
         self._fault: Fault | None = None
         self._error: Exception | None = None
         self._finished: Finished | None = None
@@ -228,6 +230,7 @@ class _Supervisor:
                 self._report_the_end()
             except Exception as error:
                 self._fail(error)
+            self._budget.flush()
             self._display.close()
             self._writer.close()
             result = self._summarise()
@@ -400,6 +403,8 @@ class _Supervisor:
                 case Episodes():
                     self._episodes.add(event.returns, event.lengths, event.extras)
                     self._news = True
+                case EnvironmentFaults():
+                    self._survive(event)
                 case Progress():
                     self._news |= event.env_steps > self._progress.env_steps
                     self._progress = self._merge(event)
@@ -413,6 +418,16 @@ class _Supervisor:
             self._report()
         if report and self._observer is not None:
             self._cancelled |= not self._observer(self._wires)
+
+    def _survive(self, event: EnvironmentFaults) -> None:
+        """Tell of environments' faults, and end the run if there are too many."""
+        self._budget.add(event)
+        self._news = True
+        board = self._wires.board
+        rollouts = [name for name in board.names if name.startswith("rollout")]
+        faults, env_steps = (int(sum(board.total(name, column) for name in rollouts)) for column in ("env_faults", "rows"))
+        if (problem := self._budget.excess(faults, env_steps)) and not (self._ending() or self._finished):
+            self._fault = Fault("runner", problem, "", bad_environment=True)
 
     def _report_the_end(self) -> None:
         """Report what has come since the last time; the rollout workers' last episodes come after the learner's last message."""
@@ -470,6 +485,7 @@ class _Supervisor:
             "finished_slots": int((state == FINISHED).sum()),
             "restarts": self._learner_restarts.total + self._sampling_restarts.total,
             "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
+            "env_faults": int(table[:, COLUMNS.index("env_faults")].sum()),
             "rss_mb": math.nan if self._processes.gone else (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
         }
 

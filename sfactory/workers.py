@@ -186,8 +186,9 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
     config, watch = plan.config, wires.board.stopwatch(f"rollout-{index}")
     runtime = config.runtime
     request = EnvRequest(
-        plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, runtime.env_threads, runtime.validate_observations
-    )
+        plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, runtime.env_threads, runtime.validate_observations,
+        replace=True,
+    )  # fmt: skip
     count, seed = config.envs_per_group, derived_seed(config.seed, generation)
     indices = range(index * runtime.groups, (index + 1) * runtime.groups)
     made = [(g, make_group(request, plan.env, count, g * count, seed)) for g in indices]
@@ -336,9 +337,9 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
         worker.start()
         while not wires.board.stopping:
             worker.poll(POLL_S)
-        worker.report()
     finally:
         with contextlib.suppress(Exception):  # the run is at its end, or another error has to be told
+            worker.report()
             worker.close()
 
 
