@@ -120,13 +120,14 @@ class WorkerProcesses:
 
     Attributes:
         gone: Whether they have been there and have ended.
+        folders: Where each keeps its temporary files.
     """
 
     def __init__(self) -> None:
         self.gone = False
         self._processes: dict[str, BaseProcess] = {}
         self._inboxes: dict[str, connection.Connection] = {}
-        self._folders: dict[str, Path] = {}
+        self.folders: dict[str, Path] = {}
 
     def __enter__(self) -> WorkerProcesses:
         return self
@@ -137,7 +138,7 @@ class WorkerProcesses:
 
     def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
         """Start ``main(name, outbox, folder, *args)`` in a process of its own; `folder` is the path of its temporary files."""
-        folder = self._folders[name] = make_temporary_folder(f"{name}-")
+        folder = self.folders[name] = make_temporary_folder(f"{name}-")
         reader, writer = multiprocessing.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # a limit of the system's; a smaller pipe only makes senders wait sooner
             fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -165,6 +166,10 @@ class WorkerProcesses:
     def names(self) -> list[str]:
         """Of the workers that have been started and not been killed."""
         return list(self._processes)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of those that have not ended, by name."""
+        return {name: process.pid for name, process in self._processes.items() if process.exitcode is None}
 
     def alive(self) -> set[str]:
         """Names of the workers that have not ended, or whose last messages have not been taken."""
@@ -199,4 +204,4 @@ class WorkerProcesses:
         for name in names:
             if (inbox := self._inboxes.pop(name, None)) is not None:
                 inbox.close()
-            remove_temporary_folder(self._folders.pop(name))
+            remove_temporary_folder(self.folders.pop(name))

@@ -42,6 +42,7 @@ from sfactory.model import build_model
 from sfactory.processes import RUNNER_SIGNALS, Outbox, kill_tree
 from sfactory.queues import IndexQueue, LocalQueue, PipeQueue, Queue
 from sfactory.rollout import RolloutWorker
+from sfactory.stacks import keep_stacks
 from sfactory.weights import FlatWeights, WeightBoard
 
 POLL_S = 0.05
@@ -357,6 +358,7 @@ def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., N
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # and so shall their forks
     signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+    keep_stacks(folder)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     try:
         target(plan.open(), dataclasses.replace(wires, events=outbox), *args)
