@@ -231,11 +231,21 @@ class SingleGroup:
                     row,
                 )
             for what, value in zip(("reward", "terminated", "truncated"), result[1:4], strict=True):
-                if np.shape(value) != () or not isinstance(value, bool | int | float | np.generic | np.ndarray):
+                if not _is_number(value):
                     return EnvironmentFault(f"{self._names[row]}: step() returned {value!r} as {what}; it must be one number", row)
         return EnvironmentFault(
             f"{self._names[0]}: step() returned {results[0]!r}, not observation, reward, terminated, truncated, info", row=0
         )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is one number of ordinary size."""
+    if not isinstance(value, bool | int | float | np.generic | np.ndarray):
+        return False
+    try:
+        return np.shape(value) == () and isinstance(float(value), float)
+    except (ValueError, TypeError, OverflowError):
+        return False
 
 
 def _without_order_check(env: gymnasium.Env) -> gymnasium.Env:

@@ -88,7 +88,7 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
 
     Raises:
         ConfigError: Before anything has started; names every problem.
-        EnvironmentFault: An environment raised or broke its API; the run is saved.
+        EnvironmentFault: Environments raised or broke their API more often than a run survives; it is saved.
         RunFailed: A worker failed or vanished; the run is saved if the learner could.
         Exception: What a callback raised; the run is saved.
     """
