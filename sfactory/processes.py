@@ -43,7 +43,7 @@ def fork_server() -> Iterator[None]:
     with _lock:
         _users += 1
         if _users == 1:
-            _started_here = not _server_pid()
+            _started_here = not server_pid()
             _start_server()
     try:
         yield
@@ -54,7 +54,8 @@ def fork_server() -> Iterator[None]:
                 _stop_server()
 
 
-def _server_pid() -> int | None:
+def server_pid() -> int | None:
+    """The process from which workers are forked, where there is one."""
     return forkserver._forkserver._forkserver_pid
 
 
@@ -71,7 +72,7 @@ def _start_server() -> None:
 
 
 def _stop_server() -> None:
-    if (pid := _server_pid()) is not None:
+    if (pid := server_pid()) is not None:
         kill_tree(pid)  # rather than wait until it has imported everything, or for a child of an environment that keeps its pipe open
         forkserver._forkserver._stop()
 

@@ -18,16 +18,17 @@ import psutil
 import torch
 
 from sfactory import compute, workers
-from sfactory.arena import FINISHED, FREE, arena_bytes, segment_fields
+from sfactory.arena import FINISHED, FREE
 from sfactory.board import STARTING_S, EnvironmentFaults, Episodes, Event, Fault, Finished, Progress, Saved
 from sfactory.checkpoint import CheckpointStore, Snapshot
-from sfactory.config import Config, check_types, default_workers, env_name, fitted, max_lag, resolve, slot_count, validate
+from sfactory.config import Config, check_types, default_workers, env_name, fitted, max_lag, resolve, validate
 from sfactory.display import Display
 from sfactory.env_faults import FaultBudget
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError, EnvironmentFault, RunFailed, SfactoryError
 from sfactory.interrupts import end_at_once
+from sfactory.limits import check_limits
 from sfactory.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
 from sfactory.model import build_model
 from sfactory.processes import WorkerProcesses, fork_server
@@ -145,8 +146,7 @@ def make_plan(config: Config) -> workers.Plan:
         raise ConfigError(*dict.fromkeys(problems))
     config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
     plan = workers.Plan(config, env, source)
-    state_size = build_model(env.observation, env.action, config.model).state_size
-    _check_memory(plan, state_size)
+    check_limits(plan, build_model(env.observation, env.action, config.model))
     return plan
 
 
@@ -161,18 +161,6 @@ def _check_fit(plan: workers.Plan, snapshot: Snapshot, folder: RunFolder) -> Non
             f"{folder.path} holds weights of another model (saved -> asked); ask for the saved one, start anew with --overwrite, or name "
             "another folder with --run:",
             *(f"  {name}: {saved.get(name, 'missing')} -> {asked.get(name, 'missing')}" for name in differing),
-        )
-
-
-def _check_memory(plan: workers.Plan, state_size: int) -> None:
-    config = plan.config
-    slots = slot_count(config, plan.rows)
-    needed = arena_bytes(segment_fields(plan.env, state_size), slots, config.rollout, plan.rows)
-    available = psutil.virtual_memory().available
-    if needed > 0.8 * available:
-        raise ConfigError(
-            f"the trajectories need {needed / 2**30:.1f} GiB ({slots} slots of rollout {config.rollout} x {plan.rows} rows), "
-            f"and {available / 2**30:.1f} GiB are free; lower envs_per_worker, workers, rollout or batch_size"
         )
 
 
