@@ -45,6 +45,8 @@ class Repairs:
         """
         if not self._allowed:
             raise fault
+        # Their frames would keep the faulty environment, and its processes, until the next garbage collection.
+        fault.__traceback__ = fault.__cause__ = fault.__context__ = None
         self.broken.append(Breakage(rows, environment, str(fault), count))
 
     def make_anew(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,22 @@ def test_without_replacing_the_fault_is_raised(fault: str):
     group.reset(new_frame(spec, 3))
     with pytest.raises(EnvironmentFault, match=r"environment 8 \(Scheduled\)"):
         play(group, spec, 60)
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "tuple", "reset"])
+def test_nothing_keeps_a_faulty_environment_alive(fault: str):
+    Scheduled.made = []
+    spec, group = group_of(Scheduled, 3, first_index=7, fault=fault, bad=(env_seed(3, 8),))
+    group.reset(new_frame(spec, 3))
+    Scheduled.made = []
+    old = weakref.ref(group.envs[1])
+    gc.disable()
+    try:
+        play(group, spec, 30)
+        assert group.broken
+        assert old() is None
+    finally:
+        gc.enable()
 
 
 def test_an_environment_whose_final_observation_is_bad_neither_rests_nor_wakes():
