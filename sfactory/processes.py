@@ -10,8 +10,10 @@ import contextlib
 import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Callable, Collection, Iterator
@@ -129,6 +131,7 @@ class WorkerProcesses:
         self._processes: dict[str, BaseProcess] = {}
         self._inboxes: dict[str, connection.Connection] = {}
         self.folders: dict[str, Path] = {}
+        self._folder: Path | None = None
 
     def __enter__(self) -> WorkerProcesses:
         return self
@@ -136,10 +139,13 @@ class WorkerProcesses:
     def __exit__(self, *exc: object) -> None:
         self.gone = bool(self._processes)
         self.kill(list(self._processes))
+        if self._folder is not None:
+            remove_temporary_folder(self._folder)
 
     def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
-        """Start ``main(name, outbox, folder, *args)`` in a process of its own; `folder` is the path of its temporary files."""
-        folder = self.folders[name] = make_temporary_folder(f"{name}-")
+        """Start ``main(name, outbox, folder, *args)`` in a process of its own; `folder` is where its temporary files belong."""
+        self._folder = self._folder or make_temporary_folder()
+        folder = self.folders[name] = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
         reader, writer = multiprocessing.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # a limit of the system's; a smaller pipe only makes senders wait sooner
             fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -205,4 +211,4 @@ class WorkerProcesses:
         for name in names:
             if (inbox := self._inboxes.pop(name, None)) is not None:
                 inbox.close()
-            remove_temporary_folder(self.folders.pop(name))
+            shutil.rmtree(self.folders.pop(name), ignore_errors=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 _temporary: set[Path] = set()
 
 
-def make_temporary_folder(name: str = "") -> Path:
+def make_temporary_folder() -> Path:
     """A folder in the system's place for temporary files; it is on this process's list of those to be removed."""
-    folder = Path(tempfile.mkdtemp(prefix=f"sfactory-{name}"))
+    folder = Path(tempfile.mkdtemp(prefix="sfactory-"))
     _temporary.add(folder)
     return folder
 

@@ -373,6 +373,6 @@ def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., N
 def _end_with_parent(folder: str) -> None:
     connection.wait([parent_process().sentinel])
     kill_tree(os.getpid(), spare_root=True)
-    for left in (folder, get_temp_dir()):  # the second is the fork server's, which the runner has had no time to remove
+    for left in (Path(folder).parent, get_temp_dir()):  # all workers' and the fork server's, which the runner has had no time to remove
         shutil.rmtree(left, ignore_errors=True)
     os._exit(1)

@@ -281,7 +281,7 @@ def test_nothing_outlives_a_killed_runner_and_the_same_command_goes_on(tmp_path,
         monkeypatch.setitem(commands.ENVIRONMENT, "TMPDIR", temporary)
         with running(tmp_path) as command:
             assert any(process.name() == "sleep" for process in command.left())
-            assert len(os.listdir(temporary)) == 4
+            assert len(os.listdir(temporary)) == 2
             os.kill(command.pid, signal.SIGKILL)
             assert command.left_after(5) == []
         assert os.listdir(temporary) == []
