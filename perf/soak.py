@@ -41,6 +41,8 @@ from sfactory import evaluate
 
 STALL_S = 20.0
 """Longest time without progress: a hanging environment's deadline, a restart, and a machine that is busy with both."""
+STORM_S, STORM_EVERY_S = 120.0, 2.0
+"""For so long at the beginning a sampling process is killed so often, and nothing else is done to the run."""
 SAVE_EVERY_S = 10.0
 GROWTH = 1.1
 """Allowed ratio of the last third's memory and descriptors to the first third's."""
@@ -287,14 +289,15 @@ def last_report(metrics: Path) -> dict[str, str]:
 def soak(folder: Path, minutes: float, seed: int) -> Soak:
     """Train and make faults for so many minutes, then interrupt the run."""
     state = Soak(folder, random.Random(seed))
-    due = {fault: state.draw.expovariate(1 / mean) for fault, mean in OUTER_FAULTS.items()}
+    due = {fault: STORM_S + state.draw.expovariate(1 / mean) for fault, mean in OUTER_FAULTS.items()}
+    due["kill sampler"] = 0.0
     state.start()
     try:
         while state.seconds < 60 * minutes:
             for fault, mean in OUTER_FAULTS.items():
                 if state.seconds >= due[fault]:
                     state.made[fault] += state.make(fault)
-                    due[fault] = state.seconds + state.draw.expovariate(1 / mean)
+                    due[fault] = state.seconds + (STORM_EVERY_S if state.seconds < STORM_S else state.draw.expovariate(1 / mean))
             state.look()
             time.sleep(1.0)
         state.end(signal.SIGINT, 130)
