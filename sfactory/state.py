@@ -81,6 +81,8 @@ def observe(wires: Wires, processes: WorkerProcesses, before: np.ndarray, figure
     """
     now, board = wires.board.snapshot(), wires.board
     pids, alive, slots = processes.pids(), processes.alive(), wires.arena.state
+    if not processes.names:  # a serial run
+        pids, alive = dict.fromkeys(board.names, os.getpid()), set(board.names)
     states = []
     for i, name in enumerate(board.names):
         row = dict(zip(COLUMNS, now[i].tolist(), strict=True))
