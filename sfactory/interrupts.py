@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import util
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -20,7 +21,7 @@ _temporary: set[Path] = set()
 def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
     """End this process and all its descendants now, with exit status 128 + `number`."""
     kill_tree(os.getpid(), spare_root=True)
-    for folder in _temporary:
+    for folder in (*_temporary, util.get_temp_dir()):  # the latter holds the socket over which worker processes are started
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(128 + number)
 
