@@ -208,7 +208,10 @@ class RuntimeConfig:
     restarts: int = 10
     """How often in a row processes that died or hung are started anew without any progress in between; then the run fails, saved."""
     validate_observations: bool = True
-    """Check that observations are finite and have their space's shape."""
+    """Check that observations and rewards are finite."""
+    env_fault_rate: float = 0.01
+    """Faults of environments (they raise, or give NaN or something else than they promise) per env step that a run survives: they are
+    made anew and their samples left out. With more, and more than 100, it ends as failed; 1: survive as many as there are."""
 
 
 @_remembers_arguments
@@ -559,6 +562,8 @@ def validate(config: Config, rows_per_env: int = 1) -> None:
     require(config.runtime.groups >= 1, f"runtime.groups is {config.runtime.groups}; it must be at least 1")
     require(config.runtime.policy_workers >= 1, f"runtime.policy_workers is {config.runtime.policy_workers}; it must be at least 1")
     require(config.runtime.spare_batches >= 1, f"runtime.spare_batches is {config.runtime.spare_batches}; it must be at least 1")
+    rate = config.runtime.env_fault_rate
+    require(0 <= rate <= 1, f"runtime.env_fault_rate is {rate}; it must lie between 0 and 1")
     require(config.optim.lr > 0, f"optim.lr is {config.optim.lr}; it must be above 0")
     require(config.optim.minibatches >= 1, f"optim.minibatches is {config.optim.minibatches}; it must be at least 1")
     require(0 <= config.loss.gamma <= 1, f"loss.gamma is {config.loss.gamma}; it must lie between 0 and 1")

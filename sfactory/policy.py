@@ -110,6 +110,7 @@ class Policy:
         """
         frame = new_frame(self.spec, 1)
         self._check(self._writer.write, [obs], frame.obs)
+        self._check(self._writer.check_values, frame.obs)
         categorical, continuous, state = self.choose(self._with_mask(frame, obs, action_mask), state, deterministic)
         return self.spec.action.rows(categorical, continuous)[0], state
 
@@ -134,6 +135,7 @@ class Policy:
         rows = len(next(self.spec.observation.values(obs)))
         frame = new_frame(self.spec, rows)
         self._check(self._writer.write_batch, obs, frame.obs)
+        self._check(self._writer.check_values, frame.obs)
         if first is not None:
             frame.first[:] = first
         categorical, continuous, state = self.choose(self._with_mask(frame, obs, action_mask), state, deterministic)
@@ -178,9 +180,9 @@ class Policy:
         return frame._replace(mask=allowed)
 
     @staticmethod
-    def _check(write: Any, values: Any, out: Any) -> None:
+    def _check(write: Any, *arguments: Any) -> None:
         try:
-            write(values, out)
+            write(*arguments)
         except EnvironmentFault as fault:
             raise ValueError(str(fault)) from None
 

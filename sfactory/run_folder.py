@@ -22,6 +22,7 @@ from sfactory.space_codec import check_spaces, load_spec, save_spec
 
 CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
+STATUS, REPORTS = "status.json", "stall-*.txt"
 TENSORBOARD = "events.out.tfevents.*"
 
 
@@ -161,8 +162,24 @@ def _take_lock(path: Path) -> int:
     return descriptor
 
 
+def is_held(folder: str | os.PathLike[str]) -> bool:
+    """Whether a living process has the run in a folder."""
+    try:
+        descriptor = os.open(Path(folder) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _remove_run(path: Path) -> None:
     """Remove a run's files. The config goes last: until then the folder is still known as a run's."""
     CheckpointStore(path / CHECKPOINTS).clear()
-    for file in (path / SPACES, path / METRICS, path / SUMMARY, *path.glob(TENSORBOARD), *path.glob(f"{TEMPORARY}*"), path / CONFIG):
+    several = [file for pattern in (REPORTS, TENSORBOARD, f"{TEMPORARY}*") for file in path.glob(pattern)]
+    for file in (path / SPACES, path / METRICS, path / SUMMARY, path / STATUS, *several, path / CONFIG):
         file.unlink(missing_ok=True)
