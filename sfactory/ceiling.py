@@ -251,6 +251,7 @@ def prepare(plan: workers.Plan, work: Work, process: int = 0) -> AbstractContext
     Args:
         process: Number of this process; environments of different processes get different seeds.
     """
+    compute.prepare_device(device_of(plan, work), plan.config)
     match work.kind:
         case "simulation":
             return _simulation(plan, process)
