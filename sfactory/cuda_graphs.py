@@ -38,10 +38,13 @@ class Recorder:
         device: Where work is done.
         tolerance: Largest difference between a result and that of its recording, in units of the largest number in it (at least 1).
         enabled: Off: nothing is recorded.
+
+    Attributes:
+        enabled: The same, and off after the first work that could not be recorded.
     """
 
     def __init__(self, device: torch.device, tolerance: float, enabled: bool = True) -> None:
-        self._device, self._tolerance, self._enabled = device, tolerance, enabled
+        self._device, self._tolerance, self.enabled = device, tolerance, enabled
 
     def __call__(self, work: Work, results: Sequence[Tensor]) -> Work:
         """Work that does the same, recorded if it can be.
@@ -51,7 +54,7 @@ class Recorder:
             results: Floats that it writes. A recording that gives other ones, as of work that draws random numbers or depends on more
                 than its memory, is not used.
         """
-        if not self._enabled:
+        if not self.enabled:
             return work
         for _ in range(WARM_UPS):
             work()
@@ -72,6 +75,6 @@ class Recorder:
         return bool((result - expected).abs().max() <= limit)
 
     def _give_up(self, work: Work, reason: str) -> Work:
-        self._enabled = False
+        self.enabled = False
         _log.warning("no CUDA graphs: the model %s; its operations are launched one by one", reason)
         return work

@@ -56,6 +56,9 @@ class GraphedEngine:
         groups: Of the run.
         autocast: torch dtype to compute in, or None for float32.
         graphs: Off: nothing is recorded, all else stays the same.
+
+    Attributes:
+        recorder: Of the forward passes.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class GraphedEngine:
         self._nobody = groups  # whose states padding reads and writes, and those of requests that shall leave none write
         self._states = torch.zeros(groups + 1, arena.rows, model.state_size, device=device)
         self._sizes, self._passes = padded_sizes(groups), dict[int, _Pass]()
-        self._recorder = Recorder(device, TOLERANCE[autocast], graphs)
+        self.recorder = Recorder(device, TOLERANCE[autocast], graphs)
         self._stream.wait_stream(self._module.current_stream(device))
 
     def refresh(self, weights: WeightBoard) -> int:
@@ -120,7 +123,7 @@ class GraphedEngine:
             self._fill(inputs, requests)
             inputs.arrays[-1][:] = self._nobody
             inputs.upload()
-            self._passes[size] = _Pass(inputs, outputs, self._recorder(run, outputs.tensors[:2]))
+            self._passes[size] = _Pass(inputs, outputs, self.recorder(run, outputs.tensors[:2]))
         return self._passes[size]
 
     def _fill(self, inputs: Packed, requests: list[Request]) -> None:

@@ -132,7 +132,7 @@ def test_the_host_waits_for_what_it_reads_and_overwrites(eager: bool, monkeypatc
 
     model = copy.deepcopy(plain._model)
     graphed = GraphedEngine(model, arena, GROUPS, CPU, None, watch())
-    graphed._recorder = recorded
+    graphed.recorder = recorded
     vector = graphed._flat.vector
     vector.copy_ = device.later(vector.copy_)
     rng, steps = np.random.default_rng(3), [0] * GROUPS
