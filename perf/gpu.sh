@@ -9,8 +9,9 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 begin=$SECONDS
-venv=${VENV:-$(mktemp -d)/venv}
-log=$(mktemp)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+venv=${VENV:-$work/venv} log=$work/pip.log
 
 python3 -m venv --system-site-packages "$venv" || exit 1
 python="$venv/bin/python"

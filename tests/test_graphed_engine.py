@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable
@@ -18,14 +19,15 @@ from late_device import LateDevice
 from sampling_run import SamplingRun
 from test_invariants import busy_config, shake
 
-from sfactory import inference, workers
+from sfactory import compute, inference, workers
 from sfactory import learner as learner_module
 from sfactory.arena import Arena, segment_fields
 from sfactory.batch import Assembler, Batch
-from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve
+from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve, validate
 from sfactory.cuda_graphs import Recorder
 from sfactory.engines import Engine, TorchEngine
 from sfactory.envs.group import EnvSpec
+from sfactory.errors import ConfigError
 from sfactory.graphed_engine import GraphedEngine, padded_sizes
 from sfactory.learner import Learner
 from sfactory.model import build_model
@@ -288,3 +290,35 @@ def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pyte
     learner._train([0, 1])
     assert learner.updates == plan.config.updates_per_batch
     assert all(statistics.is_meta for statistics in learner._statistics)
+
+
+def test_policy_workers_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "resolve_device", torch.device)
+    config = Config(env="x", device="cuda:0", runtime=RuntimeConfig(policy_workers=3, inference_device="cuda:0,cuda:1"))
+    validate(config)
+    assert [str(compute.inference_device(config, worker)) for worker in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    alone = dataclasses.replace(config, runtime=RuntimeConfig(policy_workers=3))
+    assert {str(compute.inference_device(alone, worker)) for worker in range(3)} == {"cuda:0"}
+    for wrong in ("cuda:0,", "cuda:0;cuda:1", "gpu"):
+        with pytest.raises(ConfigError, match=r"runtime\.inference_device is"):
+            validate(dataclasses.replace(config, runtime=RuntimeConfig(inference_device=wrong)))
+
+
+def test_a_compiled_network_has_the_same_loss_and_gradient(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's own operations in place of generated ones, which take their time to be built."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    config = dataclasses.replace(busy_config("none", optim=OptimConfig(compile=True)), precision="float32")
+    run = SamplingRun(config, tmp_path)
+    try:
+        learner, found = run.learner, []
+        batch = learner._assemble(run.sample(1))
+        assert learner._network != learner._model.unroll
+        for network in (learner._network, learner._model.unroll):
+            learner._network = network
+            learner._flat.parameters.grad.zero_()
+            loss, _ = learner.loss(batch)
+            loss.backward()
+            found.append((loss.detach(), learner._flat.parameters.grad.clone()))
+        torch.testing.assert_close(*found)
+    finally:
+        run.close()
