@@ -5,13 +5,14 @@
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 3 GB of environments; an hour)
 # make starts  50 starts and stops in a row
+# make soak    half an hour of training under faults of every kind
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 
-.PHONY: train test lint learn bench peers starts clean
+.PHONY: train test lint learn bench peers starts soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -37,6 +38,9 @@ peers: .venv/dev
 
 starts: .venv/dev
 	$(BIN)/python perf/starts.py
+
+soak: .venv/dev
+	$(BIN)/python -m perf.soak
 
 clean:
 	rm -rf .venv build sfactory.egg-info

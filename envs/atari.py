@@ -70,8 +70,9 @@ def probe(request: EnvRequest) -> EnvSpec:
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:
     """A group of `count` games. Raises as `probe` does."""
     if _is_vector(request):
-        return VectorGroup([_make_vector(request, count)], request, spec, first_index, seed)
-    return SingleGroup([_make_single(request) for _ in range(count)], request, spec, first_index, seed)
+        return VectorGroup([_make_vector(request, count)], lambda seeds: _make_vector(request, count), request, spec, first_index, seed)
+    games = [_make_single(request) for _ in range(count)]
+    return SingleGroup(games, lambda seeds: _make_single(request), request, spec, first_index, seed)
 
 
 def _is_vector(request: EnvRequest) -> bool:

@@ -48,7 +48,7 @@ def probe(request: EnvRequest) -> EnvSpec:
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> VectorGroup:
     """A group of `count` environments. Raises as `probe` does."""
     env = _make(request, [env_seed(seed, first_index + row) for row in range(count)])
-    return VectorGroup([env], request, spec, first_index, seed)
+    return VectorGroup([env], lambda seeds: _make(request, seeds), request, spec, first_index, seed)
 
 
 def _make(request: EnvRequest, seeds: Sequence[int]) -> PooledEnvironments:

@@ -28,7 +28,7 @@ def probe(request: EnvRequest) -> EnvSpec:
     read_spec, group_type = _kind(env)
     try:
         spec = read_spec(env, request)
-        group = group_type([env], request, spec, 0, 0)
+        group = group_type([env], lambda seeds: make_environment(request, 1), request, spec, 0, 0)
         group.reset(new_frame(spec, group.rows))
     except EnvironmentFault as fault:
         raise ConfigError(str(fault)) from fault
@@ -46,7 +46,7 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
     """
     envs = make_environments(request, count)
     _, group_type = _kind(envs[0])
-    return group_type(envs, request, spec, first_index, seed)
+    return group_type(envs, lambda seeds: make_environment(request, count), request, spec, first_index, seed)
 
 
 def _kind(env: Any) -> tuple[Callable[[Any, EnvRequest], EnvSpec], Callable[..., Group]]:

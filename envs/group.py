@@ -17,6 +17,7 @@ Episode ends, the same for every kind of environment:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -88,21 +89,44 @@ class Finals(NamedTuple):
     obs: tuple[np.ndarray, ...]
 
 
+class Breakage(NamedTuple):
+    """A fault that a group has survived.
+
+    Attributes:
+        rows: Whose present fragment must not be trained on.
+        environment: Its name, for example ``environment 3 (CartPole-v1)``.
+        message: What went wrong, with the environment's traceback.
+        count: How many environments are affected: all of a vector environment that was made anew.
+    """
+
+    rows: Sequence[int]
+    environment: str
+    message: str
+    count: int = 1
+
+
 class Group(Protocol):
     """Environments that step together.
+
+    With :attr:`EnvRequest.replace`, faults are survived and told in `broken`. A single or multi-agent environment that raises, breaks the
+    API or gives NaN or infinity is closed and made anew, and so is a whole vector environment that raises or breaks the API: in `outcome`
+    its rows get reward 0 and a termination, and `after` holds the first observation of a new episode. In a vector environment
+    that gives NaN or infinity, 0 takes its place; a row with such an observation is not active, and its episode goes on.
 
     Attributes:
         rows: Number of agent rows.
         finals: Set by `step` where rows were truncated and could not rest, else None.
         extras: Numeric entries of ``info`` at episode ends since the last reader emptied it: dicts of floats, one per episode.
+        broken: Faults survived since the last reader emptied it.
     """
 
     rows: int
     finals: Finals | None
     extras: list[dict[str, float]]
+    broken: list[Breakage]
 
     def reset(self, frame: Frame) -> None:
-        """Begin the first episode of every environment and write all of `frame`."""
+        """Begin the first episode of every environment and write all of `frame`. Raises as `step` does."""
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
         """Step every environment once and write all of `outcome` and `after`.
@@ -114,14 +138,15 @@ class Group(Protocol):
             continuous: float32 ``[rows, D]``, before squashing.
 
         Raises:
-            EnvironmentFault: If an environment raises or breaks the API; names the environment's index in the run.
+            EnvironmentFault: If an environment raises or breaks the API; names the environment's index in the run. Where faults are
+                survived, if one environment does so ten times without a single good step in between.
         """
 
     def render(self) -> list[Any]:
         """One RGB frame ``uint8 [H, W, 3]`` per environment. Needs a group made with a render mode."""
 
     def close(self) -> None:
-        """Close all environments. May be called twice."""
+        """Close all environments, whatever they raise. May be called twice."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +161,7 @@ class EnvRequest:
         threads: Threads of a vector environment that has its own.
         validate: Check every observation for finite values and shape.
         render_mode: Passed on to the environment when a video is wanted.
+        replace: Survive faults, as training does; else they are raised, as an evaluation with other environments would be no measurement.
     """
 
     env: Any
@@ -145,3 +171,4 @@ class EnvRequest:
     threads: int = 1
     validate: bool = True
     render_mode: str | None = None
+    replace: bool = False

@@ -7,7 +7,7 @@ import difflib
 import importlib.util
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import gymnasium
@@ -18,6 +18,8 @@ from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError, EnvironmentFault, SfactoryError
 from sfactory.spaces import ActionSpec, ObservationSpec
 
+Maker = Callable[[Sequence[int]], Any]
+"""Makes one more environment as those of a group; told the seeds of its rows, for those that are seeded when they are made."""
 _registered: dict[str, Callable[..., Any]] = {}
 _ID_PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "ALE/": "ale_py", "Vizdoom": "vizdoom.gymnasium_wrapper"}
 """Packages that register ids of these beginnings when they are imported."""
@@ -63,14 +65,24 @@ def environment_name(request: EnvRequest, index: int) -> str:
     return f"environment {index} ({env_name(request.env)})"
 
 
-def fault_of(name: str, doing: str, error: Exception) -> EnvironmentFault:
+RAISED = (Exception, SystemExit)
+"""What an environment may raise to be at fault; SystemExit because a program's part that calls exit() must not end the program's host."""
+
+
+def fault_of(name: str, doing: str, error: BaseException, row: int | None = None) -> EnvironmentFault:
     """The fault that says what an environment did when it raised, with the environment's own traceback."""
     frames = error.__traceback__ and (error.__traceback__.tb_next or error.__traceback__)
     lines = "".join(traceback.format_exception(type(error), error, frames))
-    return EnvironmentFault(f"{name} raised {type(error).__name__} in {doing}: {error}\n{lines.rstrip()}")
+    return EnvironmentFault(f"{name} raised {type(error).__name__} in {doing}: {error}\n{lines.rstrip()}", row)
 
 
-def check_reset(name: str, reset: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+def close_quietly(env: Any) -> None:
+    """Close an environment, whatever it raises: it is given up, or the run is at its end."""
+    with contextlib.suppress(*RAISED):
+        env.close()
+
+
+def check_reset(name: str, reset: Callable[[], Any], row: int | None = None) -> tuple[Any, dict[str, Any]]:
     """The (observation, info) that a call of reset() gives.
 
     Raises:
@@ -78,10 +90,10 @@ def check_reset(name: str, reset: Callable[[], Any]) -> tuple[Any, dict[str, Any
     """
     try:
         result = reset()
-    except Exception as error:
-        raise fault_of(name, "reset()", error) from error
+    except RAISED as error:
+        raise fault_of(name, "reset()", error, row) from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-        raise EnvironmentFault(f"{name}: reset() returned {result!r}; it must return the two values observation, info (a dict)")
+        raise EnvironmentFault(f"{name}: reset() returned {result!r}; it must return the two values observation, info (a dict)", row)
     return result
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sfactory.config import env_name
 from sfactory.envs.group import EnvRequest, EnvSpec, Finals, Frame, Outcome
-from sfactory.envs.making import check_reset, environment_name, fault_of, read_spaces, render_fps
-from sfactory.envs.observations import FrameWriter, numeric_extras
+from sfactory.envs.making import RAISED, Maker, check_reset, close_quietly, environment_name, fault_of, read_spaces, render_fps
+from sfactory.envs.observations import FrameWriter, mask_in, numeric_extras
+from sfactory.envs.repairs import Repairs
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.spaces import MASK_KEY
@@ -48,19 +49,20 @@ class ParallelGroup:
 
     Args:
         envs: All different objects.
+        make: Makes one more.
         first_index: Number, in the run, of the first of them.
         seed: Of the run.
     """
 
-    def __init__(self, envs: Sequence[Any], request: EnvRequest, spec: EnvSpec, first_index: int, seed: int) -> None:
+    def __init__(self, envs: Sequence[Any], make: Maker, request: EnvRequest, spec: EnvSpec, first_index: int, seed: int) -> None:
         self.rows = len(envs) * spec.agents
         self.finals: Finals | None = None
         self.extras: list[dict[str, float]] = []
-        self._envs = list(envs)
+        self._envs, self._make = list(envs), make
         self._agents = list(envs[0].possible_agents)
         self._row_of = {agent: a for a, agent in enumerate(self._agents)}
         self._names = [environment_name(request, first_index + index) for index in range(len(envs))]
-        self._seeds = [env_seed(seed, first_index + index) for index in range(len(envs))]
+        self._first_index, self._seed = first_index, seed
         self._action = spec.action
         self._mask_in_observation = spec.observation.mask_path is not None
         self._writer = FrameWriter(spec, self._row_name, request.validate)
@@ -69,25 +71,35 @@ class ParallelGroup:
         """Each row's latest observation; None where the agent is dead."""
         self._infos: list[Mapping[str, Any]] = [{}] * self.rows
         self._active = np.zeros(self.rows, bool)
+        self._repairs = Repairs(request.replace)
+        self.broken = self._repairs.broken
 
     def reset(self, frame: Frame) -> None:
         frame.first.fill(False)
-        for index, seed in enumerate(self._seeds):
-            self._reset_env(index, frame.first, seed)
-        self._write(frame)
+        for index in range(len(self._envs)):
+            try:
+                self._reset_env(index, frame.first, env_seed(self._seed, self._first_index + index))
+            except EnvironmentFault as fault:
+                self._remake(index, fault, frame.first)
+        self._mend(lambda: self._write(frame), frame.first)
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+        self._repairs.step += 1
         actions = self._action.rows(categorical, continuous)
         for array in outcome:
             array.fill(0)
         after.first.fill(False)
         for index in range(len(self._envs)):
-            if self._over[index]:
-                self._reset_env(index, after.first)
-            else:
-                self._step_env(index, actions, outcome, after.first)
-        self._writer.check_rewards(outcome.reward)
-        self._write(after)
+            try:
+                if self._over[index]:
+                    self._reset_env(index, after.first)
+                else:
+                    self._step_env(index, actions, outcome, after.first)
+            except RAISED as error:
+                fault = error if isinstance(error, EnvironmentFault) else fault_of(self._names[index], "step()", error)
+                self._remake(index, fault, after.first, outcome)
+        self._mend(lambda: self._writer.check_rewards(outcome.reward), after.first, outcome)
+        self._mend(lambda: self._write(after), after.first, outcome)
 
     def render(self) -> list[Any]:
         return [env.render() for env in self._envs]
@@ -95,7 +107,31 @@ class ParallelGroup:
     def close(self) -> None:
         envs, self._envs = self._envs, []
         for env in envs:
-            env.close()
+            close_quietly(env)
+
+    def _mend(self, attempt: Callable[[], None], first: np.ndarray, outcome: Outcome | None = None) -> None:
+        """Call `attempt` until no row is at fault, each time with the environment of the faulty one made anew."""
+        while True:
+            try:
+                return attempt()
+            except EnvironmentFault as fault:
+                self._remake(fault.row // len(self._agents), fault, first, outcome)
+
+    def _remake(self, index: int, fault: EnvironmentFault, first: np.ndarray, outcome: Outcome | None = None) -> None:
+        """Put a new environment in the place of the faulty one."""
+        rows = range(index * len(self._agents), (index + 1) * len(self._agents))
+
+        def make(times: int) -> None:
+            close_quietly(self._envs[index])
+            seed = env_seed(self._seed, self._first_index + index, times)
+            self._envs[index] = self._make([seed])
+            first[rows] = False
+            self._reset_env(index, first, seed)
+
+        self._repairs.make_anew(fault, index, self._names[index], rows, make)
+        if outcome is not None:
+            for array, value in zip(outcome, (0, True, False), strict=True):
+                array[rows] = value
 
     def _row_name(self, row: int) -> str:
         index, agent = divmod(row, len(self._agents))
@@ -117,7 +153,7 @@ class ParallelGroup:
         chosen = {agent: actions[row] for row, agent in acting}
         try:
             result = env.step(chosen)
-        except Exception as error:
+        except RAISED as error:
             raise fault_of(self._names[index], f"step({chosen!r})", error) from error
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
             raise EnvironmentFault(
@@ -175,8 +211,9 @@ class ParallelGroup:
             self._writer.write(self._seen, frame.obs)
         else:
             self._writer.write_rows(rows, [self._seen[row] for row in rows], frame.obs)
+        self._writer.check_values(frame.obs)
         if frame.mask is not None:
             holders = self._seen if self._mask_in_observation else self._infos
             allowed = self._writer.all_allowed
-            masks = [holder.get(MASK_KEY) if active else allowed for holder, active in zip(holders, self._active.tolist(), strict=True)]
+            masks = [mask_in(holder) if active else allowed for holder, active in zip(holders, self._active.tolist(), strict=True)]
             self._writer.write_masks(masks, frame.mask)

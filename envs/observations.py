@@ -39,13 +39,13 @@ class FrameWriter:
         self.all_allowed = np.ones(spec.action.logits, bool)
 
     def write(self, observations: Sequence[Any], out: tuple[np.ndarray, ...]) -> None:
-        """Write one observation per row.
+        """Write one observation per row, whose values remain to be checked by `check_values`.
 
         Args:
             out: One array ``[rows, *leaf.shape]`` per leaf, contiguous.
 
         Raises:
-            EnvironmentFault: If an observation does not fit its space, or holds NaN or infinity.
+            EnvironmentFault: If an observation has another shape or dtype than its space; has the `row`.
         """
         try:
             for store, target in zip(self._stores, out, strict=True):
@@ -55,8 +55,6 @@ class FrameWriter:
                 store.write(values, target)
         except _MISFIT:
             self._name_misfit(observations)
-        if self._validate:
-            self._check_values(out)
 
     def write_rows(self, rows: Sequence[int], observations: Sequence[Any], out: tuple[np.ndarray, ...]) -> None:
         """Write observations of some rows; the others become zero. Arguments and errors are those of `write`."""
@@ -68,11 +66,10 @@ class FrameWriter:
                     store.write([_value(observation, leaf)], target[row : row + 1])
             except _MISFIT:
                 self._name_misfit([observation], first_row=row)
-        if self._validate:
-            self._check_values(out)
 
     def write_batch(self, observation: Any, out: tuple[np.ndarray, ...]) -> None:
-        """Write a batched observation, whose leaves have a leading row dimension. Errors are those of `write`."""
+        """Write a batched observation, whose leaves have a leading row dimension. Errors are those of `write`; one of the batch as a whole
+        has no `row`."""
         for leaf, store, target in zip(self._observation.leaves, self._stores, out, strict=True):
             try:
                 value = np.asarray(_value(observation, leaf))
@@ -86,8 +83,6 @@ class FrameWriter:
             np.copyto(target, value, casting="unsafe")
             if store.start is not None:
                 target -= store.start
-        if self._validate:
-            self._check_values(out)
 
     def write_masks(self, masks: Sequence[Any], out: np.ndarray) -> None:
         """Write one action mask per row: an array, or a tuple or Dict of arrays.
@@ -107,18 +102,22 @@ class FrameWriter:
             row = int(np.flatnonzero(~allows.all(1))[0])
             raise EnvironmentFault(
                 f"{self._name(row)}: the action mask {out[row].astype(int)} allows no action; it must allow at least "
-                "one in each component of the action space"
+                "one in each component of the action space",
+                row,
             )
 
     def check_rewards(self, reward: np.ndarray) -> None:
-        """Raise EnvironmentFault unless all rewards ``[rows]`` are finite."""
+        """Raise EnvironmentFault, with the `row`, unless all rewards ``[rows]`` are finite."""
         if self._validate and not math.isfinite(reward.dot(reward)) and not (finite := np.isfinite(reward)).all():
             row = int(np.flatnonzero(~finite)[0])
             raise EnvironmentFault(
-                f"{self._name(row)}: the reward is {reward[row]}; it must be a finite number. Correct the environment's reward"
+                f"{self._name(row)}: the reward is {reward[row]}; it must be a finite number. Correct the environment's reward", row
             )
 
-    def _check_values(self, out: tuple[np.ndarray, ...]) -> None:
+    def check_values(self, out: tuple[np.ndarray, ...]) -> None:
+        """Raise EnvironmentFault, with the `row`, unless all observations are finite and within their Discrete spaces."""
+        if not self._validate:
+            return
         for leaf, target in zip(self._observation.leaves, out, strict=True):
             if leaf.sizes:
                 good = (target >= 0) & (target < np.reshape(leaf.sizes, leaf.shape))
@@ -134,7 +133,7 @@ class FrameWriter:
                 if leaf.sizes:
                     value = value + np.reshape(leaf.start, leaf.shape)[tuple(index)]
                 where = f" at {index}" if index else ""
-                raise EnvironmentFault(f"{self._name(row)}: the observation {leaf.name} is {value}{where}; {remedy}")
+                raise EnvironmentFault(f"{self._name(row)}: the observation {leaf.name} is {value}{where}; {remedy}", row)
 
     def _name_misfit(self, observations: Sequence[Any], first_row: int = 0) -> NoReturn:
         """Raise an EnvironmentFault that names the first observation which does not fit."""
@@ -144,24 +143,25 @@ class FrameWriter:
                     value = np.asarray(_value(observation, leaf))
                 except _MISFIT as error:
                     text = f"{self._name(row)}: the observation {_short(observation)} has no {leaf.name}: {error!r}"
-                    raise EnvironmentFault(text) from error
+                    raise EnvironmentFault(text, row) from error
                 if value.shape != leaf.shape or not _fits(value.dtype, leaf):
                     raise EnvironmentFault(
                         f"{self._name(row)}: the observation {leaf.name} has shape {value.shape} and dtype {value.dtype}; its space says "
-                        f"{leaf.shape} and {leaf.dtype}; return that, or change the observation space. It is {_short(value)}"
+                        f"{leaf.shape} and {leaf.dtype}; return that, or change the observation space. It is {_short(value)}",
+                        row,
                     )
-        raise EnvironmentFault(f"{self._name(first_row)}: the observations do not fit their space: {_short(observations[0])}")
+        raise EnvironmentFault(f"{self._name(first_row)}: the observations do not fit their space: {_short(observations[0])}", first_row)
 
     def _name_mask(self, masks: Sequence[Any]) -> NoReturn:
         """Raise an EnvironmentFault that names the first bad action mask."""
         for row, mask in enumerate(masks):
             if mask is None:
-                raise EnvironmentFault(f"{self._name(row)}: {NO_MASK}")
+                raise EnvironmentFault(f"{self._name(row)}: {NO_MASK}", row)
             try:
                 self._action.flat_mask(mask)
             except _MISFIT as error:
-                raise EnvironmentFault(f"{self._name(row)}: {error}; it is {_short(mask)}") from error
-        raise EnvironmentFault(f"{self._name(0)}: the action masks do not fit the action space: {_short(masks[0])}")
+                raise EnvironmentFault(f"{self._name(row)}: {error}; it is {_short(mask)}", row) from error
+        raise EnvironmentFault(f"{self._name(0)}: the action masks do not fit the action space: {_short(masks[0])}", 0)
 
 
 def _value(observation: Any, leaf: Leaf) -> Any:
@@ -202,6 +202,11 @@ def _fits(dtype: np.dtype, leaf: Leaf) -> bool:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def mask_in(holder: Any) -> Any:
+    """The action mask in an info or a Dict observation, or None."""
+    return holder.get(MASK_KEY) if isinstance(holder, Mapping) else None
 
 
 def numeric_extras(info: Mapping[str, Any]) -> dict[str, float]:

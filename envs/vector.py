@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -11,8 +11,9 @@ from gymnasium.vector import AutoresetMode
 
 from sfactory.config import env_name
 from sfactory.envs.group import EnvRequest, EnvSpec, Finals, Frame, Outcome
-from sfactory.envs.making import check_reset, environment_name, fault_of, read_spaces, render_fps
+from sfactory.envs.making import RAISED, Maker, check_reset, close_quietly, environment_name, fault_of, read_spaces, render_fps
 from sfactory.envs.observations import NO_MASK, FrameWriter, numeric_extras
+from sfactory.envs.repairs import Repairs
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.spaces import MASK_KEY
@@ -48,24 +49,36 @@ class VectorGroup:
 
     Args:
         envs: The vector environment alone.
+        make: Makes another one.
         first_index: Number, in the run, of its first environment.
         seed: Of the run.
     """
 
-    def __init__(self, envs: Sequence[gymnasium.vector.VectorEnv], request: EnvRequest, spec: EnvSpec, first_index: int, seed: int) -> None:
+    def __init__(
+        self,
+        envs: Sequence[gymnasium.vector.VectorEnv],
+        make: Maker,
+        request: EnvRequest,
+        spec: EnvSpec,
+        first_index: int,
+        seed: int,
+    ) -> None:
         (env,) = envs
         self.rows = env.num_envs
         self.finals: Finals | None = None
         self.extras: list[dict[str, float]] = []
-        self._env = env
+        self._env, self._make = env, make
         self._mode = _autoreset_mode(env, request)
         self._names = [environment_name(request, first_index + row) for row in range(self.rows)]
         self._group_name = f"vector environment {first_index} to {first_index + self.rows - 1} ({env_name(request.env)})"
-        self._seeds = [env_seed(seed, first_index + row) for row in range(self.rows)]
+        self._first_index, self._seed = first_index, seed
         self._spec = spec
         self._writer = FrameWriter(spec, self._names.__getitem__, request.validate)
         self._resting = np.zeros(self.rows, bool)
         self._closed = False
+        self._spoiled: set[int] = set()
+        self._repairs = Repairs(request.replace)
+        self.broken = self._repairs.broken
 
     @property
     def env(self) -> gymnasium.vector.VectorEnv:
@@ -79,19 +92,40 @@ class VectorGroup:
 
     def reset(self, frame: Frame) -> None:
         try:
-            observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=self._seeds))
+            self._reset(frame)
+        except EnvironmentFault as fault:
+            self._remake(fault, frame)
+
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+        self._repairs.step += 1
+        self._spoiled.clear()
+        try:
+            self._step(categorical, continuous, outcome, after)
+        except RAISED as error:
+            fault = error if isinstance(error, EnvironmentFault) else fault_of(self._group_name, "step()", error)
+            self._remake(fault, after)
+            for array, value in zip(outcome, (0, True, False), strict=True):
+                array.fill(value)
+
+    def _reset(self, frame: Frame, remade: int = 0) -> None:
+        seeds = self._seeds(remade)
+        try:
+            observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=seeds))
         except EnvironmentFault as fault:
             if not isinstance(fault.__cause__, gymnasium.error.Error | TypeError | ValueError):
                 raise
             # its environments share one random stream: one seed for all of them
-            observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=self._seeds[0]))
+            observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=seeds[0]))
         self.finals = None
         self._resting[:] = False
         frame.first.fill(True)
         frame.active.fill(True)
         self._write(observation, info, frame)
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+    def _seeds(self, remade: int) -> list[int]:
+        return [env_seed(self._seed, self._first_index + row, remade) for row in range(self.rows)]
+
+    def _step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
         self.finals = None
         began = self._resting
         observation, info = self._step_env(categorical, continuous, outcome, began)
@@ -119,14 +153,44 @@ class VectorGroup:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._env.close()
+            close_quietly(self._env)
+
+    def _remake(self, fault: EnvironmentFault, frame: Frame) -> None:
+        """Put a new vector environment in the place of the faulty one, and write its first frame."""
+
+        def make(times: int) -> None:
+            close_quietly(self._env)
+            self._env = self._make(self._seeds(times))
+            self._reset(frame, times)
+
+        self._repairs.make_anew(fault, 0, self._group_name, range(self.rows), make, count=self.rows)
+
+    def _mend(self, check: Callable[[], None], arrays: tuple[np.ndarray, ...], rows: Sequence[int]) -> list[int]:
+        """Let impossible values in `arrays`, which hold something of each of `rows`, become 0; gives the indices where there were any.
+
+        Args:
+            check: Raises EnvironmentFault with the first such index as its row.
+        """
+        mended: list[int] = []
+        while True:
+            try:
+                check()
+                return mended
+            except EnvironmentFault as fault:
+                row = rows[fault.row]
+                if row not in self._spoiled:
+                    self._repairs.note(fault, self._names[row], [row])
+                    self._spoiled.add(row)
+                for array in arrays:
+                    array[fault.row] = 0
+                mended.append(fault.row)
 
     def _step_env(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, began: np.ndarray) -> tuple[Any, dict[str, Any]]:
         """Step and fill `outcome`; rows in `began` were reset instead of stepped."""
         actions = self._spec.action.batch(categorical, continuous)
         try:
             result = self._env.step(actions)
-        except Exception as error:
+        except RAISED as error:
             raise fault_of(self._group_name, "step()", error) from error
         try:
             observation, reward, terminated, truncated, info = result
@@ -142,7 +206,7 @@ class VectorGroup:
         outcome.truncated[outcome.terminated] = False
         for target in outcome:
             target[began] = 0
-        self._writer.check_rewards(outcome.reward)
+        self._mend(lambda: self._writer.check_rewards(outcome.reward), (outcome.reward,), range(self.rows))
         return observation, info
 
     def _reset_ended(self, observation: Any, info: dict[str, Any], ended: np.ndarray, truncated: np.ndarray) -> tuple[Any, dict[str, Any]]:
@@ -151,7 +215,7 @@ class VectorGroup:
             rows = np.flatnonzero(truncated)
             whole = self._new_obs(self.rows)
             self._writer.write_batch(observation, whole)
-            self.finals = Finals(rows, tuple(array[rows] for array in whole))
+            self._set_finals(rows, tuple(array[rows] for array in whole))
         observation, fresh = check_reset(self._group_name, lambda: self._env.reset(options={"reset_mask": ended.copy()}))
         if self._spec.masked and self._spec.observation.mask_path is None:
             masks = np.where(ended[:, None], self._masks_of(fresh, ended), self._masks_of(info, ~ended))
@@ -172,10 +236,15 @@ class VectorGroup:
         if isinstance(final, np.ndarray) and final.dtype == object:
             whole = self._new_obs(self.rows)
             self._writer.write_rows(rows.tolist(), [final[row] for row in rows], whole)
-            self.finals = Finals(rows, tuple(array[rows] for array in whole))
+            self._set_finals(rows, tuple(array[rows] for array in whole))
         else:  # only the truncated rows are sure to hold something
-            self.finals = Finals(rows, self._new_obs(len(rows)))
-            self._writer.write_batch(_take(final, rows), self.finals.obs)
+            obs = self._new_obs(len(rows))
+            self._writer.write_batch(_take(final, rows), obs)
+            self._set_finals(rows, obs)
+
+    def _set_finals(self, rows: np.ndarray, obs: tuple[np.ndarray, ...]) -> None:
+        self._mend(lambda: self._writer.check_values(obs), obs, rows.tolist())
+        self.finals = Finals(rows, obs)
 
     def _new_obs(self, rows: int) -> tuple[np.ndarray, ...]:
         return tuple(np.empty((rows, *leaf.shape), leaf.dtype) for leaf in self._spec.observation.leaves)
@@ -187,6 +256,8 @@ class VectorGroup:
 
     def _write(self, observation: Any, info: Mapping[str, Any], frame: Frame) -> None:
         self._writer.write_batch(observation, frame.obs)
+        if mended := self._mend(lambda: self._writer.check_values(frame.obs), frame.obs, range(self.rows)):
+            frame.active[mended] = False
         if frame.mask is not None:
             in_observation = self._spec.observation.mask(observation)
             masks = self._masks_of(info, frame.active) if in_observation is None else _flat_masks(in_observation, self.rows)

@@ -57,7 +57,7 @@ def probe(request: EnvRequest) -> EnvSpec:
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> SingleGroup:
     """A group of `count` games. Raises as `probe` does."""
-    return SingleGroup([_make(request) for _ in range(count)], request, spec, first_index, seed)
+    return SingleGroup([_make(request) for _ in range(count)], lambda seeds: _make(request), request, spec, first_index, seed)
 
 
 def _make(request: EnvRequest) -> gymnasium.Env:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sfactory.envs.group import Breakage
 from sfactory.shared import SharedArray
 from sfactory.timing import COLUMNS, Stopwatch
 from sfactory.trace import TracingStopwatch
@@ -124,6 +125,19 @@ class Episodes:
 
 
 @dataclass(frozen=True)
+class EnvironmentFaults:
+    """Faults of environments that a rollout worker has survived since its last message.
+
+    Attributes:
+        counts: How many, by the environment's name.
+        first: The first of them.
+    """
+
+    counts: dict[str, int]
+    first: Breakage
+
+
+@dataclass(frozen=True)
 class Progress:
     """The learner's state and its statistics since its last message.
 
@@ -177,4 +191,4 @@ class Fault:
     bad_environment: bool = False
 
 
-Event = Episodes | Progress | Saved | Finished | Fault
+Event = Episodes | EnvironmentFaults | Progress | Saved | Finished | Fault

@@ -27,7 +27,15 @@ class ConfigError(SfactoryError, ValueError):
 
 
 class EnvironmentFault(SfactoryError):
-    """An environment broke its contract or raised. The message names the environment and holds its traceback."""
+    """An environment broke its contract or raised. The message names the environment and holds its traceback.
+
+    Args:
+        row: Of its group, where a single row is at fault.
+    """
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class RunFailed(SfactoryError):

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+from multiprocessing.util import get_temp_dir
 from types import FrameType
 from typing import NoReturn
 
 from sfactory.processes import kill_tree
-
-_temporary: set[Path] = set()
+from sfactory.temporary import remove_temporary_folders
 
 
 def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
     """End this process and all its descendants now, with exit status 128 + `number`."""
     kill_tree(os.getpid(), spare_root=True)
-    for folder in _temporary:
-        shutil.rmtree(folder, ignore_errors=True)
+    remove_temporary_folders()
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # the fork server's
     os._exit(128 + number)
 
 
@@ -32,19 +28,10 @@ def ignore_interrupts() -> None:
 
 
 def end_at_once_when_interrupted() -> None:
-    """Let the signals that interrupt a command end it without a traceback, from here until something is there to be saved."""
+    """Let the signals that interrupt a command end it without a traceback, and those that ask for something do nothing, from here until
+    something is there to be saved."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end_at_once)
-
-
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards, also after :func:`end_at_once`."""
-    folder = Path(tempfile.mkdtemp(prefix="sfactory-"))
-    _temporary.add(folder)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        _temporary.discard(folder)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)

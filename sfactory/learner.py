@@ -166,6 +166,9 @@ class Learner:
         config, arena = self._config, self._arena
         valid = arena.active[slots, :-1] & (arena.owner[slots] == OWN_POLICY)[:, None]
         samples = int(valid.sum())
+        if not samples:  # faults of environments have spoiled all of them
+            self._give_back(slots)
+            return
         lags = self.updates - arena.version[slots]
         self._lags.append((float(lags.mean()), int(lags.max()) + config.updates_per_batch - 1))
         batch = self._assemble(slots)

@@ -53,6 +53,7 @@ class Report:
         finished_slots: Slots waiting for the learner.
         queue_full_waits: Times a full queue blocked a sender, so far.
         restarts: Times that worker processes were lost and started anew, since the command.
+        env_faults: Faults of environments that the run has survived since it was started.
         rss_mb: Resident memory of all processes, in MiB.
         extras: Means of the numeric entries of ``info`` at episode ends. Not in metrics.csv, whose columns are fixed.
     """
@@ -88,6 +89,7 @@ class Report:
     finished_slots: int = _column("load", 0)
     queue_full_waits: int = _column("load", 0)
     restarts: int = _column("load", 0)
+    env_faults: int = _column("load", 0)
     rss_mb: float = _column("load", math.nan)
     extras: Mapping[str, float] = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ from sfactory.distributions import ActionDistribution
 from sfactory.envs.group import EnvSpec, Frame
 from sfactory.envs.making import is_parallel
 from sfactory.envs.observations import FrameWriter, new_frame
-from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault
+from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError
 from sfactory.model import build_model
 from sfactory.run_folder import CHECKPOINTS, SPACES, read_config
 from sfactory.space_codec import check_spaces, load_spec
@@ -110,6 +110,7 @@ class Policy:
         """
         frame = new_frame(self.spec, 1)
         self._check(self._writer.write, [obs], frame.obs)
+        self._check(self._writer.check_values, frame.obs)
         categorical, continuous, state = self.choose(self._with_mask(frame, obs, action_mask), state, deterministic)
         return self.spec.action.rows(categorical, continuous)[0], state
 
@@ -134,6 +135,7 @@ class Policy:
         rows = len(next(self.spec.observation.values(obs)))
         frame = new_frame(self.spec, rows)
         self._check(self._writer.write_batch, obs, frame.obs)
+        self._check(self._writer.check_values, frame.obs)
         if first is not None:
             frame.first[:] = first
         categorical, continuous, state = self.choose(self._with_mask(frame, obs, action_mask), state, deterministic)
@@ -178,9 +180,9 @@ class Policy:
         return frame._replace(mask=allowed)
 
     @staticmethod
-    def _check(write: Any, values: Any, out: Any) -> None:
+    def _check(write: Any, *arguments: Any) -> None:
         try:
-            write(values, out)
+            write(*arguments)
         except EnvironmentFault as fault:
             raise ValueError(str(fault)) from None
 
@@ -232,9 +234,11 @@ def _build(folder: Path, spec: EnvSpec, config: ModelConfig, snapshot: Snapshot)
     Raises:
         CheckpointError: If they do not fit.
     """
-    model = build_model(spec.observation, spec.action, config)
     try:
+        model = build_model(spec.observation, spec.action, config)
         model.load_state_dict(snapshot.model)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError, ValueError, TypeError) as error:
+        if isinstance(error, SfactoryError):
+            raise
         raise CheckpointError(f"the weights in {folder} do not fit the model of its config: {error}; restore the folder") from error
     return model

@@ -26,7 +26,7 @@ PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # of such an orphan
 end_episodes(
-    np.zeros(1, np.float32), np.zeros(1, bool), np.zeros(1, bool), np.zeros(1, bool),
+    np.zeros(1, bool), np.zeros(1, bool), np.zeros(1, np.float32), np.zeros(1, bool), np.zeros(1, bool),
     np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.float32), np.zeros(1, np.int32),
 )  # fmt: skip
 gc.collect()

@@ -10,16 +10,21 @@ import contextlib
 import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+from sfactory.temporary import make_temporary_folder, remove_temporary_folder
 
 PRELOAD = "sfactory.preload"
 PIPE_BYTES = 1 << 20
@@ -40,7 +45,7 @@ def fork_server() -> Iterator[None]:
     with _lock:
         _users += 1
         if _users == 1:
-            _started_here = not _server_pid()
+            _started_here = not server_pid()
             _start_server()
     try:
         yield
@@ -51,7 +56,8 @@ def fork_server() -> Iterator[None]:
                 _stop_server()
 
 
-def _server_pid() -> int | None:
+def server_pid() -> int | None:
+    """The process from which workers are forked, where there is one."""
     return forkserver._forkserver._forkserver_pid
 
 
@@ -68,7 +74,7 @@ def _start_server() -> None:
 
 
 def _stop_server() -> None:
-    if (pid := _server_pid()) is not None:
+    if (pid := server_pid()) is not None:
         kill_tree(pid)  # rather than wait until it has imported everything, or for a child of an environment that keeps its pipe open
         forkserver._forkserver._stop()
 
@@ -113,16 +119,19 @@ class Outbox:
 
 
 class WorkerProcesses:
-    """The worker processes of one run, by name.
+    """The worker processes of one run, by name. Each has a folder of its own for temporary files, removed when it has ended.
 
     Attributes:
         gone: Whether they have been there and have ended.
+        folders: Where each keeps its temporary files.
     """
 
     def __init__(self) -> None:
         self.gone = False
         self._processes: dict[str, BaseProcess] = {}
         self._inboxes: dict[str, connection.Connection] = {}
+        self.folders: dict[str, Path] = {}
+        self._folder: Path | None = None
 
     def __enter__(self) -> WorkerProcesses:
         return self
@@ -130,14 +139,18 @@ class WorkerProcesses:
     def __exit__(self, *exc: object) -> None:
         self.gone = bool(self._processes)
         self.kill(list(self._processes))
+        if self._folder is not None:
+            remove_temporary_folder(self._folder)
 
     def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
-        """Start ``main(name, outbox, *args)`` in a process of its own."""
+        """Start ``main(name, outbox, folder, *args)`` in a process of its own; `folder` is where its temporary files belong."""
+        self._folder = self._folder or make_temporary_folder()
+        folder = self.folders[name] = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
         reader, writer = multiprocessing.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # a limit of the system's; a smaller pipe only makes senders wait sooner
             fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         context = multiprocessing.get_context("forkserver")
-        process = context.Process(target=main, name=f"sfactory-{name}", args=(name, Outbox(writer), *args))
+        process = context.Process(target=main, name=f"sfactory-{name}", args=(name, Outbox(writer), str(folder), *args))
         with _lock:
             _start_server()  # it runs, unless somebody killed it
             with _no_main_module():
@@ -160,6 +173,10 @@ class WorkerProcesses:
     def names(self) -> list[str]:
         """Of the workers that have been started and not been killed."""
         return list(self._processes)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of those that have not ended, by name."""
+        return {name: process.pid for name, process in self._processes.items() if process.exitcode is None}
 
     def alive(self) -> set[str]:
         """Names of the workers that have not ended, or whose last messages have not been taken."""
@@ -194,3 +211,4 @@ class WorkerProcesses:
         for name in names:
             if (inbox := self._inboxes.pop(name, None)) is not None:
                 inbox.close()
+            shutil.rmtree(self.folders.pop(name), ignore_errors=True)

@@ -15,10 +15,10 @@ import numpy as np
 
 from sfactory.arena import FILLING, FINISHED, FREE
 from sfactory.errors import RunFailed, SfactoryError
-from sfactory.interrupts import temporary_folder
 from sfactory.metrics import Report
 from sfactory.processes import fork_server
 from sfactory.runner import run_plan
+from sfactory.temporary import temporary_folder
 from sfactory.timing import Interval
 from sfactory.trace import write_trace
 from sfactory.workers import Plan, Wires

@@ -7,27 +7,28 @@ two groups one steps while the other waits for its actions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numba import njit
 
 from sfactory.arena import FILLING, FINISHED, Arena
-from sfactory.board import PROGRESS_EVERY_S, Episodes
-from sfactory.envs.group import Finals, Frame, Group
+from sfactory.board import PROGRESS_EVERY_S, EnvironmentFaults, Episodes
+from sfactory.envs.group import Breakage, Finals, Frame, Group, Outcome
 from sfactory.queues import Queue, pack_request
 from sfactory.timing import Stopwatch
 from sfactory.weights import WeightBoard
 
 
 @njit(cache=True, nogil=True)
-def end_episodes(reward, active, terminated, truncated, returns, lengths, ended_returns, ended_lengths):
-    """Add one step to every row's running return and length; move those of ended episodes out.
+def end_episodes(first, active, reward, terminated, truncated, returns, lengths, ended_returns, ended_lengths):
+    """Add one step to every row's running return and length; copy those of ended episodes out.
 
     Args:
-        reward, active, terminated, truncated: ``[rows]`` of the step.
-        returns, lengths: float64 and int64 ``[rows]``, updated in place.
+        first, active, reward, terminated, truncated: ``[rows]`` of the step.
+        returns, lengths: float64 and int64 ``[rows]``, updated in place. An episode whose return is NaN is left out.
         ended_returns, ended_lengths: float32 and int32 ``[rows]``, filled from the front.
 
     Returns:
@@ -36,14 +37,15 @@ def end_episodes(reward, active, terminated, truncated, returns, lengths, ended_
     ended = 0
     for row in range(reward.shape[0]):
         if active[row]:
+            if first[row]:
+                returns[row] = 0.0
+                lengths[row] = 0
             returns[row] += reward[row]
             lengths[row] += 1
-            if terminated[row] or truncated[row]:
+            if (terminated[row] or truncated[row]) and not np.isnan(returns[row]):
                 ended_returns[ended] = returns[row]
                 ended_lengths[ended] = lengths[row]
                 ended += 1
-                returns[row] = 0.0
-                lengths[row] = 0
     return ended
 
 
@@ -55,11 +57,15 @@ class EpisodeLog:
         self._ended_returns, self._ended_lengths = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
         self._done: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def record(self, reward: np.ndarray, active: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
+    def record(self, first: np.ndarray, active: np.ndarray, outcome: Outcome) -> None:
         """Account for one step of all rows."""
-        ended = end_episodes(reward, active, terminated, truncated, self._returns, self._lengths, self._ended_returns, self._ended_lengths)
+        ended = end_episodes(first, active, *outcome, self._returns, self._lengths, self._ended_returns, self._ended_lengths)
         if ended:
             self._done.append((self._ended_returns[:ended].copy(), self._ended_lengths[:ended].copy()))
+
+    def forget(self, rows: Sequence[int]) -> None:
+        """Leave the present episodes of some rows out."""
+        self._returns[rows] = np.nan
 
     def take(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """The (returns, lengths) recorded since the last call."""
@@ -116,7 +122,7 @@ class RolloutWorker:
         ready: Indices of groups whose actions have been written.
         free: Slots that may be filled.
         finished: Slots that are full.
-        emit: Takes the :class:`Episodes` that have ended.
+        emit: Takes :class:`Episodes` that have ended, and :class:`EnvironmentFaults`.
         watch: This worker's stopwatch.
     """
 
@@ -129,7 +135,7 @@ class RolloutWorker:
         ready: Queue,
         free: Queue,
         finished: Queue,
-        emit: Callable[[Episodes], None],
+        emit: Callable[[Episodes | EnvironmentFaults], None],
         watch: Stopwatch,
     ) -> None:
         self._arena, self._weights, self._ready, self._free, self._finished = arena, weights, ready, free, finished
@@ -138,11 +144,14 @@ class RolloutWorker:
         self._requests = {index: queue for (index, _), queue in zip(groups, requests, strict=True)}
         self._slotless: list[RunningGroup] = []
         self._reported = time.monotonic()
+        self._faults: Counter[str] = Counter()
+        self._first_fault: Breakage | None = None
 
     def start(self) -> None:
         """Reset all environments and ask for their first actions."""
         for running in self._running.values():
             running.group.reset(running.carry)
+            self._survive(running)
             self._watch.lap("starting")
             self._slotless.append(running)
         self._begin_segments(0)
@@ -168,7 +177,7 @@ class RolloutWorker:
             self._watch.lap("reporting")
 
     def report(self) -> None:
-        """Send the episodes that have ended since the last time."""
+        """Send the episodes that have ended and the faults that were survived since the last time."""
         done = [part for running in self._running.values() for part in running.log.take()]
         extras = [entry for running in self._running.values() for entry in running.group.extras]
         for running in self._running.values():
@@ -176,6 +185,11 @@ class RolloutWorker:
         if done:
             returns, lengths = zip(*done, strict=True)
             self._emit(Episodes(np.concatenate(returns), np.concatenate(lengths), extras))
+        if self._first_fault is not None:
+            self._watch.flush()  # the runner compares its totals when it hears of faults
+            self._emit(EnvironmentFaults(dict(self._faults), self._first_fault))
+            self._faults.clear()
+            self._first_fault = None
 
     def close(self) -> None:
         """Close all environments."""
@@ -188,12 +202,25 @@ class RolloutWorker:
         running.group.step(arena.categorical[slot, t], arena.continuous[slot, t], outcome, after)
         self._watch.lap("environment")
         self._watch.count(arena.rows)
-        running.log.record(outcome.reward, arena.active[slot, t], outcome.terminated, outcome.truncated)
+        if running.group.broken:
+            self._survive(running)
+        running.log.record(arena.first[slot, t], arena.active[slot, t], outcome)
         arena.final_value[slot, t] = np.nan
         if running.group.finals is not None:
             self._ask_final_values(running, after)
         else:
             self._advance(running)
+
+    def _survive(self, running: RunningGroup) -> None:
+        """Leave the fragments of rows whose environments were at fault out of training, and count the faults."""
+        for breakage in running.group.broken:
+            if running.slot >= 0:
+                self._arena.active[running.slot, : running.step + 1, breakage.rows] = False
+            running.log.forget(breakage.rows)
+            self._first_fault = self._first_fault or breakage
+            self._faults[breakage.environment] += breakage.count
+            self._watch.env_faults += breakage.count
+        running.group.broken.clear()
 
     def _ask_final_values(self, running: RunningGroup, after: Frame) -> None:
         """Rows were truncated and have already been reset: have V(final_obs) computed in the place of the next observation."""

@@ -5,45 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from sfactory.checkpoint import CheckpointStore
-from sfactory.config import Config, from_dict, load_yaml, to_dict
+from sfactory.config import Config, check_types, from_dict, load_yaml, to_dict
 from sfactory.envs.group import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.files import TEMPORARY, write_atomically
+from sfactory.resume import check_resume
 from sfactory.space_codec import check_spaces, load_spec, save_spec
 
 CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
+STATUS, REPORTS = "status.json", "stall-*.txt"
 TENSORBOARD = "events.out.tfevents.*"
-
-ON_RESUME: dict[str, Literal["refused", "warned", "free"]] = {
-    "env": "refused",
-    "env_kwargs": "refused",
-    "model": "refused",
-    "model.initial_log_std": "warned",
-    "loss.normalize_returns": "refused",
-    "loss.gamma": "warned",
-    "loss.reward_scale": "warned",
-    "loss.reward_clip": "warned",
-    "algo": "warned",
-    "seed": "warned",
-}
-"""What happens when a resumed run's config differs from the saved one in a field. A group's entry stands for all its fields that have
-none of their own; fields that are not named are free to change.
-
-- refused: the weights would not fit or would mean something else (another task, network, action scaling or unit of value).
-- warned: the run goes on, but its curve is no longer that of one configuration.
-"""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -104,7 +84,7 @@ def open_run(config: Config) -> RunFolder:
 
     Raises:
         ConfigError: If the folder cannot be made, holds something else than a run, is in use by a living run, or was begun with a config
-            that this one cannot continue (:data:`ON_RESUME`); lists every such field.
+            that this one cannot continue (:mod:`sfactory.resume`); lists every such field.
     """
     path = config.run_dir
     try:
@@ -119,7 +99,7 @@ def open_run(config: Config) -> RunFolder:
             _remove_run(path)
         resumed = (path / METRICS).exists() or not CheckpointStore(path / CHECKPOINTS).is_empty()
         if resumed and saved is not None:
-            _compare(path, saved, to_dict(config))
+            check_resume(path, saved, to_dict(config))
         values = to_dict(dataclasses.replace(config, overwrite=False))
         write_atomically(path / CONFIG, yaml.safe_dump(values, sort_keys=False).encode())
     except BaseException:
@@ -132,12 +112,16 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     """The config of the run in a folder. A callable `env` comes back as its name in angle brackets.
 
     Raises:
-        ConfigError: If the folder holds no run, or one of an sfactory with other fields.
+        ConfigError: If the folder holds no run, or one of an sfactory with other fields, or has been tampered with.
     """
     saved = _saved_values(Path(folder))
     if saved is None:
         raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder with --run")
-    return from_dict(saved)
+    config = from_dict(saved)
+    check_types(config)
+    if not isinstance(config.env, str):
+        raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a text")
+    return config
 
 
 def _saved_values(path: Path) -> dict[str, Any] | None:
@@ -158,7 +142,10 @@ def _saved_values(path: Path) -> dict[str, Any] | None:
 
 def _take_lock(path: Path) -> int:
     """Lock the folder until the returned descriptor is closed, at the latest when this process ends, however it ends."""
-    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    for name in (LOCK, METRICS):  # they are written in place: through a link, a stranger's run folder would have another file changed
+        if (path / name).is_symlink():
+            raise ConfigError(f"{path / name} is a symbolic link, which sfactory does not write through; remove it")
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -175,37 +162,24 @@ def _take_lock(path: Path) -> int:
     return descriptor
 
 
+def is_held(folder: str | os.PathLike[str]) -> bool:
+    """Whether a living process has the run in a folder."""
+    try:
+        descriptor = os.open(Path(folder) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _remove_run(path: Path) -> None:
     """Remove a run's files. The config goes last: until then the folder is still known as a run's."""
     CheckpointStore(path / CHECKPOINTS).clear()
-    for file in (path / SPACES, path / METRICS, path / SUMMARY, *path.glob(TENSORBOARD), *path.glob(f"{TEMPORARY}*"), path / CONFIG):
+    several = [file for pattern in (REPORTS, TENSORBOARD, f"{TEMPORARY}*") for file in path.glob(pattern)]
+    for file in (path / SPACES, path / METRICS, path / SUMMARY, path / STATUS, *several, path / CONFIG):
         file.unlink(missing_ok=True)
-
-
-def _compare(path: Path, saved: dict[str, Any], asked: dict[str, Any]) -> None:
-    refused = []
-    for field, (old, new) in _differences(saved, asked).items():
-        rule = ON_RESUME.get(field) or ON_RESUME.get(field.partition(".")[0], "free")
-        if rule == "refused":
-            refused.append(f"  {field}: {old} -> {new}")
-        elif rule == "warned":
-            _log.warning("the run in %s continues with a changed setting: %s: %s -> %s", path, field, old, new)
-    if refused:
-        raise ConfigError(
-            f"{path} holds a run that cannot continue with other settings (saved -> asked); ask for the saved ones, start anew with "
-            "--overwrite, or name another folder with --run:",
-            *refused,
-        )
-
-
-def _differences(saved: dict[str, Any], asked: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted field names with the saved and the asked value, where both configs have the field and differ in it."""
-    found: dict[str, tuple[Any, Any]] = {}
-    groups = {f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(getattr(Config(), f.name))}
-    for name in asked.keys() & saved.keys():
-        old, new = saved[name], asked[name]
-        if name in groups:
-            found |= {f"{name}.{key}": (old[key], new[key]) for key in new if key in (old or {}) and old[key] != new[key]}
-        elif old != new:
-            found[name] = (old, new)
-    return {name: found[name] for name in sorted(found)}

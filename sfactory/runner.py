@@ -18,27 +18,36 @@ import psutil
 import torch
 
 from sfactory import compute, workers
-from sfactory.arena import FINISHED, FREE, arena_bytes, segment_fields
-from sfactory.board import Episodes, Event, Fault, Finished, Progress, Saved
+from sfactory.arena import FINISHED, FREE
+from sfactory.board import STARTING_S, EnvironmentFaults, Episodes, Event, Fault, Finished, Progress, Saved
 from sfactory.checkpoint import CheckpointStore, Snapshot
-from sfactory.config import Config, check_types, default_workers, env_name, fitted, max_lag, resolve, slot_count, validate
+from sfactory.config import Config, check_types, default_workers, env_name, fitted, max_lag, resolve, validate
 from sfactory.display import Display
+from sfactory.env_faults import FaultBudget
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError, EnvironmentFault, RunFailed, SfactoryError
 from sfactory.interrupts import end_at_once
+from sfactory.limits import check_limits
 from sfactory.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
 from sfactory.model import build_model
 from sfactory.processes import WorkerProcesses, fork_server
 from sfactory.restarts import Restarts
 from sfactory.run_folder import RunFolder, open_run
+from sfactory.stacks import stacks_in
+from sfactory.state import observe, remove_status, write_report, write_status
 from sfactory.timing import COLUMNS, Interval
+from sfactory.watchdog import Watchdog
 
 Status = Literal["completed", "interrupted", "failed"]
 T = TypeVar("T")
 Callback = Callable[[Report], bool | None]
 Observer = Callable[[workers.Wires], bool]
 EVENT_POLL_S = 0.1
+STATUS_EVERY_S = 1.0
+STATUS_FIGURES = (
+    "wall_s", "env_steps", "fps", "episode_return_mean", "learner_updates", "skipped_updates", "policy_lag_max", "restarts", "env_faults",
+)  # fmt: skip
 CLOSING_S = 2.0
 """How long workers may take to close their environments once the run is at its end."""
 COMPUTE_TIMEOUT_S = 120.0
@@ -80,7 +89,7 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
 
     Raises:
         ConfigError: Before anything has started; names every problem.
-        EnvironmentFault: An environment raised or broke its API; the run is saved.
+        EnvironmentFault: Environments raised or broke their API more often than a run survives; it is saved.
         RunFailed: A worker failed or vanished; the run is saved if the learner could.
         Exception: What a callback raised; the run is saved.
     """
@@ -137,8 +146,7 @@ def make_plan(config: Config) -> workers.Plan:
         raise ConfigError(*dict.fromkeys(problems))
     config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
     plan = workers.Plan(config, env, source)
-    state_size = build_model(env.observation, env.action, config.model).state_size
-    _check_memory(plan, state_size)
+    check_limits(plan, build_model(env.observation, env.action, config.model))
     return plan
 
 
@@ -153,18 +161,6 @@ def _check_fit(plan: workers.Plan, snapshot: Snapshot, folder: RunFolder) -> Non
             f"{folder.path} holds weights of another model (saved -> asked); ask for the saved one, start anew with --overwrite, or name "
             "another folder with --run:",
             *(f"  {name}: {saved.get(name, 'missing')} -> {asked.get(name, 'missing')}" for name in differing),
-        )
-
-
-def _check_memory(plan: workers.Plan, state_size: int) -> None:
-    config = plan.config
-    slots = slot_count(config, plan.rows)
-    needed = arena_bytes(segment_fields(plan.env, state_size), slots, config.rollout, plan.rows)
-    available = psutil.virtual_memory().available
-    if needed > 0.8 * available:
-        raise ConfigError(
-            f"the trajectories need {needed / 2**30:.1f} GiB ({slots} slots of rollout {config.rollout} x {plan.rows} rows), "
-            f"and {available / 2**30:.1f} GiB are free; lower envs_per_worker, workers, rollout or batch_size"
         )
 
 
@@ -188,13 +184,15 @@ class _Supervisor:
         slots, lag = self._wires.arena.slots, max_lag(config, plan.rows)
         self._display = Display(config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag)
         self._learner_restarts, self._sampling_restarts = Restarts(config.runtime.restarts), Restarts(config.runtime.restarts)
+        self._budget = FaultBudget(config.runtime.env_fault_rate, self._display.note)
         self._fault: Fault | None = None
         self._error: Exception | None = None
         self._finished: Finished | None = None
         self._signal: int | None = None
-        self._cancelled = False
+        self._cancelled = self._report_asked = False
         self._last_report: Report | None = None
         self._processes = WorkerProcesses()
+        self._shared_plan = None if config.serial else workers.SharedPlan(plan)
 
     def _begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
         """Make everything that starts anew when the learner does.
@@ -209,7 +207,7 @@ class _Supervisor:
         self._wires = workers.make_wires(plan, local=config.serial)
         self._writer = MetricsWriter(self._folder, config, steps)
         self._news = False
-        self._last_board = (time.monotonic(), self._wires.board.snapshot())
+        self._last_board = self._last_status = (time.monotonic(), self._wires.board.snapshot())
 
     def run(self) -> Result:
         """Run to the end, whatever it is.
@@ -228,8 +226,10 @@ class _Supervisor:
                 self._report_the_end()
             except Exception as error:
                 self._fail(error)
+            self._budget.flush()
             self._display.close()
             self._writer.close()
+            remove_status(self._folder.path)
             result = self._summarise()
         if self._error is not None:
             raise self._error
@@ -239,7 +239,7 @@ class _Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run in an orderly way, the second one at once; SIGUSR1 saves and goes on."""
+        """SIGINT and SIGTERM end the run in an orderly way, the second one at once; SIGUSR1 saves, SIGUSR2 reports, and both go on."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -249,7 +249,13 @@ class _Supervisor:
                 end_at_once(number)
             self._signal = number
 
-        handlers = {signal.SIGINT: interrupt, signal.SIGTERM: interrupt, signal.SIGUSR1: lambda *_: self._wires.board.request_save()}
+        def ask_for_report(number: int, frame: types.FrameType | None) -> None:
+            self._report_asked = True
+
+        handlers = {
+            signal.SIGINT: interrupt, signal.SIGTERM: interrupt, signal.SIGUSR1: lambda *_: self._wires.board.request_save(),
+            signal.SIGUSR2: ask_for_report,
+        }  # fmt: skip
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
@@ -307,7 +313,6 @@ class _Supervisor:
     # Several processes
 
     def _run_processes(self) -> None:
-        self._shared_plan = workers.SharedPlan(self._plan)
         with self._processes:
             self._start_learner()
             self._start_sampling()
@@ -332,6 +337,7 @@ class _Supervisor:
             self._start(f"policy-{i}", workers.policy_main, i, generation)
         for i in range(config.workers):
             self._start(f"rollout-{i}", workers.rollout_main, i, generation)
+        self._watchdog = self._new_watchdog()
 
     def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
         self._processes.start(name, workers.process_main, target, self._shared_plan, self._wires, *args)
@@ -340,15 +346,25 @@ class _Supervisor:
         """Processes that ended by themselves or that show no sign of life, and what is wrong with each."""
         if self._fault is not None or self._finished is not None:
             return {}
-        lost = {name: _end_of(code) for name, code in self._processes.exit_codes().items()}
-        limit = self._plan.config.runtime.step_timeout_s
-        heartbeats = self._wires.board.snapshot()[:, COLUMNS.index("heartbeat")]
-        for name, silent in zip(self._wires.board.names, time.monotonic() - heartbeats, strict=True):
-            # Only environments hang for reasons of their own; the others compile kernels and work on large batches.
-            if name not in lost and silent > (limit if name.startswith("rollout") else max(limit, COMPUTE_TIMEOUT_S)):
-                hint = "an environment may hang (runtime.step_timeout_s sets the limit)"
-                lost[name] = f"no sign of life for {silent:.0f} s; {hint}"
+        lost = {name: _end_of(code, stacks_in(self._processes.folders[name])) for name, code in self._processes.exit_codes().items()}
+        board = self._wires.board
+        table = board.snapshot()
+        heartbeats = dict(zip(board.names, table[:, COLUMNS.index("heartbeat")].tolist(), strict=True))
+        if not lost and (lost := self._watchdog.look(heartbeats, float(table[:, COLUMNS.index("batches")].sum()))):
+            self._write_report("; ".join(f"{name}: {problem}" for name, problem in lost.items()))
         return lost
+
+    def _new_watchdog(self) -> Watchdog:
+        limit = self._plan.config.runtime.step_timeout_s
+        patient = max(limit, COMPUTE_TIMEOUT_S)  # only environments hang for reasons of their own; the others may have much to compute
+        return Watchdog({name: limit if name.startswith("rollout") else patient for name in self._wires.board.names}, patient + STARTING_S)
+
+    def _write_report(self, reason: str) -> None:
+        state = observe(self._wires, self._processes, self._last_status[1], self._figures())
+        path = write_report(self._folder.path, reason, state, self._processes)
+        self._display.note(
+            f"what every process does is in {path}" if path else "the report of what every process does could not be written"
+        )
 
     def _replace(self, lost: dict[str, str]) -> None:
         """Start anew what cannot go on without the lost processes: everything, from the newest checkpoint, or all that samples.
@@ -400,6 +416,8 @@ class _Supervisor:
                 case Episodes():
                     self._episodes.add(event.returns, event.lengths, event.extras)
                     self._news = True
+                case EnvironmentFaults():
+                    self._survive(event)
                 case Progress():
                     self._news |= event.env_steps > self._progress.env_steps
                     self._progress = self._merge(event)
@@ -411,8 +429,32 @@ class _Supervisor:
                     self._fault = event
         if report and time.monotonic() - self._last_board[0] >= self._plan.config.log.report_every_s:
             self._report()
+        if report and time.monotonic() - self._last_status[0] >= STATUS_EVERY_S:
+            self._tell_status()
+        if self._report_asked:
+            self._report_asked = False
+            self._write_report("asked for by SIGUSR2")
         if report and self._observer is not None:
             self._cancelled |= not self._observer(self._wires)
+
+    def _survive(self, event: EnvironmentFaults) -> None:
+        """Tell of environments' faults, and end the run if there are too many."""
+        self._budget.add(event)
+        self._news = True
+        board = self._wires.board
+        rollouts = [name for name in board.names if name.startswith("rollout")]
+        faults, env_steps = (int(sum(board.total(name, column) for name in rollouts)) for column in ("env_faults", "rows"))
+        if (problem := self._budget.excess(faults, env_steps)) and not (self._ending() or self._finished):
+            self._fault = Fault("runner", problem, "", bad_environment=True)
+
+    def _tell_status(self) -> None:
+        """Keep the state of the run where `python -m sfactory.status` finds it."""
+        write_status(self._folder.path, observe(self._wires, self._processes, self._last_status[1], self._figures()))
+        self._last_status = (time.monotonic(), self._wires.board.snapshot())
+
+    def _figures(self) -> dict[str, float]:
+        """The figures of the last report that say how the run is."""
+        return {} if self._last_report is None else {name: getattr(self._last_report, name) for name in STATUS_FIGURES}
 
     def _report_the_end(self) -> None:
         """Report what has come since the last time; the rollout workers' last episodes come after the learner's last message."""
@@ -470,6 +512,7 @@ class _Supervisor:
             "finished_slots": int((state == FINISHED).sum()),
             "restarts": self._learner_restarts.total + self._sampling_restarts.total,
             "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
+            "env_faults": int(table[:, COLUMNS.index("env_faults")].sum()),
             "rss_mb": math.nan if self._processes.gone else (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
         }
 
@@ -496,9 +539,14 @@ def _describe(fault: Fault) -> str:
     return f"{fault.process}: {fault.message}\n{fault.traceback}"
 
 
-def _end_of(code: int) -> str:
-    """How a process ended, for the user."""
+def _end_of(code: int, stacks: str) -> str:
+    """How a process ended, for the user.
+
+    Args:
+        stacks: What it has left of itself.
+    """
     if code >= 0:
         return f"exit status {code}"
     hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
-    return f"killed by {signal.Signals(-code).name}{hint}"
+    where = f"\n{stacks.rstrip()}\n" if "Fatal Python error" in stacks else ""
+    return f"killed by {signal.Signals(-code).name}{hint}{where}"

@@ -38,7 +38,7 @@ PHASES = (
 IDLE = ("waiting", "blocked")
 SIZES = 24
 """Classes of the size of a piece of work; class c counts those of 2^(c-1) up to 2^c - 1 rows."""
-COLUMNS = ("heartbeat", "cpu_s", "counted", "batches", "rows", "full_waits", *PHASES, *(f"size_{c}" for c in range(SIZES)))
+COLUMNS = ("heartbeat", "cpu_s", "counted", "batches", "rows", "full_waits", "env_faults", *PHASES, *(f"size_{c}" for c in range(SIZES)))
 FLUSH_EVERY_S = 0.25
 _COLUMN = {name: i for i, name in enumerate(COLUMNS)}
 _PHASES = slice(_COLUMN[PHASES[0]], _COLUMN[PHASES[0]] + len(PHASES))
@@ -51,14 +51,16 @@ class Stopwatch:
     Args:
         row: float64 ``[len(COLUMNS)]`` of the board: ``heartbeat`` (monotonic seconds), ``cpu_s`` (of all threads of the process),
             ``counted`` (when work was last counted, monotonic seconds), ``batches`` and ``rows`` (of work done), ``full_waits`` (puts
-            that found a queue full), seconds of every phase, and pieces of work of every size. All are running totals.
+            that found a queue full), ``env_faults`` (of environments, survived), seconds of every phase, and pieces of work of every
+            size. All are running totals.
     """
 
     def __init__(self, row: np.ndarray) -> None:
         self._row = row
         self._seconds = dict(zip(PHASES, row[_PHASES].tolist(), strict=True))
         self._sizes = [int(count) for count in row[_SIZES]]
-        self._batches, self._rows, self._full_waits = (int(row[_COLUMN[name]]) for name in ("batches", "rows", "full_waits"))
+        self._batches, self._rows = (int(row[_COLUMN[name]]) for name in ("batches", "rows"))
+        self._full_waits, self.env_faults = (int(row[_COLUMN[name]]) for name in ("full_waits", "env_faults"))
         self._counted, self._cpu_before, self._due = float(row[_COLUMN["counted"]]), float(row[_COLUMN["cpu_s"]]), 0.0
         self.full_waits = 0
         self._last = monotonic()
@@ -83,7 +85,7 @@ class Stopwatch:
     def flush(self) -> None:
         """Bring the board's row up to date."""
         cpu_s, full_waits = self._cpu_before + process_time(), self._full_waits + self.full_waits
-        totals = (self._last, cpu_s, self._counted, self._batches, self._rows, full_waits)
+        totals = (self._last, cpu_s, self._counted, self._batches, self._rows, full_waits, self.env_faults)
         self._row[:] = (*totals, *self._seconds.values(), *self._sizes)
         self._due = self._last + FLUSH_EVERY_S
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,7 @@ from sfactory.model import build_model
 from sfactory.processes import RUNNER_SIGNALS, Outbox, kill_tree
 from sfactory.queues import IndexQueue, LocalQueue, PipeQueue, Queue
 from sfactory.rollout import RolloutWorker
+from sfactory.stacks import keep_stacks
 from sfactory.weights import FlatWeights, WeightBoard
 
 POLL_S = 0.05
@@ -183,8 +187,9 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
     config, watch = plan.config, wires.board.stopwatch(f"rollout-{index}")
     runtime = config.runtime
     request = EnvRequest(
-        plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, runtime.env_threads, runtime.validate_observations
-    )
+        plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, runtime.env_threads, runtime.validate_observations,
+        replace=True,
+    )  # fmt: skip
     count, seed = config.envs_per_group, derived_seed(config.seed, generation)
     indices = range(index * runtime.groups, (index + 1) * runtime.groups)
     made = [(g, make_group(request, plan.env, count, g * count, seed)) for g in indices]
@@ -337,14 +342,18 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
         worker.start()
         while not wires.board.stopping:
             worker.poll(POLL_S)
-        worker.report()
     finally:
         with contextlib.suppress(Exception):  # the run is at its end, or another error has to be told
+            worker.report()
             worker.close()
 
 
-def process_main(name: str, outbox: Outbox, target: Callable[..., None], plan: SharedPlan, wires: Wires, *args: Any) -> None:
-    """The life of a worker process: signals are the runner's business, faults are reported, and it never outlives the runner."""
+def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., None], plan: SharedPlan, wires: Wires, *args: Any) -> None:
+    """The life of a worker process: signals are the runner's business, faults are reported, and nothing of it outlives the runner.
+
+    Args:
+        folder: Where this process and what it starts put their temporary files.
+    """
     Path("/proc/self/comm").write_text(f"sf-{name}")  # its name in top and ps
     os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds by it what environments have started
     for number in (signal.SIGINT, signal.SIGUSR1):
@@ -352,7 +361,9 @@ def process_main(name: str, outbox: Outbox, target: Callable[..., None], plan: S
     signal.signal(signal.SIGTERM, lambda *_: None)  # programs that environments start shall still end at a SIGTERM
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # and so shall their forks
     signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    keep_stacks(folder)
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     try:
         target(plan.open(), dataclasses.replace(wires, events=outbox), *args)
     except SfactoryError as error:
@@ -363,7 +374,9 @@ def process_main(name: str, outbox: Outbox, target: Callable[..., None], plan: S
         wires.board.close()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: str) -> None:
     connection.wait([parent_process().sentinel])
     kill_tree(os.getpid(), spare_root=True)
+    for left in (Path(folder).parent, get_temp_dir()):  # all workers' and the fork server's, which the runner has had no time to remove
+        shutil.rmtree(left, ignore_errors=True)
     os._exit(1)

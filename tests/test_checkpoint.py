@@ -436,14 +436,14 @@ def test_resume_refuses_what_changes_the_meaning_of_the_weights(tmp_path: Path) 
     assert open_run(config(tmp_path, env_kwargs={"a": 1})).resumed, "the lock of the refused attempt is gone"
 
 
-def test_resume_allows_what_does_not_and_warns_of_a_new_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_resume_allows_what_does_not_and_warns_of_what_changes_the_curve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     began(tmp_path)
-    asked = config(tmp_path, steps=7, workers=3, batch_size=64, optim=OptimConfig(lr=1.0), log=LogConfig(keep=9), device="cpu")
+    asked = config(tmp_path, steps=7, workers=3, log=LogConfig(keep=9), device="cpu")
     with open_run(asked) as run:
         assert run.resumed and caplog.text == ""
     assert read_config(tmp_path).steps == 7
-    with open_run(config(tmp_path, seed=5)):
-        assert "seed: 0 -> 5" in caplog.text
+    with open_run(config(tmp_path, seed=5, optim=OptimConfig(lr=1.0))):
+        assert "seed: 0 -> 5" in caplog.text and "optim.lr: 0.0003 -> 1.0" in caplog.text
 
 
 def test_a_run_that_never_began_may_be_asked_for_with_other_settings(tmp_path: Path) -> None:

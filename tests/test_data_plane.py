@@ -15,7 +15,7 @@ from sfactory.arena import FILLING, FINISHED, FREE, Arena, arena_bytes, segment_
 from sfactory.config import Config, LossConfig, OptimConfig, RuntimeConfig, least_max_lag, max_lag, segments_per_batch, slot_count, validate
 from sfactory.envs.group import EnvSpec
 from sfactory.errors import ConfigError
-from sfactory.queues import IndexQueue, LocalQueue, pack_request, unpack_request
+from sfactory.queues import IndexQueue, LocalQueue, PipeQueue, pack_request, unpack_request
 from sfactory.scheduler import SlotScheduler
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.weights import FlatWeights, WeightBoard
@@ -85,7 +85,7 @@ def test_requests_survive_packing(values):
     assert pack_request(*values) < 2**63
 
 
-@pytest.mark.parametrize("make", [lambda: IndexQueue(64), LocalQueue])
+@pytest.mark.parametrize("make", [lambda: IndexQueue(64), lambda: PipeQueue(64), LocalQueue])
 def test_a_queue_keeps_order_and_takes_no_more_than_asked(make):
     queue = make()
     queue.put_many([3, 1, 2**62])
@@ -96,9 +96,10 @@ def test_a_queue_keeps_order_and_takes_no_more_than_asked(make):
     assert queue.get_many(0.01) == []
 
 
-def test_a_full_queue_blocks_counts_and_drops_nothing():
-    queue = IndexQueue(8)
-    sent, received = list(range(5000)), []
+@pytest.mark.parametrize(("kind", "count"), [(IndexQueue, 5000), (PipeQueue, 50_000)])
+def test_a_full_queue_blocks_counts_and_drops_nothing(kind, count):
+    queue = kind(8)
+    sent, received = list(range(count)), []
     writer = threading.Thread(target=lambda: [queue.put_many([n]) for n in sent])
     writer.start()
     while not queue.full_waits:
@@ -108,6 +109,32 @@ def test_a_full_queue_blocks_counts_and_drops_nothing():
         received += queue.get_many(1.0, most=16)
     writer.join()
     assert received == sent
+
+
+def _put_without_pause(queue: PipeQueue) -> None:
+    while True:
+        queue.put_many([1] * 300)
+
+
+def _take_without_pause(queue: PipeQueue) -> None:
+    while True:
+        queue.get_many(None)
+
+
+@pytest.mark.parametrize("work", [_put_without_pause, _take_without_pause])
+def test_a_pipe_serves_whoever_is_left_when_a_user_of_it_is_killed(work):
+    queue = PipeQueue(64)
+    for _ in range(10):
+        process = multiprocessing.get_context("fork").Process(target=work, args=(queue,))
+        process.start()
+        if work is _put_without_pause:
+            assert set(queue.get_many(5)) == {1}
+        process.kill()
+        process.join()
+        while values := queue.get_many(0):
+            assert set(values) == {1}
+        queue.put_many([7, 8])
+        assert queue.get_many(1) == [7, 8]
 
 
 class Net(nn.Module):

@@ -193,6 +193,23 @@ def test_an_engine_that_dies_is_a_fault_and_the_rest_can_be_closed() -> None:
     assert not psutil.wait_procs(processes, timeout=5)[1]
 
 
+def test_in_training_an_engine_that_dies_is_started_anew() -> None:
+    with Play(BASIC, 2, replace=True) as play:
+        dead, other = games()
+        dead.kill()
+        time.sleep(0.2)
+        play.step(np.zeros(2))
+        (breakage,) = play.group.broken
+        assert breakage.environment.startswith(f"environment {breakage.rows[0]} (VizdoomBasic-v1)")
+        assert play.frame.first.tolist() == [row in breakage.rows for row in range(2)]
+        assert play.obs[breakage.rows[0]].any()
+        assert len(games()) == 2
+        assert other.is_running()
+        play.group.broken.clear()
+        play.step(np.ones(2))
+        assert not play.group.broken
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from numba import njit
 
-from sfactory.envs.group import Finals, Frame, Outcome
+from sfactory.envs.group import Breakage, Finals, Frame, Outcome
 from sfactory.errors import ConfigError
 
 RESTING = -1
@@ -39,6 +39,7 @@ class NativeGroup:
         self.rows = len(seeds)
         self.finals: Finals | None = None
         self.extras: list[dict[str, float]] = []
+        self.broken: list[Breakage] = []
         self._squash = squash
         self._max_steps = max_episode_steps
         self._random = random_streams(seeds)

@@ -1,0 +1,165 @@
+"""Seeing trouble: the status of a run, the report of a run that hangs, and the stacks of processes."""
+
+import json
+import os
+import signal
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+from commands import Command, wait_until
+from dying import Dying
+from faults import Faulty
+from runs import config_for, rows, summary
+
+from sfactory import train
+from sfactory.config import LogConfig, RuntimeConfig
+from sfactory.errors import ConfigError
+from sfactory.status import main, status
+from sfactory.watchdog import Watchdog
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
+PLAIN = LogConfig(report_every_s=0.05, display="plain", tensorboard=False)
+
+
+def shown(run, capsys) -> dict:
+    capsys.readouterr()
+    assert main(["--run", str(run), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_living_run_shows_what_each_process_does(tmp_path, capsys):
+    seen = []
+
+    def look(report):
+        if report.env_steps > 1000 and (tmp_path / "run" / "status.json").exists():
+            seen.append(shown(tmp_path / "run", capsys))
+        return len(seen) < 60
+
+    train(config_for(tmp_path, Faulty, workers=2, steps=10**9), [look])
+    state = seen[-1]
+    assert state["status"] == "living"
+    assert state["pid"] == os.getpid()
+    assert [process["name"] for process in state["processes"]] == ["learner", "policy-0", "rollout-0", "rollout-1"]
+    assert all(process["alive"] and process["rss_mb"] > 10 and process["silent_s"] < 5 for process in state["processes"])
+    assert sum(state["slots"].values()) > 0
+    assert state["figures"]["env_steps"] > 0
+    assert time.time() - state["time"] < 30
+    ended = shown(tmp_path / "run", capsys)
+    assert (ended["status"], ended["env_steps"]) == ("interrupted", summary(tmp_path / "run")["env_steps"])
+
+
+def test_a_killed_run_is_shown_as_such_and_a_folder_without_a_run_is_an_error(tmp_path, capsys):
+    run = tmp_path / "run"
+    flags = [
+        "--steps",
+        "1000000000",
+        "--workers",
+        "1",
+        "--envs-per-worker",
+        "8",
+        "--rollout",
+        "16",
+        "--batch-size",
+        "128",
+        "--preset",
+        "none",
+    ]
+    with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(run), "--log.no-tensorboard", *flags) as command:
+        assert wait_until((run / "status.json").exists, 60)
+        assert status(run)[0] == "living"
+        os.kill(command.pid, signal.SIGKILL)
+        assert command.left_after(5) == []
+    assert shown(run, capsys)["status"] == "killed"
+    assert main(["--run", str(run)]) == 0
+    assert "killed" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="holds no run"):
+        status(tmp_path)
+    assert main(["--run", str(tmp_path)]) == 2
+
+
+def test_a_hanging_environment_is_reported_with_the_line_where_it_hangs(tmp_path, capsys):
+    kwargs = {"way": "hang", "folder": str(tmp_path)}
+    config = config_for(tmp_path, Dying, env_kwargs=kwargs, steps=4096, runtime=RuntimeConfig(step_timeout_s=1.5), log=PLAIN)
+    assert train(config).status == "completed"
+    (report,) = (tmp_path / "run").glob("stall-*.txt")
+    text = report.read_text()
+    assert "rollout-0: no sign of life" in text
+    assert "dying.py" in text.split("=== rollout-0")[1].split("===")[0]
+    assert "in _hang" in text
+    assert "=== learner" in text
+    assert "slots: free" in text
+    assert str(report) in capsys.readouterr().out
+
+
+def test_sigusr2_writes_a_report_and_the_run_goes_on(tmp_path):
+    asked = []
+
+    def ask(report):
+        if report.env_steps > 1000 and not asked:
+            asked.append(report)
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+    assert train(config_for(tmp_path, Faulty, steps=20_000), [ask]).status == "completed"
+    (report,) = (tmp_path / "run").glob("stall-*.txt")
+    assert "asked for" in report.read_text()
+
+
+class Crashing(gymnasium.Env):
+    """Brings its process down as a fault in C code does, once."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, folder):
+        self.count, self.folder = 0, folder
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        if self.count == 100 and not os.path.exists(f"{self.folder}/crashed"):
+            open(f"{self.folder}/crashed", "w").close()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return np.zeros(3, np.float32), 1.0, self.count % 10 == 0, False, {}
+
+
+def test_a_crash_is_told_with_its_python_stack(tmp_path, capsys):
+    result = train(config_for(tmp_path, Crashing, env_kwargs={"folder": str(tmp_path)}, steps=8192, log=PLAIN))
+    assert result.status == "completed"
+    said = capsys.readouterr().out
+    assert "killed by SIGSEGV" in said
+    assert "test_status.py" in said
+    assert int(rows(result.run_dir)[-1]["restarts"]) == 1
+
+
+class TestWatchdog:
+    def setup_method(self):
+        self.now = 100.0
+        self.watchdog = Watchdog({"rollout-0": 10.0, "learner": 60.0}, 30.0, lambda: self.now)
+
+    def look(self, seconds: float, rollout: float, learner: float, work: float) -> dict[str, str]:
+        """Look once a second for some time; heartbeats and work as at its end."""
+        found: dict[str, str] = {}
+        for _ in range(int(seconds)):
+            self.now += 1
+            found = self.watchdog.look({"rollout-0": rollout, "learner": learner}, work)
+        return found
+
+    def test_each_process_has_its_own_limit(self):
+        assert self.look(9, 100, 100, 1) == {}
+        assert list(self.look(2, 100, 100, 2)) == ["rollout-0"]
+
+    def test_a_run_in_which_nobody_works_hangs_though_all_are_alive(self):
+        for _ in range(30):
+            assert self.look(1, self.now, self.now, 5) == {}
+        assert list(self.look(2, self.now, self.now, 5)) == ["sampling"]
+        assert self.look(1, self.now, self.now, 6) == {}
+
+    def test_nobody_is_blamed_for_the_time_in_which_the_watcher_was_held_up_itself(self):
+        self.look(2, 101, 101, 1)
+        self.now += 500
+        assert self.look(9, 101, 101, 1) == {}
+        assert list(self.look(3, 101, 101, 1)) == ["rollout-0"]
