@@ -142,6 +142,8 @@ class OptimConfig:
     """Updates are skipped while the loss or its gradient is not finite; after so many in a row the run stops, saved."""
     minibatches: int = 1
     """Optimizer steps per epoch; a batch is split by rows, never in time."""
+    compile: bool = False
+    """The learner's network goes through torch.compile, which delays the first update by up to a minute."""
 
 
 @_remembers_arguments
@@ -192,7 +194,9 @@ class RuntimeConfig:
     policy_workers: int = 1
     """Processes that do batched inference."""
     inference_device: str | None = None
-    """Device of the policy workers; unset: as `device`."""
+    """Device of the policy workers, or several that they take in turn, as cuda:0,cuda:1; unset: as `device`."""
+    cuda_graphs: bool = True
+    """Policy workers on a GPU record the forward pass once and launch it as a whole; a model that cannot be recorded runs without."""
     learner_threads: int | None = None
     """Threads of the learner; unset: from the number of cores."""
     inference_threads: int | None = None
@@ -574,7 +578,8 @@ def validate(config: Config, rows_per_env: int = 1) -> None:
     for name in ("device", "runtime.inference_device"):
         group, _, key = name.rpartition(".")
         value = getattr(getattr(config, group) if group else config, key)
-        require(value is None or _known_device(value), f"{name} is {value!r}; use auto, cpu, cuda or cuda:N")
+        names = [] if value is None else value.split(",") if name == "runtime.inference_device" else [value]
+        require(all(map(_known_device, names)), f"{name} is {value!r}; use auto, cpu, cuda or cuda:N")
     if not problems:
         problems += _size_problems(config, rows_per_env)
     if problems:

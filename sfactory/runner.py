@@ -141,7 +141,7 @@ def make_plan(config: Config) -> workers.Plan:
     found(lambda: validate(config, agents))
     if not problems:
         found(lambda: compute.learner_device(config))
-        found(lambda: compute.inference_device(config))
+        found(lambda: compute.inference_devices(config))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
