@@ -16,7 +16,7 @@ from sfactory.batch import Assembler, Batch
 from sfactory.board import PROGRESS_EVERY_S, Progress
 from sfactory.chunks import ChunkThreads, chunk_columns
 from sfactory.compute import learner_threads
-from sfactory.config import Config, max_lag
+from sfactory.config import Config, least_max_lag, max_lag
 from sfactory.distributions import ActionDistribution
 from sfactory.errors import RunFailed
 from sfactory.gae import gae_for
@@ -66,6 +66,8 @@ class Learner:
         self._finished, self._emit, self._device, self._autocast, self._watch = finished, emit, device, autocast, watch
         self._per_batch = config.batch_size // (config.rollout * arena.rows)
         self._limit = max_lag(config, arena.rows)
+        # Slots that are given back before the last weights are out begin one batch older: the bound must leave room for that.
+        self._tight = self._limit < least_max_lag(config, arena.rows) + config.updates_per_batch
         self._scheduler = SlotScheduler(arena, self._per_batch, config.updates_per_batch, self._limit)
         self._assemble = Assembler(arena, self._per_batch, device)
         self._flat = FlatWeights(model, gradients=True)
@@ -173,7 +175,7 @@ class Learner:
         self._lags.append((float(lags.mean()), int(lags.max()) + config.updates_per_batch - 1))
         batch = self._assemble(slots)
         self._watch.lap("copying")
-        self._publisher.finish(wait=False)
+        self._publisher.finish(wait=self._tight)
         hold = config.lag_free or self._assemble.is_view
         if not hold:
             self._give_back(slots)
