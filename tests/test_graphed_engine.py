@@ -281,6 +281,7 @@ def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pyte
         plan.config, model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, META, None,
         wires.board.stopwatch("learner"),
     )  # fmt: skip
+    wires.arena.active[:] = True
     batch = Assembler(wires.arena, 2, CPU)([0, 1])
 
     def on_meta(value: object) -> object:
