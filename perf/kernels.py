@@ -204,7 +204,8 @@ def episodes(device: torch.device) -> Iterator[Case]:
     for rows in ROWS:
         rng = np.random.default_rng(0)
         ends = rng.random(rows)
-        step = (rng.normal(size=rows).astype(np.float32), rng.random(rows) < 0.95, ends < 0.04, ends > 0.99)
+        begins, active = rng.random(rows) < 0.05, rng.random(rows) < 0.95
+        step = (begins, active, rng.normal(size=rows).astype(np.float32), ends < 0.04, ends > 0.99)
         sums = (np.zeros(rows), np.zeros(rows, np.int64))
         own, tensors = [array.copy() for array in sums], _copy((*step, *sums), device)
         out = (np.empty(rows, np.float32), np.empty(rows, np.int32))

@@ -99,15 +99,17 @@ def sample_rows(
     return xp.stack(categorical, 1) if categorical else uniforms, continuous, log_prob
 
 
-def end_episodes(reward: Array, active: Array, terminated: Array, truncated: Array, returns: Array, lengths: Array) -> tuple[Array, Array]:
+def end_episodes(
+    first: Array, active: Array, reward: Array, terminated: Array, truncated: Array, returns: Array, lengths: Array
+) -> tuple[Array, Array]:
     """:func:`sfactory.rollout.end_episodes`: the returns and lengths of the episodes that ended."""
+    begun = active & first
+    returns[begun] = 0
+    lengths[begun] = 0
     returns += reward * active
     lengths += active
-    ended = active & (terminated | truncated)
-    done = returns[ended], lengths[ended]
-    returns[ended] = 0
-    lengths[ended] = 0
-    return done
+    ended = active & (terminated | truncated) & (returns == returns)
+    return returns[ended], lengths[ended]
 
 
 def area_matrix(source: int, target: int) -> np.ndarray:

@@ -234,6 +234,8 @@ class Soak:
             case "damaged checkpoint":
                 return self.restart(signal.SIGKILL, -signal.SIGKILL, self.damage)
             case "ask to save":
+                if self.seconds - self.started < 1:  # Python itself is starting
+                    return False
                 self.command.send_signal(signal.SIGUSR1)
                 return True
             case "no folder":

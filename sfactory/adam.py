@@ -16,13 +16,14 @@ class Adam:
 
     Args:
         parameter: float32 ``[size]`` with a gradient that stays in place.
-        lr: Learning rate; may be changed between steps, as may `betas` and `eps`.
-        betas: Decays of the first and second moment.
+        lr: Learning rate; may be changed between steps, also to a float64 tensor ``[]`` on the parameter's device.
+        betas: Decays of the first and second moment; may be changed, as may `eps`.
         eps: Added to the root of the second moment.
     """
 
     def __init__(self, parameter: Tensor, lr: float, betas: tuple[float, float], eps: float) -> None:
-        self.lr, self.betas, self.eps = lr, betas, eps
+        self.lr: float | Tensor = lr
+        self.betas, self.eps = betas, eps
         self._parameter = parameter
         self._first, self._second = torch.zeros_like(parameter, requires_grad=False), torch.zeros_like(parameter, requires_grad=False)
         self._steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -36,9 +37,10 @@ class Adam:
             skip: float32 ``[]``; 1: nothing changes, 0: the step is made.
         """
         self._steps += 1 - skip
+        lr = self.lr.float() if isinstance(self.lr, Tensor) and self.lr.is_cuda else self.lr  # what the kernels take
         torch._fused_adam_(
             [self._parameter], [self._parameter.grad], [self._first], [self._second], [], [self._steps],
-            lr=self.lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
+            lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
             grad_scale=gradient_divisor, found_inf=skip,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sfactory.arena import Arena
+from sfactory.staging import Packed, PackedInTurns
 
 WITHOUT_TIME = ("rnn_state", "owner")
 """Fields that a segment has once, without a time dimension."""
@@ -78,46 +79,53 @@ class Batch:
 class Assembler:
     """Makes batches of a fixed number of segments.
 
-    On the CPU a batch of one segment is a view of its slot. Everything else is copied once, slot by slot, into buffers that are
-    kept: pinned ones for CUDA, from which one asynchronous copy per field goes to the device.
+    On the CPU a batch of one segment is a view of its slot. Everything else is copied once, slot by slot, into memory that is kept.
+    For CUDA that is pinned, one asynchronous copy of all fields goes from there to the device while it still computes on the batch
+    before, and the slots may be given back as soon as the call returns.
 
     Args:
         arena: Where the segments lie.
         segments: Per batch.
         device: Of the batches.
+        staged: Whether batches are copied to a memory of the device's own; unset: on CUDA.
     """
 
-    def __init__(self, arena: Arena, segments: int, device: torch.device) -> None:
-        self._arena, self._segments, self._device = arena, segments, device
-        self.is_view = segments == 1 and device.type == "cpu"
-        self._buffers: dict[str, Tensor] = {}
-        self._sources = {f.name: getattr(arena, f.name) for f in dataclasses.fields(Batch) if f.name != "obs"}
-        self._sources |= {f"obs{i}": leaf for i, leaf in enumerate(arena.obs)}
-        if not self.is_view:
-            self._buffers = {name: self._buffer(name, a) for name, a in self._sources.items() if a is not None}
+    def __init__(self, arena: Arena, segments: int, device: torch.device, staged: bool | None = None) -> None:
+        staged = device.type == "cuda" if staged is None else staged
+        self._arena, self._segments = arena, segments
+        self.is_view = segments == 1 and not staged
+        sources = {f.name: getattr(arena, f.name) for f in dataclasses.fields(Batch) if f.name != "obs"}
+        sources |= {f"obs{i}": leaf for i, leaf in enumerate(arena.obs)}
+        self._sources: dict[str, np.ndarray] = {name: array for name, array in sources.items() if array is not None}
+        shapes = [(self._shape(name, array), array.dtype) for name, array in self._sources.items()]
+        self._turns = PackedInTurns(shapes, device) if staged else None
+        self._kept = None if self.is_view or staged else Packed(shapes, device, staged=False)
 
     def __call__(self, slots: list[int]) -> Batch:
         """The batch of the given slots; valid until the next call, and where it is a view, as long as the slot is not given back."""
         if self.is_view:
-            tensors = {n: None if a is None else torch.from_numpy(a[slots[0]]) for n, a in self._sources.items()}
-        else:
-            tensors = {n: None if a is None else self._gather(n, a, slots) for n, a in self._sources.items()}
-        obs = tuple(tensors.pop(f"obs{i}") for i in range(len(self._arena.obs)))
-        return Batch(obs=obs, **tensors)
+            return self._batch([torch.from_numpy(array[slots[0]]) for array in self._sources.values()])
+        packed = self._kept or self._turns.next()
+        for (name, source), target in zip(self._sources.items(), packed.arrays, strict=True):
+            self._gather(name, source, target, slots)
+        if self._turns is not None:
+            self._turns.upload()
+        return self._batch(packed.tensors)
 
-    def _buffer(self, name: str, source: np.ndarray) -> Tensor:
+    def _batch(self, tensors: list[Tensor]) -> Batch:
+        named = {"mask": None} | dict(zip(self._sources, tensors, strict=True))
+        obs = tuple(named.pop(f"obs{i}") for i in range(len(self._arena.obs)))
+        return Batch(obs=obs, **named)
+
+    def _shape(self, name: str, source: np.ndarray) -> tuple[int, ...]:
         rows = self._arena.rows * self._segments
-        shape = (rows, *source.shape[2:]) if name in WITHOUT_TIME else (source.shape[1], rows, *source.shape[3:])
-        dtype = torch.from_numpy(np.empty(0, source.dtype)).dtype
-        return torch.empty(shape, dtype=dtype, pin_memory=self._device.type == "cuda")
+        return (rows, *source.shape[2:]) if name in WITHOUT_TIME else (source.shape[1], rows, *source.shape[3:])
 
-    def _gather(self, name: str, source: np.ndarray, slots: list[int]) -> Tensor:
-        buffer, rows = self._buffers[name], self._arena.rows
-        target = buffer.numpy()
+    def _gather(self, name: str, source: np.ndarray, target: np.ndarray, slots: list[int]) -> None:
+        rows = self._arena.rows
         for i, slot in enumerate(slots):
             part = slice(i * rows, (i + 1) * rows)
             if name in WITHOUT_TIME:
                 target[part] = source[slot]
             else:
                 target[:, part] = source[slot]
-        return buffer if self._device.type == "cpu" else buffer.to(self._device, non_blocking=True)

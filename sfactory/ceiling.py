@@ -251,6 +251,7 @@ def prepare(plan: workers.Plan, work: Work, process: int = 0) -> AbstractContext
     Args:
         process: Number of this process; environments of different processes get different seeds.
     """
+    compute.prepare_device(device_of(plan, work), plan.config)
     match work.kind:
         case "simulation":
             return _simulation(plan, process)
@@ -381,7 +382,7 @@ def _answer(plan: workers.Plan, groups: int) -> Piece:
     _publish_first_weights(plan, wires)
     policy = workers.make_policy_worker(plan, wires, 0, 0)
     for slot in range(groups):
-        _invent_experience(wires.arena, plan.env, slot)
+        invent_experience(wires.arena, plan.env, slot)
     steps = cycle(range(plan.config.rollout))
 
     def piece() -> int:
@@ -401,7 +402,7 @@ def _publish_first_weights(plan: workers.Plan, wires: workers.Wires) -> None:
 # Training
 
 
-def _invent_experience(arena: Arena, env: EnvSpec, slot: int) -> None:
+def invent_experience(arena: Arena, env: EnvSpec, slot: int) -> None:
     """Write what an environment would have written into a slot."""
     rng = np.random.default_rng(slot)
     for leaf, array in zip(env.observation.leaves, arena.obs, strict=True):
@@ -426,7 +427,7 @@ def _training(plan: workers.Plan) -> Piece:
         compute.autocast_dtype(config, env, device), wires.board.stopwatch("learner"),
     )  # fmt: skip
     learner.start()
-    _invent_experience(wires.arena, env, 0)
+    invent_experience(wires.arena, env, 0)
     policy = workers.make_policy_worker(plan, wires, 0, 0)
     for t in range(config.rollout):
         policy.serve([(0, 0, t, False)])

@@ -34,8 +34,24 @@ def learner_device(config: Config) -> torch.device:
     return resolve_device(config.device)
 
 
-def inference_device(config: Config) -> torch.device:
-    return resolve_device(config.runtime.inference_device or config.device)
+def inference_devices(config: Config) -> list[torch.device]:
+    """Devices that the policy workers take in turn."""
+    return [resolve_device(name) for name in (config.runtime.inference_device or config.device).split(",")]
+
+
+def inference_device(config: Config, worker: int = 0) -> torch.device:
+    """Device of one of the policy workers."""
+    devices = inference_devices(config)
+    return devices[worker % len(devices)]
+
+
+def prepare_device(device: torch.device, config: Config) -> None:
+    """Make a GPU this process's own, and choose how it computes."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        # Batches have few sizes, so that it pays to try out convolutions; but the fastest need not be the same in two runs.
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not config.serial, config.serial
+        torch.backends.cudnn.allow_tf32 = False  # precision float32 means that the learner's and the policy's numbers agree to 1e-5
 
 
 def computes_bfloat16(device: torch.device) -> bool:

@@ -29,6 +29,8 @@ from sfactory.errors import ConfigError
 from sfactory.presets import preset_for
 
 T = TypeVar("T")
+MOST_YAML_NODES = 100_000
+"""Entries of a YAML file, aliases written out."""
 
 
 def _remembers_arguments(cls: type[T]) -> type[T]:
@@ -52,11 +54,30 @@ def _flag(metavar: str, parse: Callable[[str], Any], show: Callable[[Any], str] 
 
 def _yaml_mapping(text: str) -> dict[str, Any]:
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = _plain_yaml(text)
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise ValueError(f"{text!r} is not a mapping; write for example '{{max_episode_steps: 100}}'")
+    return value
+
+
+def _plain_yaml(text: str) -> Any:
+    """What a YAML text says: numbers, texts, lists and mappings only.
+
+    Raises:
+        ValueError: If it is not YAML, or aliases blow it up.
+    """
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also of numbers and dates that there are not
+        raise ValueError(str(error) or type(error).__name__) from None
+    nodes, waiting = 0, [value]
+    while waiting:
+        nodes, node = nodes + 1, waiting.pop()
+        if nodes > MOST_YAML_NODES:
+            raise ValueError(f"it has more than {MOST_YAML_NODES} entries")
+        waiting += [*node, *node.values()] if isinstance(node, dict) else node if isinstance(node, list) else ()
     return value
 
 
@@ -121,6 +142,8 @@ class OptimConfig:
     """Updates are skipped while the loss or its gradient is not finite; after so many in a row the run stops, saved."""
     minibatches: int = 1
     """Optimizer steps per epoch; a batch is split by rows, never in time."""
+    compile: bool = False
+    """The learner's network goes through torch.compile, which delays the first update by up to a minute."""
 
 
 @_remembers_arguments
@@ -171,7 +194,9 @@ class RuntimeConfig:
     policy_workers: int = 1
     """Processes that do batched inference."""
     inference_device: str | None = None
-    """Device of the policy workers; unset: as `device`."""
+    """Device of the policy workers, or several that they take in turn, as cuda:0,cuda:1; unset: as `device`."""
+    cuda_graphs: bool = True
+    """Policy workers on a GPU record the forward pass once and launch it as a whole; a model that cannot be recorded runs without."""
     learner_threads: int | None = None
     """Threads of the learner; unset: from the number of cores."""
     inference_threads: int | None = None
@@ -309,7 +334,7 @@ def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, pa
     changes: dict[str, Any] = {}
     for key, value in values.items():
         if key not in names:
-            near = difflib.get_close_matches(key, names, 1)
+            near = difflib.get_close_matches(str(key), names, 1)
             hint = f"; did you mean {path}{near[0]}?" if near else f"; known: {', '.join(names)}"
             problems.append(f"unknown key {path}{key}{hint}")
             continue
@@ -360,6 +385,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is tuple:
         wanted = args[:1] * len(value) if Ellipsis in args and isinstance(value, list | tuple) else args
         return isinstance(value, list | tuple) and len(value) == len(wanted) and all(map(_fits, value, wanted))
+    if origin is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     if hint in (int, float):
         return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
     return isinstance(value, origin or hint)
@@ -394,6 +421,8 @@ def _described(hint: Any) -> str:
         return " or ".join("unset" if arg is type(None) else _described(arg) for arg in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         return f"a list of {'numbers' if Ellipsis in typing.get_args(hint) else f'{len(typing.get_args(hint))} numbers'}"
+    if typing.get_origin(hint) is dict:
+        return "a mapping of names"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return words.get(hint) or (f"a {hint.__name__}" if isinstance(hint, type) and not typing.get_args(hint) else str(hint))
 
@@ -477,10 +506,10 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         ConfigError: If the file cannot be read, is not YAML, or is not a mapping.
     """
     try:
-        values = yaml.safe_load(Path(path).read_text()) or {}
+        values = _plain_yaml(Path(path).read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except ValueError as error:
         raise ConfigError(f"the config file {path} is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"the config file {path} must hold a mapping of config keys, not {type(values).__name__}")
@@ -549,7 +578,8 @@ def validate(config: Config, rows_per_env: int = 1) -> None:
     for name in ("device", "runtime.inference_device"):
         group, _, key = name.rpartition(".")
         value = getattr(getattr(config, group) if group else config, key)
-        require(value is None or _known_device(value), f"{name} is {value!r}; use auto, cpu, cuda or cuda:N")
+        names = [] if value is None else value.split(",") if name == "runtime.inference_device" else [value]
+        require(all(map(_known_device, names)), f"{name} is {value!r}; use auto, cpu, cuda or cuda:N")
     if not problems:
         problems += _size_problems(config, rows_per_env)
     if problems:

@@ -26,6 +26,7 @@ from sfactory.envs.group import EnvRequest, EnvSpec, Frame, Group, Outcome
 from sfactory.envs.making import fault_of
 from sfactory.envs.observations import new_frame
 from sfactory.errors import ConfigError, SfactoryError
+from sfactory.objects import is_harmless
 from sfactory.policy import Checkpoint, Policy, load_policy
 from sfactory.run_folder import read_config
 from sfactory.space_codec import check_spaces
@@ -94,7 +95,8 @@ def evaluate(
         video: Folder for MP4 files, one for each episode.
         max_steps: Env steps after which an episode that still goes on is counted as it stands.
         model: As in :func:`sfactory.load_policy`.
-        trust: Import the environment and the classes that the run's config names as ``module:Name``.
+        trust: Import the environment and the classes that the run's config names as ``module:Name``, and use its `env_kwargs` also where
+            they may name files. Without it, what a stranger's run folder names is never imported, called or opened.
 
     Raises:
         ConfigError: If the run, its checkpoint, its environment or something that a video needs is not there.
@@ -134,7 +136,7 @@ def _evaluation_seed(seed: int) -> int:
 
 
 def _request(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust: bool) -> EnvRequest:
-    """The environments to make: the caller's, or the run's if that needs no foreign code."""
+    """The environments to make: the caller's, or the run's if that needs neither foreign code nor foreign files."""
     if env is None and config.env.startswith("<"):
         raise ConfigError(
             f"the run was trained with a callable, {config.env}, which is not in its folder; pass it: evaluate(run, env=...), or "
@@ -144,6 +146,11 @@ def _request(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust:
         raise ConfigError(
             f"the run's environment is {config.env}, code outside sfactory, which is not imported unasked; if you know it, pass "
             f"env={config.env!r} or trust=True (on the command line --env {config.env} or --trust)"
+        )
+    if env_kwargs is None and not is_harmless(config.env_kwargs) and not trust:
+        raise ConfigError(
+            f"the run's env_kwargs are {config.env_kwargs}, which may name files or code, and are not used unasked; if you know them, "
+            "pass env_kwargs={...} or trust=True (on the command line --env-kwargs '{...}' or --trust)"
         )
     return EnvRequest(
         config.env if env is None else env,
@@ -307,7 +314,7 @@ class Options:
     device: str = "cpu"
     """auto, cpu, cuda or cuda:N."""
     trust: bool = False
-    """Import the environment and the classes that the run's config names as module:Name."""
+    """Import the environment and the classes that the run's config names as module:Name; use its env_kwargs also if they name files."""
 
 
 def main(args: Sequence[str] | None = None) -> int:

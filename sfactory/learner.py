@@ -22,11 +22,12 @@ from sfactory.errors import RunFailed
 from sfactory.gae import gae_for
 from sfactory.losses import LossStats, Targets, total_loss
 from sfactory.model.normalizer import RunningMeanStd
+from sfactory.model.precision import mixed_precision
 from sfactory.queues import Queue
 from sfactory.scheduler import SlotScheduler, take_back_slots
 from sfactory.timing import Stopwatch
 from sfactory.vtrace import vtrace_for
-from sfactory.weights import FlatWeights, WeightBoard
+from sfactory.weights import FlatWeights, Publisher, WeightBoard
 
 OWN_POLICY = 0
 LR_RANGE = (1e-6, 1e-2)
@@ -61,13 +62,15 @@ class Learner:
         autocast: torch.dtype | None,
         watch: Stopwatch,
     ) -> None:
-        self._config, self._model, self._arena, self._board, self._free = config, model.train(), arena, weights, free
+        self._config, self._model, self._arena, self._free = config, model.train(), arena, free
         self._finished, self._emit, self._device, self._autocast, self._watch = finished, emit, device, autocast, watch
         self._per_batch = config.batch_size // (config.rollout * arena.rows)
         self._limit = max_lag(config, arena.rows)
         self._scheduler = SlotScheduler(arena, self._per_batch, config.updates_per_batch, self._limit)
         self._assemble = Assembler(arena, self._per_batch, device)
         self._flat = FlatWeights(model, gradients=True)
+        self._network = torch.compile(model.unroll) if config.optim.compile else model.unroll
+        self._publisher = Publisher(weights, self._flat.vector)
         optim = config.optim
         self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
         self._distribution = ActionDistribution(model.action)
@@ -87,7 +90,8 @@ class Learner:
 
     def start(self) -> None:
         """Publish the first weights and hand out all slots."""
-        self._board.publish(self._flat.vector, self.updates)
+        self._publisher.publish(self.updates)
+        self._publisher.finish()
         self.take_back_slots()
         self._watch.lap("starting")
 
@@ -105,6 +109,8 @@ class Learner:
         """Train on one batch if one is there, waiting up to `timeout` seconds for finished segments."""
         slots = self._scheduler.take(self.updates)
         if slots is None:
+            self._publisher.finish()
+            self._watch.lap("weights")
             self._scheduler.add(self._finished.get_many(timeout))
             slots = self._scheduler.take(self.updates)
         self._watch.lap("waiting")
@@ -132,7 +138,7 @@ class Learner:
             losses = dict(zip(STATISTICS, rows[rows[:, -1].isfinite()].mean(0).tolist(), strict=True))
         lag_mean = float(np.mean([mean for mean, _ in self._lags])) if self._lags else float("nan")
         lag_max = float(max(high for _, high in self._lags)) if self._lags else float("nan")
-        lr = self._optimizer.lr
+        lr = float(self._optimizer.lr)
         self._statistics, self._lags = [], []
         self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr, int(self._skipped)))
 
@@ -142,7 +148,7 @@ class Learner:
             "optimizer": self._optimizer.state_dict(),
             "returns": {} if self._returns is None else dict(self._returns.state_dict()),
             "generator": self._generator.get_state(),
-            "lr": self._optimizer.lr,
+            "lr": float(self._optimizer.lr),
         }
 
     def load_state(self, state: dict, env_steps: int, updates: int) -> None:
@@ -167,6 +173,7 @@ class Learner:
         self._lags.append((float(lags.mean()), int(lags.max()) + config.updates_per_batch - 1))
         batch = self._assemble(slots)
         self._watch.lap("copying")
+        self._publisher.finish(wait=False)
         hold = config.lag_free or self._assemble.is_view
         if not hold:
             self._give_back(slots)
@@ -183,9 +190,11 @@ class Learner:
             self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), self._valid(batch))
             self._watch.lap("optimizer")
         if config.optim.schedule == "adaptive_kl":
-            self._adapt_learning_rate(torch.stack(self._statistics[first_update:]).mean(0)[STATISTICS.index("kl")].item())
+            self._adapt_learning_rate(torch.stack(self._statistics[first_update:]).mean(0)[STATISTICS.index("kl")])
         self.env_steps += samples
-        self._board.publish(self._flat.vector, self.updates)
+        self._publisher.publish(self.updates)
+        if hold:
+            self._publisher.finish()
         self._watch.lap("weights")
         if hold:
             self._give_back(slots)
@@ -200,8 +209,10 @@ class Learner:
         """Random equal parts of a batch's columns; None stands for all of them."""
         if self._config.optim.minibatches == 1:
             return [None]
-        order = torch.randperm(columns, generator=self._generator).to(self._device)
-        return list(order.split(columns // self._config.optim.minibatches))
+        order = torch.randperm(columns, generator=self._generator)
+        if self._device.type == "cuda":  # from other memory a copy would make the host wait for all that the device has to do
+            order = order.pin_memory()
+        return list(order.to(self._device, non_blocking=True).split(columns // self._config.optim.minibatches))
 
     def _update(self, batch: Batch, targets: Targets | None) -> None:
         """One optimizer step.
@@ -263,8 +274,8 @@ class Learner:
 
     def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Policy parameters ``[T+1, B, P]`` and values ``[T+1, B]`` of the present weights."""
-        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
-            params, value = self._model.unroll(batch.obs, batch.first, batch.rnn_state)
+        with mixed_precision(self._device.type, self._autocast):
+            params, value = self._network(batch.obs, batch.first, batch.rnn_state)
         return params.float(), value.float()
 
     def _valid(self, batch: Batch) -> Tensor:
@@ -320,13 +331,15 @@ class Learner:
             left = max(0.0, 1.0 - self.env_steps / self._config.steps)
             self._optimizer.lr = self._config.optim.lr * left
 
-    def _adapt_learning_rate(self, kl: float) -> None:
-        """Halve or double, roughly, what misses the target KL divergence by a factor of two (as in Schulman et al. 2017, section 4)."""
-        optimizer, target = self._optimizer, self._config.optim.target_kl
-        if kl > 2 * target:
-            optimizer.lr = max(LR_RANGE[0], optimizer.lr / 1.5)
-        elif kl < target / 2:
-            optimizer.lr = min(LR_RANGE[1], optimizer.lr * 1.5)
+    def _adapt_learning_rate(self, kl: Tensor) -> None:
+        """Halve or double, roughly, what misses the target KL divergence by a factor of two (as in Schulman et al. 2017, section 4).
+
+        The rate stays on the device, which nobody waits for.
+        """
+        target, kl = self._config.optim.target_kl, kl.double()
+        lr = torch.as_tensor(self._optimizer.lr, dtype=torch.float64, device=self._device)
+        lower, higher = (lr / 1.5).clamp(min=LR_RANGE[0]), (lr * 1.5).clamp(max=LR_RANGE[1])
+        self._optimizer.lr = torch.where(kl > 2 * target, lower, torch.where(kl < target / 2, higher, lr))
 
 
 def _backward(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:

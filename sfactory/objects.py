@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import operator
+import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -40,3 +42,17 @@ def load_object(name_or_callable: str | Callable[..., Any], role: str = "object"
     if not callable(found):
         raise ConfigError(f"{role} is {name_or_callable!r}, which is not callable; name a class or a function")
     return found
+
+
+def is_harmless(value: Any) -> bool:
+    """Whether a value from a stranger's file can name neither a file nor code: numbers and plain words, in lists and mappings.
+
+    Environments open what they are given: a level, a model, a program to be run. A word that names a file here is not plain.
+    """
+    if isinstance(value, dict):
+        return all(is_harmless(part) for item in value.items() for part in item)
+    if isinstance(value, list):
+        return all(map(is_harmless, value))
+    if isinstance(value, str):
+        return re.fullmatch(r"[\w +-]*", value) is not None and not (value and os.path.lexists(value))
+    return value is None or isinstance(value, bool | int | float)

@@ -23,7 +23,7 @@ from sfactory.distributions import ActionDistribution
 from sfactory.envs.group import EnvSpec, Frame
 from sfactory.envs.making import is_parallel
 from sfactory.envs.observations import FrameWriter, new_frame
-from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault
+from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError
 from sfactory.model import build_model
 from sfactory.run_folder import CHECKPOINTS, SPACES, read_config
 from sfactory.space_codec import check_spaces, load_spec
@@ -234,9 +234,11 @@ def _build(folder: Path, spec: EnvSpec, config: ModelConfig, snapshot: Snapshot)
     Raises:
         CheckpointError: If they do not fit.
     """
-    model = build_model(spec.observation, spec.action, config)
     try:
+        model = build_model(spec.observation, spec.action, config)
         model.load_state_dict(snapshot.model)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError, ValueError, TypeError) as error:
+        if isinstance(error, SfactoryError):
+            raise
         raise CheckpointError(f"the weights in {folder} do not fit the model of its config: {error}; restore the folder") from error
     return model

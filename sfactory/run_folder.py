@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from sfactory.checkpoint import CheckpointStore
-from sfactory.config import Config, from_dict, load_yaml, to_dict
+from sfactory.config import Config, check_types, from_dict, load_yaml, to_dict
 from sfactory.envs.group import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.files import TEMPORARY, write_atomically
@@ -115,12 +115,16 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     """The config of the run in a folder. A callable `env` comes back as its name in angle brackets.
 
     Raises:
-        ConfigError: If the folder holds no run, or one of an sfactory with other fields.
+        ConfigError: If the folder holds no run, or one of an sfactory with other fields, or has been tampered with.
     """
     saved = _saved_values(Path(folder))
     if saved is None:
         raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder with --run")
-    return from_dict(saved)
+    config = from_dict(saved)
+    check_types(config)
+    if not isinstance(config.env, str):
+        raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a text")
+    return config
 
 
 def _saved_values(path: Path) -> dict[str, Any] | None:
@@ -141,7 +145,10 @@ def _saved_values(path: Path) -> dict[str, Any] | None:
 
 def _take_lock(path: Path) -> int:
     """Lock the folder until the returned descriptor is closed, at the latest when this process ends, however it ends."""
-    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    for name in (LOCK, METRICS):  # they are written in place: through a link, a stranger's run folder would have another file changed
+        if (path / name).is_symlink():
+            raise ConfigError(f"{path / name} is a symbolic link, which sfactory does not write through; remove it")
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     deadline = time.monotonic() + LOCK_S
     try:
         while not _try_lock(descriptor, fcntl.LOCK_EX):

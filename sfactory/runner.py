@@ -141,7 +141,7 @@ def make_plan(config: Config) -> workers.Plan:
     found(lambda: validate(config, agents))
     if not problems:
         found(lambda: compute.learner_device(config))
-        found(lambda: compute.inference_device(config))
+        found(lambda: compute.inference_devices(config))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
@@ -192,6 +192,7 @@ class _Supervisor:
         self._cancelled = self._report_asked = False
         self._last_report: Report | None = None
         self._processes = WorkerProcesses()
+        self._shared_plan = None if config.serial else workers.SharedPlan(plan)
 
     def _begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
         """Make everything that starts anew when the learner does.
@@ -313,7 +314,6 @@ class _Supervisor:
     # Several processes
 
     def _run_processes(self) -> None:
-        self._shared_plan = workers.SharedPlan(self._plan)
         with self._processes:
             self._start_learner()
             self._start_sampling()

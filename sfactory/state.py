@@ -33,7 +33,7 @@ class ProcessState:
 
     Attributes:
         silent_s: Seconds since its last sign of life.
-        doing: What it mostly did in the second before that, a phase of :data:`sfactory.timing.PHASES`; empty if it gave no sign.
+        doing: What it mostly did in the second before that, a phase of :data:`sfactory.timing.PHASES`; empty if it gave none.
         idle_s: Seconds since it last finished a piece of work; None before the first.
         cpu_s: Of all its threads, so far.
     """
@@ -54,7 +54,7 @@ class ProcessState:
             return "gone"
         if self.silent_s >= SILENT_S:
             return f"silent for {self.silent_s:.0f} s" + (f"; before: {self.doing}" if self.doing else "")
-        return self.doing + (f"; last work {self.idle_s:.0f} s ago" if (self.idle_s or 0.0) >= SILENT_S else "")
+        return (self.doing or "alive") + (f"; last work {self.idle_s:.0f} s ago" if (self.idle_s or 0.0) >= SILENT_S else "")
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,10 @@ def observe(wires: Wires, processes: WorkerProcesses, before: np.ndarray, figure
         processes: The workers' processes; without any, all workers live in this one.
         before: An earlier snapshot of the board, since when the processes are looked at.
     """
-    now, board, slots = wires.board.snapshot(), wires.board, wires.arena.state
-    pids = processes.pids() if processes.names else dict.fromkeys(board.names, os.getpid())
-    alive = processes.alive() if processes.names else set(board.names)
+    now, board = wires.board.snapshot(), wires.board
+    pids, alive, slots = processes.pids(), processes.alive(), wires.arena.state
+    if not processes.names:  # a serial run
+        pids, alive = dict.fromkeys(board.names, os.getpid()), set(board.names)
     states = []
     for i, name in enumerate(board.names):
         row = dict(zip(COLUMNS, now[i].tolist(), strict=True))

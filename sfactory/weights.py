@@ -101,3 +101,40 @@ class WeightBoard:
             version = int(header[_VERSIONS + turn % 2])
             if int(header[_BEGUN]) <= turn + 1:
                 return version
+
+
+class Publisher:
+    """The learner's side of a :class:`WeightBoard`: publishes a vector that goes on to change, and need not wait for its device.
+
+    From the CPU a version is published at once. From CUDA it is copied to pinned memory once the device has done what it was given so
+    far, and goes on the board at the first :meth:`finish` after that.
+
+    Args:
+        board: Of the run.
+        vector: float32 ``[size]``, on any device.
+        staged: Whether copies go by a memory of their own; unset: from CUDA.
+    """
+
+    def __init__(self, board: WeightBoard, vector: Tensor, staged: bool | None = None) -> None:
+        on_cuda = vector.device.type == "cuda"
+        self._board, self._vector, self._pending = board, vector.detach(), -1
+        self._host = torch.empty(vector.shape, pin_memory=on_cuda) if (on_cuda if staged is None else staged) else None
+        self._module = torch.get_device_module(vector.device)
+        self._copied = self._module.Event()
+
+    def publish(self, version: int) -> None:
+        """Begin to publish the weights as they are after all that the device has been given. What was begun before is finished first."""
+        self.finish()
+        if self._host is None:
+            self._board.publish(self._vector, version)
+            return
+        self._host.copy_(self._vector, non_blocking=True)
+        self._copied.record(self._module.current_stream(self._vector.device))
+        self._pending = version
+
+    def finish(self, wait: bool = True) -> None:
+        """Put on the board what was begun; unless told to wait, only if its copy is done."""
+        if self._pending >= 0 and (wait or self._copied.query()):
+            self._copied.synchronize()
+            self._board.publish(self._host, self._pending)
+            self._pending = -1

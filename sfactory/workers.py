@@ -201,12 +201,15 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
 def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) -> PolicyWorker:
     """Policy worker number `index`."""
     config, watch = plan.config, wires.board.stopwatch(f"policy-{index}")
-    device = compute.inference_device(config)
+    device = compute.inference_device(config, index)
+    compute.prepare_device(device, config)
     model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
     ready = [wires.ready[g // config.runtime.groups] for g in range(plan.groups)]
     seed = derived_seed(config.seed, generation) + 1 + index
     autocast = compute.autocast_dtype(config, plan.env, device)
-    return PolicyWorker(model, wires.arena, wires.weights, wires.requests[index], ready, device, seed, autocast, watch)
+    return PolicyWorker(
+        model, wires.arena, wires.weights, wires.requests[index], ready, device, seed, autocast, watch, config.runtime.cuda_graphs
+    )
 
 
 def derived_seed(seed: int, generation: int) -> int:
@@ -220,6 +223,7 @@ class Training:
     def __init__(self, plan: Plan, wires: Wires, store: CheckpointStore) -> None:
         config, self._watch = plan.config, wires.board.stopwatch("learner")
         device = compute.learner_device(config)
+        compute.prepare_device(device, config)
         torch.manual_seed(config.seed)
         self._model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
         self._plan, self._board, self._emit, self._store = plan, wires.board, wires.events.put, store

@@ -123,6 +123,19 @@ def test_whoever_asks_whether_a_run_lives_keeps_nobody_from_starting_it(tmp_path
         open_run(config).close()
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "doing", "idle_s", "sentence"),
+    [
+        (0.1, "environment", 0.2, "environment"),
+        (0.1, "waiting", 45.0, "waiting; last work 45 s ago"),
+        (0.1, "starting", None, "starting"),
+        (12.0, "", 13.0, "silent for 12 s"),
+    ],
+)
+def test_the_state_of_a_process_says_since_when(silent_s, doing, idle_s, sentence):
+    assert ProcessState("learner", 1, True, silent_s, doing, idle_s, 0.0, 0.0).sentence == sentence
+
+
 def test_only_the_newest_reports_are_kept(tmp_path):
     paths = [write_report(tmp_path, f"reason {i}", STATE, WorkerProcesses()) for i in range(12)]
     assert sorted(tmp_path.iterdir()) == paths[2:]
@@ -176,18 +189,6 @@ class Crashing(gymnasium.Env):
             open(f"{self.folder}/crashed", "w").close()
             os.kill(os.getpid(), signal.SIGSEGV)
         return np.zeros(3, np.float32), 1.0, self.count % 10 == 0, False, {}
-
-
-def test_requests_to_a_run_that_is_still_starting_do_not_end_it(tmp_path):
-    run = tmp_path / "run"
-    with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(run), *FLAGS) as command:
-        assert wait_until((run / ".lock").exists, 60)
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
-            os.kill(command.pid, number)
-        assert wait_until(lambda: (run / "metrics.csv").exists() and rows(run), 60)
-        command.interrupt()
-        assert command.wait(20) == 130
-        assert command.errors == ""
 
 
 def test_a_crash_of_a_serial_run_shows_its_python_stack(tmp_path):

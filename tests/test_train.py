@@ -329,6 +329,15 @@ def test_an_interrupt_at_start_up_ends_at_once_without_a_traceback(seconds, tmp_
         assert command.left_after(2) == []
 
 
+def test_signals_that_ask_for_something_end_no_run_that_is_starting(tmp_path):
+    with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(tmp_path / "run"), "--steps", "512", *SMALL) as command:
+        time.sleep(0.5)
+        for number in (signal.SIGUSR1, signal.SIGUSR2) * 5:
+            os.kill(command.pid, number)
+            time.sleep(0.1)
+        assert command.wait() == 0
+
+
 def test_a_second_interrupt_ends_at_once(tmp_path):
     with running(tmp_path, "--env-kwargs", "{fault: hang, after: 200}") as command:
         time.sleep(2)  # by then the environment hangs

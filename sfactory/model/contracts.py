@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -15,16 +16,19 @@ from sfactory.spaces import Leaf, ObservationSpec
 _ROWS = 2
 
 
-def construct(make: Callable[..., Any], role: str, *args: Any, **kwargs: Any) -> nn.Module:
+def construct(make: Callable[..., Any], role: str, /, *args: Any, **kwargs: Any) -> nn.Module:
     """Call a user's factory.
 
     Raises:
-        ConfigError: If it rejects its arguments or makes something that is not a module.
+        ConfigError: If it raises or makes something that is not a module.
     """
     try:
         made = make(*args, **kwargs)
     except TypeError as error:
         raise ConfigError(f"{role} could not be made with the arguments {args} and model.kwargs {kwargs}: {error}") from error
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        raise ConfigError(f"{role} could not be made: {type(error).__name__}: {error}\n{trace}") from error
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{role} made a {type(made).__name__}; it must make a torch.nn.Module")
     return made

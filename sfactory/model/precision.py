@@ -8,6 +8,15 @@ import torch
 from torch import Tensor
 
 
+def mixed_precision(device_type: str, dtype: torch.dtype | None, *, keep_casts: bool = True) -> AbstractContextManager:
+    """A context in which autocast computes in a dtype; None: no autocast.
+
+    Args:
+        keep_casts: Autocast casts each weight once and keeps the result until the context ends.
+    """
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype, cache_enabled=keep_casts)
+
+
 def full_precision(device: torch.device) -> AbstractContextManager:
     """A context in which autocast is off."""
     if torch.is_autocast_enabled(device.type):
