@@ -28,7 +28,7 @@ from sfactory.temporary import make_temporary_folder, remove_temporary_folder
 
 PRELOAD = "sfactory.preload"
 PIPE_BYTES = 1 << 20
-RUNNER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+RUNNER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 _lock = threading.RLock()
 _users = 0
 _started_here = False

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from sfactory.space_codec import check_spaces, load_spec, save_spec
 
 CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
+LOCK_S = 0.2
+"""How long a start waits for the folder: whoever asks whether a run lives there (:func:`is_held`) holds it for a moment."""
 STATUS, REPORTS = "status.json", "stall-*.txt"
 TENSORBOARD = "events.out.tfevents.*"
 
@@ -146,14 +149,16 @@ def _take_lock(path: Path) -> int:
         if (path / name).is_symlink():
             raise ConfigError(f"{path / name} is a symbolic link, which sfactory does not write through; remove it")
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    deadline = time.monotonic() + LOCK_S
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise ConfigError(
-            f"the run folder {path} is in use by a running process (pid {holder}); wait for it, stop it, or name another one with --run"
-        ) from None
+        while not _try_lock(descriptor, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+                raise ConfigError(
+                    f"the run folder {path} is in use by a running process (pid {holder}); wait for it, stop it, or name another one with "
+                    "--run"
+                )
+            time.sleep(0.01)
     except BaseException:
         os.close(descriptor)
         raise
@@ -169,12 +174,18 @@ def is_held(folder: str | os.PathLike[str]) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-    return False
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    """Whether a lock was to be had at once."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove_run(path: Path) -> None:

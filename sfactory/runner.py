@@ -34,9 +34,9 @@ from sfactory.model import build_model
 from sfactory.processes import WorkerProcesses, fork_server
 from sfactory.restarts import Restarts
 from sfactory.run_folder import RunFolder, open_run
-from sfactory.stacks import stacks_in
+from sfactory.stacks import crash_in
 from sfactory.state import observe, remove_status, write_report, write_status
-from sfactory.timing import COLUMNS, Interval
+from sfactory.timing import COLUMNS, WORKING, Interval
 from sfactory.watchdog import Watchdog
 
 Status = Literal["completed", "interrupted", "failed"]
@@ -215,6 +215,7 @@ class _Supervisor:
         Raises:
             EnvironmentFault, RunFailed, Exception: After saving and writing the summary.
         """
+        remove_status(self._folder.path)
         if self._snapshot is not None and self._snapshot.env_steps >= self._plan.config.steps:
             return self._nothing_to_do(self._snapshot)
         with self._signals():
@@ -229,8 +230,8 @@ class _Supervisor:
             self._budget.flush()
             self._display.close()
             self._writer.close()
-            remove_status(self._folder.path)
             result = self._summarise()
+            remove_status(self._folder.path)
         if self._error is not None:
             raise self._error
         if self._fault is not None:
@@ -346,11 +347,12 @@ class _Supervisor:
         """Processes that ended by themselves or that show no sign of life, and what is wrong with each."""
         if self._fault is not None or self._finished is not None:
             return {}
-        lost = {name: _end_of(code, stacks_in(self._processes.folders[name])) for name, code in self._processes.exit_codes().items()}
+        lost = {name: _end_of(code, crash_in(self._processes.folders[name])) for name, code in self._processes.exit_codes().items()}
         board = self._wires.board
         table = board.snapshot()
         heartbeats = dict(zip(board.names, table[:, COLUMNS.index("heartbeat")].tolist(), strict=True))
-        if not lost and (lost := self._watchdog.look(heartbeats, float(table[:, COLUMNS.index("batches")].sum()))):
+        work = float(table[:, [COLUMNS.index(phase) for phase in WORKING]].sum())
+        if not lost and (lost := self._watchdog.look(heartbeats, work)):
             self._write_report("; ".join(f"{name}: {problem}" for name, problem in lost.items()))
         return lost
 
@@ -539,14 +541,14 @@ def _describe(fault: Fault) -> str:
     return f"{fault.process}: {fault.message}\n{fault.traceback}"
 
 
-def _end_of(code: int, stacks: str) -> str:
+def _end_of(code: int, crash: str) -> str:
     """How a process ended, for the user.
 
     Args:
-        stacks: What it has left of itself.
+        crash: Where it has crashed, if it could say so.
     """
     if code >= 0:
         return f"exit status {code}"
     hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
-    where = f"\n{stacks.rstrip()}\n" if "Fatal Python error" in stacks else ""
+    where = f"\n{crash}\n" if crash else ""
     return f"killed by {signal.Signals(-code).name}{hint}{where}"

@@ -6,15 +6,14 @@ import contextlib
 import faulthandler
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
 _FILE = "stacks"
-_ANSWER_S = 0.5
-"""How long processes have to write their stacks."""
+_ANSWER_S, _POLL_S = 2.0, 0.05
+"""How long processes have to write their stacks, and how often they are looked at."""
 _files: list[TextIO] = []
 """Kept open as long as the process lives."""
 
@@ -34,6 +33,12 @@ def stacks_in(folder: Path) -> str:
     return ""
 
 
+def crash_in(folder: Path) -> str:
+    """Where a process has crashed, as it has written to its folder; empty if it has not."""
+    _, head, stacks = stacks_in(folder).rpartition("Fatal Python error")
+    return f"{head}{stacks}".partition("\nExtension modules:")[0].rstrip() if head else ""
+
+
 def ask_for_stacks(pids: Mapping[str, int], folders: Mapping[str, Path]) -> dict[str, str]:
     """The present stacks of living processes, by name; empty for one that does not answer."""
     before = {name: len(stacks_in(folders[name])) for name in pids}
@@ -41,13 +46,18 @@ def ask_for_stacks(pids: Mapping[str, int], folders: Mapping[str, Path]) -> dict
         if (folders[name] / _FILE).exists():  # else it is not ready for the signal, which would end it
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
-    time.sleep(_ANSWER_S)
-    return {name: stacks_in(folders[name])[length:] for name, length in before.items()}
+    answers, deadline = dict.fromkeys(pids, ""), time.monotonic() + _ANSWER_S
+    while time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        earlier, answers = answers, {name: stacks_in(folders[name])[length:] for name, length in before.items()}
+        if all(answers.values()) and answers == earlier:  # nobody is still writing
+            break
+    return answers
 
 
 def own_stacks() -> str:
-    """The stacks of this process."""
-    with tempfile.TemporaryFile("w+") as file:
+    """The stacks of this process; a full disk does not matter."""
+    with open(os.memfd_create("stacks"), "w+") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return file.read()

@@ -33,7 +33,8 @@ class ProcessState:
 
     Attributes:
         silent_s: Seconds since its last sign of life.
-        doing: What it mostly did in the second before that: a phase of :data:`sfactory.timing.PHASES`.
+        doing: What it mostly did in the second before that, a phase of :data:`sfactory.timing.PHASES`; empty if it gave none.
+        idle_s: Seconds since it last finished a piece of work; None before the first.
         cpu_s: Of all its threads, so far.
     """
 
@@ -42,6 +43,7 @@ class ProcessState:
     alive: bool
     silent_s: float
     doing: str
+    idle_s: float | None
     cpu_s: float
     rss_mb: float
 
@@ -50,7 +52,9 @@ class ProcessState:
         """Its state in a few words."""
         if not self.alive:
             return "gone"
-        return self.doing if self.silent_s < SILENT_S else f"silent for {self.silent_s:.0f} s; before: {self.doing}"
+        if self.silent_s >= SILENT_S:
+            return f"silent for {self.silent_s:.0f} s" + (f"; before: {self.doing}" if self.doing else "")
+        return (self.doing or "alive") + (f"; last work {self.idle_s:.0f} s ago" if (self.idle_s or 0.0) >= SILENT_S else "")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ def observe(wires: Wires, processes: WorkerProcesses, before: np.ndarray, figure
     """The state of the run that these wires and processes belong to.
 
     Args:
+        processes: The workers' processes; without any, all workers live in this one.
         before: An earlier snapshot of the board, since when the processes are looked at.
     """
     now, board = wires.board.snapshot(), wires.board
@@ -87,12 +92,13 @@ def observe(wires: Wires, processes: WorkerProcesses, before: np.ndarray, figure
     for i, name in enumerate(board.names):
         row = dict(zip(COLUMNS, now[i].tolist(), strict=True))
         phases = Interval([name], before[i : i + 1], now[i : i + 1]).phases(name.split("-")[0])
-        doing = max(phases, key=phases.__getitem__) if phases else "starting" if row["rows"] == 0 else "waiting"
+        doing = max(phases, key=phases.__getitem__) if phases else "" if row["counted"] else "starting"
         rss = 0.0
         with contextlib.suppress(psutil.Error):
             rss = psutil.Process(pids[name]).memory_info().rss / 2**20 if name in pids else 0.0
         silent = max(0.0, time.monotonic() - row["heartbeat"])
-        states.append(ProcessState(name, pids.get(name), name in alive, silent, doing, row["cpu_s"], rss))
+        idle = time.monotonic() - row["counted"] if row["counted"] else None
+        states.append(ProcessState(name, pids.get(name), name in alive, silent, doing, idle, row["cpu_s"], rss))
     queues = {f"requests of policy-{i}": len(queue) for i, queue in enumerate(wires.requests)}
     queues |= {f"ready of rollout-{i}": len(queue) for i, queue in enumerate(wires.ready)}
     queues |= {"free": len(wires.free), "finished": len(wires.finished)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -13,14 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.console import Console
+from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.run_folder import CONFIG, SUMMARY, is_held
 from sfactory.state import RunState, read_status
 
-DESCRIPTION = "Show what the processes of a living run are doing, or how a run has ended."
+DESCRIPTION = """Show what the processes of a living run are doing, or how a run has ended. A SIGUSR2 to the run's process has it write the
+Python stacks of all its processes to a file stall-*.txt in the run folder."""
+OLD_S = 5.0
+"""Age from which a living run's state is said to be old; it is renewed every second, so the run's own process hangs or is busy."""
+WATCH_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,14 +38,42 @@ class Options:
     """Run folder."""
     json: bool = False
     """Print one JSON object."""
+    watch: bool = False
+    """Go on, once a second, until the run ends or Ctrl-C."""
 
 
-def status(run: str | Path) -> tuple[str, RunState | None, dict[str, Any]]:
+@dataclass(frozen=True)
+class RunStatus:
     """How a run is.
 
-    Returns:
-        living, killed (its process is gone without having said how it ended), starting, or the status of its summary; the last state of
-        a run that is living or was killed; the summary of one that has ended.
+    Attributes:
+        word: starting, living, killed (its process is gone without having said how it ended), or the status of its summary: completed,
+            interrupted or failed.
+        state: The last state of a run that is living or was killed.
+        summary: Of a run that has ended.
+    """
+
+    word: str
+    state: RunState | None = None
+    summary: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def goes_on(self) -> bool:
+        return self.word in ("starting", "living")
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the state was written."""
+        return math.nan if self.state is None else max(0.0, time.time() - self.state.time)
+
+    def values(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        state = {} if self.state is None else {"age_s": self.age_s, **dataclasses.asdict(self.state)}
+        return _plain({**self.summary, **state, "status": self.word})
+
+
+def status(run: str | Path) -> RunStatus:
+    """How the run in a folder is.
 
     Raises:
         ConfigError: If the folder holds no run.
@@ -46,13 +81,16 @@ def status(run: str | Path) -> tuple[str, RunState | None, dict[str, Any]]:
     folder = Path(run)
     if not (folder / CONFIG).exists():
         raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder with --run")
+    held = is_held(folder)  # before the state is read, which a run removes when it ends, and not when it is killed
     if (state := read_status(folder)) is not None:
-        return "living" if is_held(folder) else "killed", state, {}
+        return RunStatus("living" if held else "killed", state)
+    if held:
+        return RunStatus("starting")
     try:
         summary = json.loads((folder / SUMMARY).read_text())
-    except (OSError, ValueError):
-        return "starting" if is_held(folder) else "killed", None, {}
-    return summary["status"], None, summary
+        return RunStatus(summary["status"], summary=summary)
+    except (OSError, ValueError, TypeError, KeyError):
+        return RunStatus("killed")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -63,30 +101,35 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     options = tyro.cli(Options, args=args, prog="python -m sfactory.status", description=DESCRIPTION)
     try:
-        word, state, summary = status(options.run)
+        found = status(options.run)
+        with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) if not options.json else contextlib.nullcontext() as live:
+            while True:
+                if live is None:
+                    print(json.dumps(found.values()), flush=True)
+                else:
+                    live.update(_view(options.run, found), refresh=True)
+                if not (options.watch and found.goes_on):
+                    break
+                time.sleep(WATCH_EVERY_S)
+                found = status(options.run)
     except SfactoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
-    if options.json:
-        print(json.dumps({"status": word, **summary} if state is None else {"status": word, **_plain(dataclasses.asdict(state))}))
-        return 0
-    console = Console()
-    if state is None:
-        console.print(f"{options.run}: {word}", *(f"{k} {v}" for k, v in summary.items() if k in ("env_steps", "error") and v is not None))
-    else:
-        _show(console, options.run, word, state)
     return 0
 
 
-def _show(console: Console, run: str, word: str, state: RunState) -> None:
-    age = time.time() - state.time
-    old = f", as of {age:.0f} s ago" if word == "killed" or age > 5 else ""
-    table = Table("process", "pid", "state", "CPU s", "MiB", title=f"{run}: {word}, pid {state.pid}{old}")
+def _view(run: str, found: RunStatus) -> RenderableType:
+    state = found.state
+    if state is None:
+        ends = [f"{name} {value}" for name, value in found.summary.items() if name in ("env_steps", "error") and value is not None]
+        return Text(f"{run}: {found.word}  " + "  ".join(ends))
+    old = f", as of {found.age_s:.0f} s ago" if found.word == "killed" or found.age_s > OLD_S else ""
+    table = Table("process", "pid", "state", "CPU s", "MiB", title=Text(f"{run}: {found.word}, pid {state.pid}{old}"))
     for process in state.processes:
         table.add_row(process.name, str(process.pid or ""), process.sentence, f"{process.cpu_s:.1f}", f"{process.rss_mb:.0f}")
-    console.print(table)
-    for title, counts in (("slots", state.slots), ("waiting messages", state.queues), ("last report", state.figures)):
-        console.print(f"{title}: " + ", ".join(f"{name} {value:,.6g}" for name, value in counts.items()), highlight=False, soft_wrap=True)
+    counts = {"slots": state.slots, "waiting messages": state.queues, "last report": state.figures}
+    lines = [f"{title}: " + ", ".join(f"{name} {value:,.6g}" for name, value in c.items()) for title, c in counts.items()]
+    return Group(table, *map(Text, lines))
 
 
 def _plain(value: Any) -> Any:

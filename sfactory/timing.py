@@ -36,6 +36,8 @@ PHASES = (
 - reporting: statistics and checkpoints.
 """
 IDLE = ("waiting", "blocked")
+WORKING = ("starting", "environment", "forward", "backward")
+"""Phases that no process is ever in while all of them wait for one another."""
 SIZES = 24
 """Classes of the size of a piece of work; class c counts those of 2^(c-1) up to 2^c - 1 rows."""
 COLUMNS = ("heartbeat", "cpu_s", "counted", "batches", "rows", "full_waits", "env_faults", *PHASES, *(f"size_{c}" for c in range(SIZES)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     end_at_once_when_interrupted()
+    if sys.stderr is not None:
+        faulthandler.enable()  # with --serial, environments can crash this process
     status = main()
     ignore_interrupts()
     sys.exit(status)

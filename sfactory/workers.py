@@ -360,9 +360,9 @@ def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., N
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)  # programs that environments start shall still end at a SIGTERM
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # and so shall their forks
+    keep_stacks(folder)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    keep_stacks(folder)
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     try:
         target(plan.open(), dataclasses.replace(wires, events=outbox), *args)

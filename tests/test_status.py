@@ -1,8 +1,11 @@
 """Seeing trouble: the status of a run, the report of a run that hangs, and the stacks of processes."""
 
+import fcntl
 import json
+import math
 import os
 import signal
+import threading
 import time
 
 import gymnasium
@@ -16,10 +19,18 @@ from runs import config_for, rows, summary
 from sfactory import train
 from sfactory.config import LogConfig, RuntimeConfig
 from sfactory.errors import ConfigError
-from sfactory.status import main, status
+from sfactory.processes import WorkerProcesses
+from sfactory.run_folder import open_run
+from sfactory.state import ProcessState, RunState, write_report, write_status
+from sfactory.status import RunStatus, main, status
 from sfactory.watchdog import Watchdog
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
+FLAGS = [
+    "--steps", "1000000000", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128", "--preset", "none",
+    "--log.no-tensorboard", "--log.report-every-s", "0.2", "--device", "cpu",
+]  # fmt: skip
+STATE = RunState(0.0, 1, [ProcessState("rollout-0", None, True, 9.0, "", None, 1.0, 20.0)], {"free": 2}, {}, {"fps": math.nan})
 PLAIN = LogConfig(report_every_s=0.05, display="plain", tensorboard=False)
 
 
@@ -35,7 +46,7 @@ def test_a_living_run_shows_what_each_process_does(tmp_path, capsys):
     def look(report):
         if report.env_steps > 1000 and (tmp_path / "run" / "status.json").exists():
             seen.append(shown(tmp_path / "run", capsys))
-        return len(seen) < 60
+        return len(seen) < 5
 
     train(config_for(tmp_path, Faulty, workers=2, steps=10**9), [look])
     state = seen[-1]
@@ -52,31 +63,83 @@ def test_a_living_run_shows_what_each_process_does(tmp_path, capsys):
 
 def test_a_killed_run_is_shown_as_such_and_a_folder_without_a_run_is_an_error(tmp_path, capsys):
     run = tmp_path / "run"
-    flags = [
-        "--steps",
-        "1000000000",
-        "--workers",
-        "1",
-        "--envs-per-worker",
-        "8",
-        "--rollout",
-        "16",
-        "--batch-size",
-        "128",
-        "--preset",
-        "none",
-    ]
-    with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(run), "--log.no-tensorboard", *flags) as command:
+    with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(run), *FLAGS) as command:
         assert wait_until((run / "status.json").exists, 60)
-        assert status(run)[0] == "living"
+        assert status(run).word == "living"
         os.kill(command.pid, signal.SIGKILL)
         assert command.left_after(5) == []
     assert shown(run, capsys)["status"] == "killed"
     assert main(["--run", str(run)]) == 0
     assert "killed" in capsys.readouterr().out
+    with open_run(config_for(tmp_path, Faulty, overwrite=True)):
+        assert status(run).word == "starting"
     with pytest.raises(ConfigError, match="holds no run"):
         status(tmp_path)
     assert main(["--run", str(tmp_path)]) == 2
+
+
+def test_a_run_that_is_over_is_shown_as_its_summary_says_until_it_starts_again(tmp_path):
+    config = config_for(tmp_path, Faulty, serial=True, steps=256)
+    run = train(config).run_dir
+    assert status(run).word == "completed"
+    with open_run(config):
+        assert status(run).word == "starting"
+    write_status(run, STATE)
+    assert status(run).word == "killed"
+    train(config)
+    assert status(run).word == "completed", "there was nothing left to do"
+
+
+def test_in_a_serial_run_all_work_is_done_by_one_process(tmp_path):
+    seen = []
+
+    def look(report):
+        seen.extend([] if (state := status(tmp_path / "run").state) is None else state.processes)
+        return not seen
+
+    train(config_for(tmp_path, Faulty, serial=True, steps=10**9), [look])
+    assert {process.pid for process in seen} == {os.getpid()}
+    assert all(process.alive and process.sentence != "gone" for process in seen)
+
+
+def test_watching_goes_on_until_the_run_ends(monkeypatch, capsys):
+    states = iter([RunStatus("starting"), RunStatus("living", STATE), RunStatus("completed", summary={"env_steps": 7})])
+    monkeypatch.setattr("sfactory.status.status", lambda run: next(states))
+    monkeypatch.setattr("sfactory.status.WATCH_EVERY_S", 0.0)
+    assert main(["--run", "run", "--watch", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["status"] for line in lines] == ["starting", "living", "completed"]
+    assert lines[1]["age_s"] > 1000
+    assert lines[1]["figures"]["fps"] is None
+    assert lines[2]["env_steps"] == 7
+
+
+def test_whoever_asks_whether_a_run_lives_keeps_nobody_from_starting_it(tmp_path):
+    config = config_for(tmp_path, Faulty)
+    open_run(config).close()
+    with (config.run_dir / ".lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as is_held does, for a moment
+        threading.Timer(0.05, fcntl.flock, (file, fcntl.LOCK_UN)).start()
+        open_run(config).close()
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "doing", "idle_s", "sentence"),
+    [
+        (0.1, "environment", 0.2, "environment"),
+        (0.1, "waiting", 45.0, "waiting; last work 45 s ago"),
+        (0.1, "starting", None, "starting"),
+        (12.0, "", 13.0, "silent for 12 s"),
+    ],
+)
+def test_the_state_of_a_process_says_since_when(silent_s, doing, idle_s, sentence):
+    assert ProcessState("learner", 1, True, silent_s, doing, idle_s, 0.0, 0.0).sentence == sentence
+
+
+def test_only_the_newest_reports_are_kept(tmp_path):
+    paths = [write_report(tmp_path, f"reason {i}", STATE, WorkerProcesses()) for i in range(12)]
+    assert sorted(tmp_path.iterdir()) == paths[2:]
+    assert "rollout-0    pid None  silent for 9 s" in paths[-1].read_text()
 
 
 def test_a_hanging_environment_is_reported_with_the_line_where_it_hangs(tmp_path, capsys):
@@ -86,6 +149,8 @@ def test_a_hanging_environment_is_reported_with_the_line_where_it_hangs(tmp_path
     (report,) = (tmp_path / "run").glob("stall-*.txt")
     text = report.read_text()
     assert "rollout-0: no sign of life" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("rollout-0    pid")]
+    assert "waiting" not in line, "it hangs"
     assert "dying.py" in text.split("=== rollout-0")[1].split("===")[0]
     assert "in _hang" in text
     assert "=== learner" in text
@@ -126,12 +191,22 @@ class Crashing(gymnasium.Env):
         return np.zeros(3, np.float32), 1.0, self.count % 10 == 0, False, {}
 
 
+def test_a_crash_of_a_serial_run_shows_its_python_stack(tmp_path):
+    kwargs = f"{{folder: {tmp_path}}}"
+    flags = ["--run", str(tmp_path / "run"), "--serial", "--env-kwargs", kwargs, *FLAGS]
+    with Command("-m", "sfactory.train", "--env", "test_status:Crashing", *flags) as command:
+        assert command.wait() == -signal.SIGSEGV
+        assert "test_status.py" in command.errors
+        assert "in step" in command.errors
+
+
 def test_a_crash_is_told_with_its_python_stack(tmp_path, capsys):
     result = train(config_for(tmp_path, Crashing, env_kwargs={"folder": str(tmp_path)}, steps=8192, log=PLAIN))
     assert result.status == "completed"
     said = capsys.readouterr().out
     assert "killed by SIGSEGV" in said
     assert "test_status.py" in said
+    assert "Extension modules" not in said
     assert int(rows(result.run_dir)[-1]["restarts"]) == 1
 
 
@@ -163,3 +238,14 @@ class TestWatchdog:
         self.now += 500
         assert self.look(9, 101, 101, 1) == {}
         assert list(self.look(3, 101, 101, 1)) == ["rollout-0"]
+
+    def test_a_watcher_that_is_always_late_still_notices(self):
+        found = {}
+        for _ in range(15):
+            self.now += 59
+            found = found or self.look(1, 100, self.now, self.now)
+        assert list(found) == ["rollout-0"]
+
+    def test_a_process_that_is_about_to_start_has_that_much_longer(self):
+        assert self.look(29, 120, 101, 1) == {}
+        assert list(self.look(2, 120, 101, 2)) == ["rollout-0"]

@@ -376,7 +376,7 @@ def test_signals_to_other_processes_of_a_run_than_its_runner_change_nothing(tmp_
     def disturb(report):
         if report.env_steps > 500 and not sent:
             sent.extend(p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline()))
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
                 for process in sent:
                     process.send_signal(number)
 
