@@ -568,8 +568,6 @@ def validate(config: Config, rows_per_env: int = 1) -> None:
     require(config.runtime.spare_batches >= 1, f"runtime.spare_batches is {config.runtime.spare_batches}; it must be at least 1")
     rate = config.runtime.env_fault_rate
     require(0 <= rate <= 1, f"runtime.env_fault_rate is {rate}; it must lie between 0 and 1")
-    require(config.runtime.restarts >= 0, f"runtime.restarts is {config.runtime.restarts}; it must be at least 0")
-    require(config.optim.max_skipped >= 1, f"optim.max_skipped is {config.optim.max_skipped}; it must be at least 1")
     require(config.optim.lr > 0, f"optim.lr is {config.optim.lr}; it must be above 0")
     require(config.optim.minibatches >= 1, f"optim.minibatches is {config.optim.minibatches}; it must be at least 1")
     require(0 <= config.loss.gamma <= 1, f"loss.gamma is {config.loss.gamma}; it must lie between 0 and 1")
