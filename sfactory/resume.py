@@ -116,6 +116,7 @@ RULES: dict[str, Rule] = {
     "runtime.step_timeout_s": _safe("when to give up"),
     "runtime.restarts": _safe("when to give up"),
     "runtime.validate_observations": _safe("what is noticed"),
+    "runtime.env_fault_rate": _safe("when to give up"),
     "log.report_every_s": _REPORTS,
     "log.episode_window": _safe("reports, and by which mean the best checkpoint is chosen from here on"),
     "log.tensorboard": _REPORTS,
