@@ -13,7 +13,7 @@ from sfactory.envs.making import RAISED, Maker, check_reset, close_quietly, envi
 from sfactory.envs.observations import FrameWriter, mask_in, numeric_extras
 from sfactory.envs.repairs import Repairs
 from sfactory.envs.seeds import env_seed
-from sfactory.errors import EnvironmentFault
+from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
 
 StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
@@ -135,10 +135,10 @@ class SingleGroup:
                 outcome.truncated[:] = truncated
                 self._writer.check_rewards(outcome.reward)
                 return observations, infos, any(terminated) or any(truncated)
-            except (ValueError, TypeError, OverflowError):
-                fault = self._bad_result(results)
             except EnvironmentFault as error:
                 fault = error
+            except Exception:  # values may raise anything when they are looked at
+                fault = self._bad_result(results)
             results[fault.row] = self._new_result(fault)
 
     def _end(self, observations: list[Any], infos: list[Any], outcome: Outcome, after: Frame) -> tuple[list[Any], list[Any]]:
@@ -146,7 +146,7 @@ class SingleGroup:
         outcome.truncated[outcome.terminated] = False
         for row in np.flatnonzero(outcome.terminated | outcome.truncated).tolist():
             if not isinstance(infos[row], dict):
-                fault = EnvironmentFault(f"{self._names[row]}: step() returned {infos[row]!r} as info; it must be a dict", row)
+                fault = EnvironmentFault(f"{self._names[row]}: step() returned {shown(infos[row])} as info; it must be a dict", row)
                 observations[row], infos[row] = self._remake(fault)
                 continue
             if extras := numeric_extras(infos[row]):
@@ -224,7 +224,7 @@ class SingleGroup:
     def _bad_result(self, results: Sequence[Any]) -> EnvironmentFault:
         for row, result in enumerate(results):
             if not isinstance(result, tuple) or len(result) != 5:
-                what = f"a tuple of {len(result)}" if isinstance(result, tuple) else repr(result)
+                what = f"a tuple of {len(result)}" if isinstance(result, tuple) else shown(result)
                 return EnvironmentFault(
                     f"{self._names[row]}: step() returned {what}; it must return the five values observation, reward, "
                     "terminated, truncated, info",
@@ -232,9 +232,9 @@ class SingleGroup:
                 )
             for what, value in zip(("reward", "terminated", "truncated"), result[1:4], strict=True):
                 if not _is_number(value):
-                    return EnvironmentFault(f"{self._names[row]}: step() returned {value!r} as {what}; it must be one number", row)
+                    return EnvironmentFault(f"{self._names[row]}: step() returned {shown(value)} as {what}; it must be one number", row)
         return EnvironmentFault(
-            f"{self._names[0]}: step() returned {results[0]!r}, not observation, reward, terminated, truncated, info", row=0
+            f"{self._names[0]}: step() returned {shown(results[0])}, not observation, reward, terminated, truncated, info", row=0
         )
 
 

@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_i
 
 from sfactory.config import env_name
 from sfactory.envs.group import EnvRequest
-from sfactory.errors import ConfigError, EnvironmentFault, SfactoryError
+from sfactory.errors import ConfigError, EnvironmentFault, SfactoryError, said, shown
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 Maker = Callable[[Sequence[int]], Any]
@@ -73,7 +73,7 @@ def fault_of(name: str, doing: str, error: BaseException, row: int | None = None
     """The fault that says what an environment did when it raised, with the environment's own traceback."""
     frames = error.__traceback__ and (error.__traceback__.tb_next or error.__traceback__)
     lines = "".join(traceback.format_exception(type(error), error, frames))
-    return EnvironmentFault(f"{name} raised {type(error).__name__} in {doing}: {error}\n{lines.rstrip()}", row)
+    return EnvironmentFault(f"{name} raised {type(error).__name__} in {doing}: {said(error)}\n{lines.rstrip()}", row)
 
 
 def close_quietly(env: Any) -> None:
@@ -93,7 +93,7 @@ def check_reset(name: str, reset: Callable[[], Any], row: int | None = None) -> 
     except RAISED as error:
         raise fault_of(name, "reset()", error, row) from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-        raise EnvironmentFault(f"{name}: reset() returned {result!r}; it must return the two values observation, info (a dict)", row)
+        raise EnvironmentFault(f"{name}: reset() returned {shown(result)}; it must return the two values observation, info (a dict)", row)
     return result
 
 
@@ -105,7 +105,7 @@ def read_spaces(observation: Any, action: Any, request: EnvRequest) -> tuple[Obs
     """
     for what, space in (("observation_space", observation), ("action_space", action)):
         if not isinstance(space, gymnasium.Space):
-            raise ConfigError(f"{env_name(request.env)}: {what} is {space!r}; it must be a gymnasium.spaces.Space")
+            raise ConfigError(f"{env_name(request.env)}: {what} is {shown(space)}; it must be a gymnasium.spaces.Space")
     try:
         return ObservationSpec.from_space(observation), ActionSpec.from_space(action, request.squash)
     except ConfigError as error:
@@ -180,7 +180,7 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
         if vector:
             return gymnasium.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **kwargs)
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
-    except Exception as error:
+    except RAISED as error:
         maker = spec.vector_entry_point if vector else spec.entry_point
         given = {"num_envs": count, **spec.kwargs, **kwargs} if vector else {**spec.kwargs, **kwargs}
         given.pop("max_episode_steps", None)
@@ -191,12 +191,12 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
     name = env_name(maker)
     if not callable(maker):
         remedy = "name a Gymnasium id, or pass a callable that makes an environment, such as its class or lambda: ..."
-        raise ConfigError(f"env is {maker!r}; {remedy}")
+        raise ConfigError(f"env is {shown(maker)}; {remedy}")
     if "num_envs" in _parameters(maker):
         kwargs.setdefault("num_envs", count)
     try:
         env = maker(**kwargs)
-    except Exception as error:
+    except RAISED as error:
         _explain(name, maker, kwargs, error)
     if isinstance(env, gymnasium.Env) or is_vector(env) or is_parallel(env):
         return env
@@ -205,7 +205,7 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
         remedy += "; pettingzoo.utils.conversions.aec_to_parallel makes one of a turn-based environment"
     elif callable(getattr(env, "step", None)):
         remedy += "; derive its class from gymnasium.Env"
-    raise ConfigError(f"{name} returned {env!r}; {remedy}")
+    raise ConfigError(f"{name} returned {shown(env)}; {remedy}")
 
 
 def _find_spec(env: str) -> EnvSpec:
@@ -232,8 +232,13 @@ def _find_spec(env: str) -> EnvSpec:
 def _import(module: str, env: str) -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise ConfigError(f"cannot import the module {module!r} of env {env!r}: {error}; install it, or correct its name") from error
+    except RAISED as error:
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        raise ConfigError(
+            f"the module {module!r} of env {env!r} raised {type(error).__name__} when imported: {said(error)}\n{trace}"
+        ) from error
 
 
 def _register_package(package: str, env: str) -> None:
@@ -258,7 +263,7 @@ def _parameters(maker: Any) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], error: Exception) -> NoReturn:
+def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], error: BaseException) -> NoReturn:
     """Raise the ConfigError that says why `maker`, a callable or ``module:attribute``, raised `error` when called with `kwargs`."""
     if isinstance(error, SfactoryError):
         raise error
@@ -270,7 +275,7 @@ def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], error: Exception)
     if isinstance(error, TypeError):
         _check_arguments(name, load_env_creator(maker) if isinstance(maker, str) else maker, kwargs, error)
     trace = "".join(traceback.format_exception(error)).rstrip()
-    raise ConfigError(f"{name} could not be made with env_kwargs {dict(kwargs)}: {type(error).__name__}: {error}\n{trace}") from error
+    raise ConfigError(f"{name} could not be made with env_kwargs {dict(kwargs)}: {type(error).__name__}: {said(error)}\n{trace}") from error
 
 
 def _check_arguments(name: str, maker: Any, kwargs: Mapping[str, Any], error: TypeError) -> None:

@@ -13,7 +13,7 @@ from sfactory.envs.making import RAISED, Maker, check_reset, close_quietly, envi
 from sfactory.envs.observations import FrameWriter, mask_in, numeric_extras
 from sfactory.envs.repairs import Repairs
 from sfactory.envs.seeds import env_seed
-from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.errors import ConfigError, EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
 
 
@@ -39,7 +39,7 @@ def read_spec(env: Any, request: EnvRequest) -> EnvSpec:
     name = environment_name(request, 0)
     observations, infos = check_reset(name, lambda: env.reset(seed=0))
     if not isinstance(observations, Mapping) or not set(env.agents) <= set(observations):
-        raise EnvironmentFault(f"{name}: reset() returned {observations!r}; it must return a dict with those of all of {env.agents}")
+        raise EnvironmentFault(f"{name}: reset() returned {shown(observations)}; it must return a dict with those of all of {env.agents}")
     masked = observation.mask_path is not None or any(MASK_KEY in info for info in infos.values())
     return EnvSpec(observation, action, agents=len(agents), masked=masked, family="multiagent", render_fps=render_fps(env))
 
@@ -157,7 +157,7 @@ class ParallelGroup:
             raise fault_of(self._names[index], f"step({chosen!r})", error) from error
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
             raise EnvironmentFault(
-                f"{self._names[index]}: step() returned {result!r}; it must return five dicts by agent: observations, "
+                f"{self._names[index]}: step() returned {shown(result)}; it must return five dicts by agent: observations, "
                 "rewards, terminations, truncations, infos"
             )
         observations, rewards, terminations, truncations, infos = result
@@ -167,7 +167,7 @@ class ParallelGroup:
         for row, agent in acting:
             reward = np.asarray(rewards.get(agent, 0.0))
             if reward.shape != () or reward.dtype.kind not in "biuf":
-                raise EnvironmentFault(f"{self._row_name(row)}: the reward is {rewards[agent]!r}; it must be one number")
+                raise EnvironmentFault(f"{self._row_name(row)}: the reward is {shown(rewards[agent])}; it must be one number")
             outcome.reward[row] = reward
             outcome.terminated[row] = bool(terminations.get(agent))
             outcome.truncated[row] = not terminations.get(agent) and agent not in living

@@ -5,6 +5,7 @@ Whole groups are written and checked with a few NumPy calls; only when one of th
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -12,12 +13,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sfactory.envs.group import EnvSpec, Frame
-from sfactory.errors import EnvironmentFault
+from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY, Leaf
 
 NO_MASK = "info has no action_mask, though the first reset() gave one; give it at every reset() and step()"
 _NO_EXTRAS = ("TimeLimit.truncated", "episode", MASK_KEY)
-_MISFIT = (ValueError, TypeError, KeyError, IndexError)
+_MISFIT = Exception
+"""What a value raises that is no array: objects of a user's own may raise anything when they are looked at."""
 
 
 class FrameWriter:
@@ -74,7 +76,7 @@ class FrameWriter:
             try:
                 value = np.asarray(_value(observation, leaf))
             except _MISFIT as error:
-                raise EnvironmentFault(f"{self._name(0)}: the batched observation has no {leaf.name}: {error!r}") from error
+                raise EnvironmentFault(f"{self._name(0)}: the batched observation has no {leaf.name}: {shown(error)}") from error
             if value.shape != target.shape or not _fits(value.dtype, leaf):
                 raise EnvironmentFault(
                     f"{self._name(0)}: the batched observation {leaf.name} has shape {value.shape} and dtype {value.dtype}; its space says "
@@ -142,15 +144,15 @@ class FrameWriter:
                 try:
                     value = np.asarray(_value(observation, leaf))
                 except _MISFIT as error:
-                    text = f"{self._name(row)}: the observation {_short(observation)} has no {leaf.name}: {error!r}"
+                    text = f"{self._name(row)}: the observation {shown(observation)} has no {leaf.name}: {shown(error)}"
                     raise EnvironmentFault(text, row) from error
                 if value.shape != leaf.shape or not _fits(value.dtype, leaf):
                     raise EnvironmentFault(
                         f"{self._name(row)}: the observation {leaf.name} has shape {value.shape} and dtype {value.dtype}; its space says "
-                        f"{leaf.shape} and {leaf.dtype}; return that, or change the observation space. It is {_short(value)}",
+                        f"{leaf.shape} and {leaf.dtype}; return that, or change the observation space. It is {shown(value)}",
                         row,
                     )
-        raise EnvironmentFault(f"{self._name(first_row)}: the observations do not fit their space: {_short(observations[0])}", first_row)
+        raise EnvironmentFault(f"{self._name(first_row)}: the observations do not fit their space: {shown(observations[0])}", first_row)
 
     def _name_mask(self, masks: Sequence[Any]) -> NoReturn:
         """Raise an EnvironmentFault that names the first bad action mask."""
@@ -160,8 +162,8 @@ class FrameWriter:
             try:
                 self._action.flat_mask(mask)
             except _MISFIT as error:
-                raise EnvironmentFault(f"{self._name(row)}: {error}; it is {_short(mask)}", row) from error
-        raise EnvironmentFault(f"{self._name(0)}: the action masks do not fit the action space: {_short(masks[0])}", 0)
+                raise EnvironmentFault(f"{self._name(row)}: {error}; it is {shown(mask)}", row) from error
+        raise EnvironmentFault(f"{self._name(0)}: the action masks do not fit the action space: {shown(masks[0])}", 0)
 
 
 def _value(observation: Any, leaf: Leaf) -> Any:
@@ -199,11 +201,6 @@ def _fits(dtype: np.dtype, leaf: Leaf) -> bool:
     return dtype.kind in "biu" or (dtype.kind == "f" and leaf.dtype.kind == "f")
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
 def mask_in(holder: Any) -> Any:
     """The action mask in an info or a Dict observation, or None."""
     return holder.get(MASK_KEY) if isinstance(holder, Mapping) else None
@@ -213,12 +210,12 @@ def numeric_extras(info: Mapping[str, Any]) -> dict[str, float]:
     """The finite numeric scalars of an episode's last info, without the entries that Gymnasium itself puts there."""
     extras = {}
     for key, value in info.items():
-        if key in _NO_EXTRAS or key.startswith("final_"):
+        if not isinstance(key, str) or key in _NO_EXTRAS or key.startswith("final_"):
             continue
         if isinstance(value, bool | int | float | np.number | np.bool_) and not isinstance(value, np.complexfloating):
-            number = float(value)
-            if np.isfinite(number):
-                extras[key] = number
+            with contextlib.suppress(OverflowError, TypeError):  # of a number beyond all floats, and of a time
+                if math.isfinite(number := float(value)):
+                    extras[key] = number
     return extras
 
 

@@ -15,7 +15,7 @@ from sfactory.envs.making import RAISED, Maker, check_reset, close_quietly, envi
 from sfactory.envs.observations import NO_MASK, FrameWriter, numeric_extras
 from sfactory.envs.repairs import Repairs
 from sfactory.envs.seeds import env_seed
-from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.errors import ConfigError, EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
 
 
@@ -196,7 +196,7 @@ class VectorGroup:
             observation, reward, terminated, truncated, info = result
             for target, value in zip(outcome, (reward, terminated, truncated), strict=True):
                 if np.shape(value) != (self.rows,):
-                    raise ValueError(f"{value!r}")
+                    raise ValueError(shown(value))
                 target[:] = value
         except (ValueError, TypeError) as error:
             raise EnvironmentFault(

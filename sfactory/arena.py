@@ -14,6 +14,7 @@ Only the present owner writes ``state``. Every slot is in exactly one state at a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -161,7 +162,7 @@ def _layout(fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> t
     layout, offset = [], 0
     for name, shape, dtype in arrays:
         layout.append((name, shape, dtype, offset))
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(map(int, shape)) * dtype.itemsize
         offset += -(-size // ALIGNMENT) * ALIGNMENT
     return layout, offset
 

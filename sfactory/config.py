@@ -12,7 +12,9 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import math
 import numbers
+import operator
 import os
 import types
 import typing
@@ -25,10 +27,13 @@ import tyro
 import yaml
 from tyro.constructors import PrimitiveConstructorSpec
 
-from sfactory.errors import ConfigError
+from sfactory.errors import ConfigError, shown
 from sfactory.presets import preset_for
 
 T = TypeVar("T")
+LARGEST = 2**53
+"""No whole number of a configuration is larger."""
+MOST_SLOTS = 2**22 - 1
 MOST_YAML_NODES = 100_000
 """Entries of a YAML file, aliases written out."""
 
@@ -409,8 +414,15 @@ def _type_problems(config: Any, path: str = "") -> list[str]:
         if dataclasses.is_dataclass(hint) and isinstance(value, hint):
             problems += _type_problems(value, f"{path}{name}.")
         elif not _fits(value, hint):
-            problems.append(f"{path}{name} is {value!r}; it must be {_described(hint)}")
+            problems.append(f"{path}{name} is {shown(value)}; it must be {_described(hint)}")
+        elif any(map(_is_no_number, value if isinstance(value, list | tuple) else (value,))):
+            problems.append(f"{path}{name} is {shown(value)}; it must be a number, and a whole number at most 2**53")
     return problems
+
+
+def _is_no_number(value: Any) -> bool:
+    """Whether it is a NaN, or a whole number that is not exact as a floating-point number."""
+    return value != value or (isinstance(value, numbers.Integral) and abs(value) > LARGEST)
 
 
 def _described(hint: Any) -> str:
@@ -458,9 +470,8 @@ def fitted(config: Config, rows_per_env: int) -> Config:
     segment = config.rollout * config.envs_per_group * rows_per_env
     if "batch_size" in config._given or segment < 1 or config.optim.minibatches < 1:
         return config
-    segments = max(1, round(config.batch_size / segment))
-    while segments * segment // config.rollout % config.optim.minibatches:
-        segments += 1
+    step = config.optim.minibatches // math.gcd(segment // config.rollout, config.optim.minibatches)  # so that minibatches divide the rows
+    segments = -(-max(1, round(config.batch_size / segment)) // step) * step
     return _with(config, batch_size=segments * segment)
 
 
@@ -542,6 +553,38 @@ def from_command_line(args: Sequence[str], prog: str, description: str = "") -> 
     return config
 
 
+_ANY = math.inf
+_FROM_0 = (
+    "seed", "optim.max_grad_norm", "loss.rho_bar", "loss.c_bar", "loss.rho_bar_pg", "loss.value_clip", "loss.value_coef",
+    "loss.reward_clip", "loss.max_lag", "runtime.restarts", "log.save_every_s", "log.milestone_every",
+)  # fmt: skip
+_FROM_1 = (
+    "steps", "envs_per_worker", "batch_size", "epochs", "model.features", "model.core_size", "optim.minibatches", "optim.max_skipped",
+    "runtime.spare_batches", "log.episode_window", "log.keep",
+)  # fmt: skip
+_ABOVE_0 = ("optim.lr", "optim.eps", "optim.target_kl", "loss.clip", "runtime.step_timeout_s", "log.report_every_s")
+_RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(_FROM_0, (0, _ANY)),
+    **dict.fromkeys(_FROM_1, (1, _ANY)),
+    **dict.fromkeys(("loss.gamma", "loss.lam", "runtime.env_fault_rate"), (0, 1)),
+    **dict.fromkeys(("runtime.learner_threads", "runtime.inference_threads", "runtime.env_threads"), (1, 1024)),
+    **dict.fromkeys(("workers", "runtime.groups", "runtime.policy_workers"), (1, 10_000)),
+    "rollout": (1, 1_000_000),
+    "model.core_layers": (1, 100),
+}
+"""Least and greatest value of fields, where there is one. Those of the sizes are far beyond what a machine can do; messages between
+workers have room for them."""
+
+
+def _value_of(config: Config, name: str) -> Any:
+    """The value of a field by its dotted name."""
+    return operator.attrgetter(name)(config)
+
+
+def _said(low: float, high: float) -> str:
+    return f"be at least {low}" if high == _ANY else f"lie between {low} and {high}"
+
+
 def validate(config: Config, rows_per_env: int = 1) -> None:
     """Check a resolved config as a whole.
 
@@ -559,27 +602,17 @@ def validate(config: Config, rows_per_env: int = 1) -> None:
             problems.append(message)
 
     require(bool(config.env), "env is not set; name a Gymnasium id, for example --env CartPole-v1")
-    for name in ("steps", "envs_per_worker", "rollout", "batch_size", "epochs"):
-        require(getattr(config, name) >= 1, f"{name} is {getattr(config, name)}; it must be at least 1")
-    require(config.seed >= 0, f"seed is {config.seed}; it must be 0 or more")
-    require(config.workers is None or config.workers >= 1, f"workers is {config.workers}; it must be at least 1, or unset")
-    require(config.runtime.groups >= 1, f"runtime.groups is {config.runtime.groups}; it must be at least 1")
-    require(config.runtime.policy_workers >= 1, f"runtime.policy_workers is {config.runtime.policy_workers}; it must be at least 1")
-    require(config.runtime.spare_batches >= 1, f"runtime.spare_batches is {config.runtime.spare_batches}; it must be at least 1")
-    rate = config.runtime.env_fault_rate
-    require(0 <= rate <= 1, f"runtime.env_fault_rate is {rate}; it must lie between 0 and 1")
-    require(config.optim.lr > 0, f"optim.lr is {config.optim.lr}; it must be above 0")
-    require(config.optim.minibatches >= 1, f"optim.minibatches is {config.optim.minibatches}; it must be at least 1")
-    require(0 <= config.loss.gamma <= 1, f"loss.gamma is {config.loss.gamma}; it must lie between 0 and 1")
-    require(0 <= config.loss.lam <= 1, f"loss.lam is {config.loss.lam}; it must lie between 0 and 1")
-    require(config.loss.clip > 0, f"loss.clip is {config.loss.clip}; it must be above 0")
-    require(config.log.report_every_s > 0, f"log.report_every_s is {config.log.report_every_s}; it must be above 0")
-    require(config.log.keep >= 1, f"log.keep is {config.log.keep}; it must be at least 1")
+    for name, (low, high) in _RANGES.items():
+        value = _value_of(config, name)
+        require(value is None or low <= value <= high, f"{name} is {value}; it must {_said(low, high)}")
+    for name in _ABOVE_0:
+        require(_value_of(config, name) > 0, f"{name} is {_value_of(config, name)}; it must be above 0")
+    require(all(width >= 1 for width in config.model.hidden), f"model.hidden is {config.model.hidden}; every width must be at least 1")
+    require(all(0 <= beta < 1 for beta in config.optim.betas), f"optim.betas are {config.optim.betas}; each must be at least 0 and below 1")
     for name in ("device", "runtime.inference_device"):
-        group, _, key = name.rpartition(".")
-        value = getattr(getattr(config, group) if group else config, key)
+        value = _value_of(config, name)
         names = [] if value is None else value.split(",") if name == "runtime.inference_device" else [value]
-        require(all(map(_known_device, names)), f"{name} is {value!r}; use auto, cpu, cuda or cuda:N")
+        require(all(map(_known_device, names)), f"{name} is {shown(value)}; use auto, cpu, cuda or cuda:N")
     if not problems:
         problems += _size_problems(config, rows_per_env)
     if problems:
@@ -587,7 +620,7 @@ def validate(config: Config, rows_per_env: int = 1) -> None:
 
 
 def _known_device(name: str) -> bool:
-    return name in ("auto", "cpu", "cuda") or (name.startswith("cuda:") and name[5:].isdigit())
+    return name in ("auto", "cpu", "cuda") or (name.startswith("cuda:") and name[5:].isascii() and name[5:].isdigit())
 
 
 def _size_problems(config: Config, rows_per_env: int) -> list[str]:
@@ -602,6 +635,8 @@ def _size_problems(config: Config, rows_per_env: int) -> list[str]:
         near = max(1, round(config.batch_size / segment)) * segment
         return [f"batch_size {config.batch_size} is not a multiple of rollout {config.rollout} x rows {rows} = {segment}; try {near}"]
     problems = []
+    if (slots := slot_count(config, rows)) > MOST_SLOTS:
+        problems.append(f"these sizes make {slots} slots; at most {MOST_SLOTS} are possible; lower batch_size, spare_batches or workers")
     columns = config.batch_size // config.rollout
     if columns % config.optim.minibatches:
         problems.append(
@@ -617,7 +652,8 @@ def _size_problems(config: Config, rows_per_env: int) -> list[str]:
 
 
 def _divisor_near(number: int, wanted: int) -> int:
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - wanted))
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return min((*small, *(number // d for d in small)), key=lambda d: abs(d - wanted))
 
 
 def segments_per_batch(config: Config, rows: int) -> int:

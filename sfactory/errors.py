@@ -44,3 +44,20 @@ class RunFailed(SfactoryError):
 
 class CheckpointError(SfactoryError):
     """No checkpoint could be read, or it does not fit the model."""
+
+
+def shown(value: object, longest: int = 200) -> str:
+    """A value as an error message shows it: shortened, and whatever it raises when it is asked."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__} that cannot be shown>"
+    return text if len(text) <= longest else f"{text[:longest]}..."
+
+
+def said(error: BaseException) -> str:
+    """What an exception says, if that can be had."""
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__name__} that cannot be shown>"

@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
+import torch
 from torch import nn
 
 from sfactory import compute
 from sfactory.arena import arena_bytes, segment_fields
 from sfactory.config import segments_per_batch, slot_count
 from sfactory.errors import ConfigError
+from sfactory.model import build_model
+from sfactory.model.actor_critic import CORES
+from sfactory.model.encoders import KNOWN
 from sfactory.processes import server_pid
 
 if TYPE_CHECKING:
@@ -59,6 +63,30 @@ def check_limits(plan: Plan, model: nn.Module) -> None:
     if problems:
         raise ConfigError(*problems)
     _warn_of_disk(plan, model)
+
+
+def check_model(plan: Plan) -> None:
+    """Make sure that there is memory for the model, before it is made. Only a user's own parts are not looked at.
+
+    Raises:
+        ConfigError: With the figures.
+    """
+    config = plan.config.model
+    if config.model != "none" or not (config.encoder in KNOWN and config.core in ("none", *CORES)):
+        return
+    try:
+        with torch.device("meta"):  # shapes without memory
+            model = build_model(plan.env.observation, plan.env.action, config)
+        needed = 6 * sum(weights.nbytes for weights in model.parameters())
+    except RuntimeError as error:
+        raise ConfigError(
+            f"a model of these sizes cannot be made: {error}; lower model.hidden, model.features or model.core_size"
+        ) from error
+    if needed > MEMORY_SHARE * (free := free_memory()).left:
+        raise ConfigError(
+            f"training the model needs {needed / 2**30:.1f} GiB for weights, gradients and optimizer, and {free.by} leaves "
+            f"{max(0, free.left) / 2**30:.1f} GiB; lower model.hidden, model.features or model.core_size, or make the spaces smaller"
+        )
 
 
 class Limit(NamedTuple):

@@ -30,7 +30,7 @@ def load_object(name_or_callable: str | Callable[..., Any], role: str = "object"
             raise ConfigError(f"{role} is {name_or_callable!r}; write it as module:Name, for example my_package.networks:MyEncoder")
         try:
             module = importlib.import_module(module_name)
-        except ImportError as error:
+        except (ImportError, ValueError) as error:
             raise ConfigError(
                 f"{role} {name_or_callable!r}: module {module_name} cannot be imported ({error}); check its name and that it lies on "
                 "the Python path"

@@ -106,6 +106,6 @@ def preset_for(preset: str, env: Any) -> tuple[str, dict[str, Any]]:
     if preset == "none":
         return "none", {}
     name = family_of(env) if preset == "auto" else preset
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; use auto, none or one of {', '.join(PRESETS)}")
     return name, PRESETS[name]

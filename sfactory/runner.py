@@ -28,7 +28,7 @@ from sfactory.envs import probe, resolve_env
 from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError, EnvironmentFault, RunFailed, SfactoryError
 from sfactory.interrupts import end_at_once
-from sfactory.limits import check_limits
+from sfactory.limits import check_limits, check_model
 from sfactory.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
 from sfactory.model import build_model
 from sfactory.processes import WorkerProcesses, fork_server
@@ -146,6 +146,7 @@ def make_plan(config: Config) -> workers.Plan:
         raise ConfigError(*dict.fromkeys(problems))
     config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
     plan = workers.Plan(config, env, source)
+    check_model(plan)
     check_limits(plan, build_model(env.observation, env.action, config.model))
     return plan
 
