@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -100,18 +100,21 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 if the folder holds no run.
     """
     options = tyro.cli(Options, args=args, prog="python -m sfactory.status", description=DESCRIPTION)
+    console = Console()
+    live = Live(console=console, auto_refresh=False) if options.watch and console.is_terminal and not options.json else None
     try:
-        found = status(options.run)
-        with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) if not options.json else contextlib.nullcontext() as live:
+        with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
             while True:
-                if live is None:
+                found = status(options.run)
+                if options.json:
                     print(json.dumps(found.values()), flush=True)
-                else:
+                elif live is not None:
                     live.update(_view(options.run, found), refresh=True)
+                else:
+                    console.print(_view(options.run, found))
                 if not (options.watch and found.goes_on):
                     break
                 time.sleep(WATCH_EVERY_S)
-                found = status(options.run)
     except SfactoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
