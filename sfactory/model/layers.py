@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -107,8 +108,8 @@ class FlatInput(nn.Module):
         super().__init__()
         self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
         self.out_features = sum(leaf.sizes) if leaf.sizes else math.prod(leaf.shape)
-        ends = torch.tensor(leaf.sizes, dtype=torch.int64).cumsum(0)
-        self.register_buffer("offsets", ends - torch.tensor(leaf.sizes, dtype=torch.int64) if leaf.sizes else None, persistent=False)
+        offsets = torch.tensor([0, *accumulate(leaf.sizes[:-1])]) if leaf.sizes else None
+        self.register_buffer("offsets", offsets, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.reshape(len(x), -1)
