@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from sfactory.workers import Plan
 
 MIB = 2**20
-SERVER_MIB, LEARNER_MIB, POLICY_MIB, ROLLOUT_MIB = 215, 70, 15, 12
-"""Private memory of each kind of process besides trajectories, weights and environments, as measured (perf/RESULTS.md)."""
+SERVER_MIB = 215 if torch.version.cuda is None else 475
+"""Private memory of the fork server, as measured: torch's libraries take most of it, and those of a CUDA build are larger."""
+LEARNER_MIB, POLICY_MIB, ROLLOUT_MIB = 70, 15, 12
+"""Private memory of each kind of worker besides trajectories, weights and environments, as measured (perf/RESULTS.md)."""
 OWN_DESCRIPTORS, DESCRIPTORS_PER_PROCESS = 24, 4
 """What the runner opens for a run (shared blocks, reports, the server), and for each process of it: its pipe, its sentinel, and two
 while it starts."""
