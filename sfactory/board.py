@@ -168,10 +168,15 @@ class Saved:
 
 @dataclass(frozen=True)
 class Finished:
-    """The learner has reached the run's number of steps, or has stopped as told; its last checkpoint is written."""
+    """The learner has reached the run's number of steps, or has stopped as told.
+
+    Attributes:
+        unsaved: Why its last checkpoint could not be written, if so.
+    """
 
     env_steps: int
     completed: bool
+    unsaved: str | None = None
 
 
 @dataclass(frozen=True)

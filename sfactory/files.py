@@ -1,7 +1,8 @@
-"""Files that are whole or absent: written under a temporary name, synced to the disk, then renamed."""
+"""Files that are whole or absent: written under a temporary name, synced to the disk, then renamed; and whole additions to others."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -49,3 +50,22 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def append_whole(path: Path, data: bytes, begin: bytes = b"") -> None:
+    """Add to the end of a file, or leave it as it is.
+
+    Args:
+        begin: What a new file begins with.
+
+    Raises:
+        OSError: For example if the disk is full; nothing has been added then.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("ab") as file:
+            file.write(data if size else begin + data)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.truncate(path, size)
+        raise

@@ -18,7 +18,8 @@ import numpy as np
 
 from sfactory.config import Config
 from sfactory.errors import ConfigError
-from sfactory.files import write_atomically
+from sfactory.event_file import EventFile
+from sfactory.files import append_whole, write_atomically
 
 
 def _column(section: str, default: Any = dataclasses.MISSING) -> Any:
@@ -113,28 +114,22 @@ class MetricsWriter:
         self._csv = Path(run_folder) / "metrics.csv"
         if self._csv.exists():
             _mend_csv(self._csv)
-        self._tensorboard = _tensorboard_writer(run_folder, env_steps) if config.log.tensorboard else None
+        self._unwritten: list[bytes] = []
+        self._events = EventFile(run_folder, env_steps) if config.log.tensorboard else None
 
     def write(self, report: Report) -> None:
         """Add one row; it is in the file when this returns. The first row brings the header.
 
         Raises:
-            OSError: For example if the disk is full.
+            OSError: For example if the disk is full. metrics.csv has whole rows only, and gets those that it lacks the next time.
         """
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(_cell(getattr(report, f.name)) for f in _COLUMNS)
-        with self._csv.open("ab") as file:
-            file.write((b"" if file.tell() else _HEADER) + text.getvalue().encode())
-        if self._tensorboard is not None:
-            for tag, value in _scalars(report):
-                self._tensorboard.add_scalar(tag, value, report.env_steps)
-            self._tensorboard.flush()
-
-    def close(self) -> None:
-        """Finish the TensorBoard file. May be called twice."""
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
+        self._unwritten.append(text.getvalue().encode())
+        append_whole(self._csv, b"".join(self._unwritten), _HEADER)
+        self._unwritten.clear()
+        if self._events is not None:
+            self._events.write(_scalars(report), report.env_steps)
 
 
 def _mend_csv(path: Path) -> None:
@@ -146,17 +141,6 @@ def _mend_csv(path: Path) -> None:
     header = data[:whole].partition(b"\n")[0] + b"\n"
     if whole and header != _HEADER:
         raise ConfigError(f"{path} has other columns than this sfactory writes; move it away, or name another folder with --run")
-
-
-def _tensorboard_writer(folder: str | os.PathLike[str], env_steps: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(
-            f"log.tensorboard is on and {error.name or 'tensorboard'} is not installed; pip install tensorboard, or turn "
-            "it off with --log.no-tensorboard"
-        ) from error
-    return SummaryWriter(os.fspath(folder), purge_step=env_steps or None)
 
 
 def _cell(value: float | int) -> str:

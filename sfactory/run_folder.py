@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,12 @@ class RunFolder(os.PathLike):
     Attributes:
         path: The folder.
         resumed: Whether it holds an earlier run's reports or checkpoints, which this run continues.
+        config: Of this run.
     """
 
     path: Path
     resumed: bool
+    config: Config
     _lock: int
 
     @property
@@ -64,7 +67,19 @@ class RunFolder(os.PathLike):
         if self.resumed and path.exists():
             with contextlib.suppress(CheckpointError):
                 check_spaces(load_spec(path, spec.action.squash), spec, f"the run in {self.path}", "its environment now")
-        save_spec(path, spec)
+        with _telling_of(self.path):
+            save_spec(path, spec)
+
+    def restore(self, spec: EnvSpec) -> None:
+        """Describe the run again in its folder if somebody has removed that; the next reports and checkpoints follow.
+
+        Raises:
+            OSError: For example if the disk is full.
+        """
+        if not (self.path / CONFIG).exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            save_spec(self.path / SPACES, spec)
+            _save_config(self.path, self.config)
 
     def close(self) -> None:
         """Let another process have the folder. Call once."""
@@ -90,12 +105,10 @@ def open_run(config: Config) -> RunFolder:
             that this one cannot continue (:mod:`sfactory.resume`); lists every such field.
     """
     path = config.run_dir
-    try:
+    with _telling_of(path):
         path.mkdir(parents=True, exist_ok=True)
         _saved_values(path)  # before the lock's file is put into a folder that is not a run's
         lock = _take_lock(path)
-    except OSError as error:
-        raise ConfigError(f"cannot use the run folder {path}: {error.strerror}; name another one with --run") from error
     try:
         saved = _saved_values(path)
         if saved is not None and config.overwrite:
@@ -103,12 +116,26 @@ def open_run(config: Config) -> RunFolder:
         resumed = (path / METRICS).exists() or not CheckpointStore(path / CHECKPOINTS).is_empty()
         if resumed and saved is not None:
             check_resume(path, saved, to_dict(config))
-        values = to_dict(dataclasses.replace(config, overwrite=False))
-        write_atomically(path / CONFIG, yaml.safe_dump(values, sort_keys=False).encode())
+        with _telling_of(path):
+            _save_config(path, config)
     except BaseException:
         os.close(lock)
         raise
-    return RunFolder(path, resumed, lock)
+    return RunFolder(path, resumed, config, lock)
+
+
+@contextlib.contextmanager
+def _telling_of(path: Path) -> Iterator[None]:
+    """Turn what the system has against a run folder into an error for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot use the run folder {path}: {error.strerror}; name another one with --run") from error
+
+
+def _save_config(path: Path, config: Config) -> None:
+    values = to_dict(dataclasses.replace(config, overwrite=False))
+    write_atomically(path / CONFIG, yaml.safe_dump(values, sort_keys=False).encode())
 
 
 def read_config(folder: str | os.PathLike[str]) -> Config:

@@ -190,7 +190,7 @@ class _Supervisor:
         self._error: Exception | None = None
         self._finished: Finished | None = None
         self._signal: int | None = None
-        self._cancelled = self._report_asked = False
+        self._cancelled = self._report_asked = self._unwritten = False
         self._last_report: Report | None = None
         self._processes = WorkerProcesses()
         self._shared_plan = None if config.serial else workers.SharedPlan(plan)
@@ -219,6 +219,8 @@ class _Supervisor:
         remove_status(self._folder.path)
         if self._snapshot is not None and self._snapshot.env_steps >= self._plan.config.steps:
             return self._nothing_to_do(self._snapshot)
+        if self._snapshot is not None:
+            self._display.note(f"going on at {self._snapshot.env_steps:,} env steps")
         with self._signals():
             try:
                 if self._plan.config.serial:
@@ -229,9 +231,8 @@ class _Supervisor:
             except Exception as error:
                 self._fail(error)
             self._budget.flush()
-            self._display.close()
-            self._writer.close()
             result = self._summarise()
+            self._display.close()
             remove_status(self._folder.path)
         if self._error is not None:
             raise self._error
@@ -275,7 +276,6 @@ class _Supervisor:
         config, steps = self._plan.config, snapshot.env_steps
         self._display.note(f"nothing to do: {self._folder.path} has {steps} of {config.steps} env steps; raise --steps")
         self._display.close()
-        self._writer.close()
         returns = float("nan") if snapshot.episode_return is None else snapshot.episode_return
         return Result("completed", steps, snapshot.wall_s, steps / max(snapshot.wall_s, 1e-9), returns, None, self._folder.path)
 
@@ -389,7 +389,6 @@ class _Supervisor:
         self._display.note(f"worker process lost: {what}; {consequence}")
         if whole:
             self._processes.kill(self._processes.names)
-            self._writer.close()
             self._begin(snapshot, self._speed.wall_s)
             self._start_learner()
         else:
@@ -428,6 +427,8 @@ class _Supervisor:
                     self._display.note(error)
                 case Finished():
                     self._finished = event
+                    if event.unsaved:
+                        self._fault = self._fault or Fault("learner", f"{event.unsaved}; what was learned since the last one is lost", "")
                 case Fault() if not self._ending():
                     self._fault = event
         if report and time.monotonic() - self._last_board[0] >= self._plan.config.log.report_every_s:
@@ -488,10 +489,7 @@ class _Supervisor:
             **{name: value for name, value in progress.losses.items() if name in names}, **self._load(),
         )  # fmt: skip
         self._last_report, self._news = report, False
-        try:
-            self._writer.write(report)
-        except OSError as error:
-            self._display.note(f"metrics not written: {error}")
+        self._write(report)
         self._display.update(report)
         if self._error is not None:
             return
@@ -500,6 +498,19 @@ class _Supervisor:
                 self._cancelled |= callback(report) is False
         except Exception as error:
             self._fail(error)
+
+    def _write(self, report: Report) -> None:
+        """Keep a report in the run folder. Training does not depend on it; rows that could not be written wait for the next time."""
+        try:
+            self._folder.restore(self._plan.env)
+            self._writer.write(report)
+            if self._unwritten:
+                self._display.note("metrics are written again")
+            self._unwritten = False
+        except OSError as error:
+            if not self._unwritten:
+                self._display.note(f"metrics not written: {error}; trying again with each report")
+            self._unwritten = True
 
     def _load(self) -> dict[str, float]:
         """What the workers did since the last report, from the board, and where the slots are."""
@@ -527,11 +538,14 @@ class _Supervisor:
         returns = self._last_report.episode_return_mean if self._last_report else self._episodes.report().return_mean
         config = self._plan.config
         result = Result(status, env_steps, self._speed.wall_s, self._speed.overall_fps(env_steps), returns, self._signal, self._folder.path)
-        write_summary(
-            self._folder.summary, status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
-            frames=env_steps * self._plan.env.frameskip, wall_s=result.wall_s, fps=result.fps, episode_return_mean=returns,
-            extras=self._last_report.extras if self._last_report else None, error=_describe(self._fault) if self._fault else None,
-        )  # fmt: skip
+        try:
+            write_summary(
+                self._folder.summary, status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
+                frames=env_steps * self._plan.env.frameskip, wall_s=result.wall_s, fps=result.fps, episode_return_mean=returns,
+                extras=self._last_report.extras if self._last_report else None, error=_describe(self._fault) if self._fault else None,
+            )  # fmt: skip
+        except OSError as error:
+            self._display.note(f"summary not written: {error}")
         return result
 
 

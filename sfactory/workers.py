@@ -249,8 +249,8 @@ class Training:
             self._saves_requested = requested
             self.save()
 
-    def save(self) -> None:
-        """Write a checkpoint. A failure is reported, and training goes on; the next save tries again."""
+    def save(self) -> str | None:
+        """Write a checkpoint. A failure is reported and returned, and training goes on; the next save tries again."""
         self._saved = time.monotonic()
         self._next_milestone = self._milestone_after(self.learner.env_steps)
         error = None
@@ -261,6 +261,7 @@ class Training:
             error = f"checkpoint not written: {problem}"
         self._emit(Saved(self.learner.env_steps, error))
         self._watch.lap("reporting")
+        return error
 
     def snapshot(self) -> Snapshot:
         """All that training continues from."""
@@ -278,9 +279,8 @@ class Training:
     def finish(self) -> None:
         """Send the last statistics, save if there is anything new, and say so."""
         self.learner.report()
-        if self.learner.env_steps > self._saved_steps:
-            self.save()
-        self._emit(Finished(self.learner.env_steps, self.learner.done))
+        error = self.save() if self.learner.env_steps > self._saved_steps else None
+        self._emit(Finished(self.learner.env_steps, self.learner.done, error))
 
     def _milestone_after(self, env_steps: int) -> float:
         every = self._plan.config.log.milestone_every

@@ -1,0 +1,58 @@
+"""TensorBoard's event files. TensorBoard's own writer leaves the disk to a thread, which could only print that it is full."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import platform
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from sfactory.errors import ConfigError
+from sfactory.files import append_whole
+
+_numbers = itertools.count()
+
+
+class EventFile:
+    """A file of scalars, which begins with the first of them.
+
+    Args:
+        folder: Where to put it.
+        env_steps: Where a resumed run goes on: TensorBoard hides what earlier files hold beyond.
+
+    Raises:
+        ConfigError: If TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], env_steps: int = 0) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise ConfigError(
+                f"log.tensorboard is on and {error.name or 'tensorboard'} is not installed; pip install tensorboard, or turn "
+                "it off with --log.no-tensorboard"
+            ) from error
+        self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
+        self._path = Path(folder) / f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_numbers)}"
+        self._begin = self._record(file_version="brain.Event:2")
+        if env_steps:
+            self._begin += self._record(step=env_steps, session_log=SessionLog(status=SessionLog.START))
+
+    def write(self, scalars: Iterable[tuple[str, float]], env_steps: int) -> None:
+        """Add values by their tags; they are in the file when this returns.
+
+        Raises:
+            OSError: For example if the disk is full; the file is then as it was.
+        """
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
+        append_whole(self._path, self._record(step=env_steps, summary=self._summary(value=values)), self._begin)
+
+    def _record(self, **contents: object) -> bytes:
+        buffer = io.BytesIO()
+        self._record_writer(buffer).write(self._event(wall_time=time.time(), **contents).SerializeToString())
+        return buffer.getvalue()
