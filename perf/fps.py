@@ -2,8 +2,8 @@
 
     python perf/fps.py [--only NAME ...] [--seconds 20] [--repeats 3] [--ceiling-seconds 6] [--json FILE]
 
-A workload trains for a number of seconds after its first report; its figure is the median of the reports of env steps per second, without
-the first quarter, in which all gets going. The ceiling (sfactory/ceiling.py) is measured before the first run and after each, so
+A workload trains for a number of seconds after its first report; its figure is the env steps trained on by the time they took, without the
+first quarter, in which all gets going. The ceiling (sfactory/ceiling.py) is measured before the first run and after each, so
 that whatever else the machine does slows both. Medians and ranges are shown; the fraction is the one median by the other.
 """
 
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -77,7 +78,7 @@ class Result:
 
 
 def measure(flags: str, seconds: float) -> float:
-    """Env steps per second, learning included, of one run that goes on for so many seconds after its first report of a speed."""
+    """Env steps per second, learning included, of one run that goes on for so many seconds after its first report of training."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "sfactory.train", *shlex.split(flags), "--run", f"{folder}/run", "--steps", str(10**12)]
         command += ["--log.report-every-s", "1", "--log.display", "none", "--log.no-tensorboard", "--overwrite"]
@@ -85,24 +86,26 @@ def measure(flags: str, seconds: float) -> float:
         process = subprocess.Popen(command)
         try:
             begin = time.monotonic()
-            while not reported(metrics) and process.poll() is None and time.monotonic() - begin < START_S:
+            while not trained(metrics) and process.poll() is None and time.monotonic() - begin < START_S:
                 time.sleep(0.1)
-            time.sleep(seconds if reported(metrics) else 0)
+            time.sleep(seconds if trained(metrics) else 0)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(60)
-        speeds = reported(metrics)
-    if not speeds:
-        raise SystemExit(f"no report of a speed within {START_S:g} s from: {shlex.join(command)}")
-    return statistics.median(speeds[len(speeds) // 4 :])
+        reports = trained(metrics)
+    if len(reports) < 2:
+        raise SystemExit(f"no two reports of training within {START_S:g} s from: {shlex.join(command)}")
+    (begun_s, before), (ended_s, after) = reports[len(reports) // 4], reports[-1]
+    return (after - before) / (ended_s - begun_s)
 
 
-def reported(metrics: Path) -> list[float]:
-    """The speeds in a file of metrics, without those of the time before anything was learned."""
+def trained(metrics: Path) -> list[tuple[float, int]]:
+    """Seconds and env steps of each report in a file of metrics that tells of something new."""
     if not metrics.exists():
         return []
     with metrics.open() as file:
-        return [float(row["fps"]) for row in csv.DictReader(file) if row["fps"] and float(row["fps"]) > 0]
+        points = [(float(row["wall_s"]), int(row["env_steps"])) for row in csv.DictReader(file)]
+    return [point for before, point in pairwise([(0.0, 0), *points]) if point[1] > before[1]]
 
 
 def run(workload: str, seconds: float, repeats: int, ceiling_s: float) -> Result:
