@@ -3,7 +3,8 @@
     python -m perf.soak [--minutes 30] [--seed 0] [--json FILE]
 
 CartPole-v1 is trained while its environments raise, give NaN, leave their process or hang, and while this program kills and stops worker
-processes, the learner and the command itself, asks for saves, takes the folder of checkpoints away and damages the newest checkpoint.
+processes, the learner and the command itself, asks for saves, takes the folder of checkpoints or the room for them away and damages the
+newest checkpoint.
 After a kill the same command is given again. All draws come from the seed. It passes if
 
 - env steps rise all the time: no longer than `STALL_S` pass without progress, and no restart falls back by more than what was trained since
@@ -55,7 +56,7 @@ ENV_FAULTS = {"raise in step": 1e-5, "raise in reset": 1e-4, "NaN observation": 
               "exit": 3e-7, "kill": 3e-7, "hang": 1e-7}  # fmt: skip
 """Probabilities of an environment's faults, per env step (per episode for reset)."""
 OUTER_FAULTS = {"kill sampler": 8, "kill learner": 90, "stop worker": 120, "kill command": 240, "interrupt command": 400, "ask to save": 30,
-                "no folder": 180, "damaged checkpoint": 300}  # fmt: skip
+                "no folder": 180, "full disk": 180, "damaged checkpoint": 300}  # fmt: skip
 """Mean seconds between the faults that this program makes."""
 
 
@@ -218,6 +219,19 @@ class Soak:
         aside.rename(place)
         return True
 
+    def fill_disk(self) -> bool:
+        """Let the learner write no file for the time of a save."""
+        learner = self.workers("learner")
+        if not learner or not self.steps:
+            return False
+        with contextlib.suppress(psutil.Error):
+            _, hard = learner[0].rlimit(psutil.RLIMIT_FSIZE)
+            learner[0].rlimit(psutil.RLIMIT_FSIZE, (1000, hard))
+            self.command.send_signal(signal.SIGUSR1)
+            time.sleep(1.5)
+            learner[0].rlimit(psutil.RLIMIT_FSIZE, (hard, hard))
+        return True
+
     def make(self, fault: str) -> bool:
         """Make a fault; whether it could be made now."""
         match fault:
@@ -240,6 +254,8 @@ class Soak:
                 return True
             case "no folder":
                 return self.hide_checkpoints()
+            case "full disk":
+                return self.fill_disk()
         raise ValueError(fault)
 
     def _check_fall(self, steps: int) -> None:
