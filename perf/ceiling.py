@@ -41,8 +41,8 @@ from sfactory.ceiling import (
 from sfactory.config import Config, env_name, from_command_line, validate
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.interrupts import end_at_once_when_interrupted
+from sfactory.planning import make_plan
 from sfactory.processes import fork_server
-from sfactory.runner import make_plan
 from sfactory.workers import Plan
 
 SMALL_ROWS = (16, 64)

@@ -36,10 +36,11 @@ from sfactory.bottleneck import find_bottleneck
 from sfactory.ceiling import measure_ceiling
 from sfactory.config import Config, fitted_anew, from_command_line
 from sfactory.eval import evaluate
+from sfactory.planning import make_plan
 from sfactory.processes import fork_server
 from sfactory.profile_report import values
 from sfactory.profiling import profile_run
-from sfactory.runner import make_plan, run_resolved
+from sfactory.runner import run_resolved
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(os.environ.get("OUT", ROOT / "perf" / "out")) / "gpu.json"

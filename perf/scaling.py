@@ -37,7 +37,7 @@ from rich.table import Table
 
 from sfactory.arena import arena_bytes, segment_fields
 from sfactory.config import Config, RuntimeConfig, slot_count
-from sfactory.runner import make_plan
+from sfactory.planning import make_plan
 
 ROLLOUT = 32
 START_S = 120.0

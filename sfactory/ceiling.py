@@ -31,8 +31,8 @@ from sfactory.envs.vector import VectorGroup
 from sfactory.errors import RunFailed
 from sfactory.learner import Learner
 from sfactory.model import build_model, lower_weights
+from sfactory.planning import make_plan
 from sfactory.processes import WorkerProcesses, fork_server
-from sfactory.runner import make_plan
 from sfactory.sampling import sample_rows
 from sfactory.shared import SharedArray
 from sfactory.spaces import Leaf

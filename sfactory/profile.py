@@ -56,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> int:
         config = from_command_line(rest, PROG, DESCRIPTION)
         _check(options, config)
         with contextlib.nullcontext() if config.serial else fork_server():
-            from sfactory.runner import make_plan  # imports torch, which takes its time, while the server does the same
+            from sfactory.planning import make_plan  # imports torch, which takes its time, while the server does the same
 
             return _run(options, config, make_plan(config))
     except SfactoryError as error:

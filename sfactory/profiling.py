@@ -109,7 +109,7 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
     """Run a plan in a temporary folder and measure it. Nothing is shown, and nothing is kept.
 
     Args:
-        plan: From :func:`sfactory.runner.make_plan`; its number of steps does not matter.
+        plan: From :func:`sfactory.planning.make_plan`; its number of steps does not matter.
         seconds: To measure, after the warm-up: the start, the compilation of kernels and the first batches.
         trace: File to write a trace of the measured time to.
         patience_s: Seconds in which the first batch must be trained.

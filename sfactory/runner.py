@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import signal
 import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, TypeVar
 
 import psutil
 import torch
@@ -21,17 +17,14 @@ from sfactory import compute, workers
 from sfactory.arena import FINISHED, FREE
 from sfactory.board import STARTING_S, EnvironmentFaults, Episodes, Event, Fault, Finished, Progress, Saved
 from sfactory.checkpoint import CheckpointStore, Snapshot
-from sfactory.config import Config, check_types, default_workers, env_name, fitted, max_lag, resolve, validate
-from sfactory.display import Display
+from sfactory.config import Config, resolve
 from sfactory.env_faults import FaultBudget
-from sfactory.envs import probe, resolve_env
-from sfactory.envs.group import EnvRequest
-from sfactory.errors import ConfigError, EnvironmentFault, RunFailed, SfactoryError
+from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError
 from sfactory.interrupts import end_at_once
-from sfactory.limits import check_limits, check_model
-from sfactory.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
-from sfactory.model import build_model
+from sfactory.metrics import Report
+from sfactory.planning import check_fit, make_plan
 from sfactory.processes import WorkerProcesses, fork_server
+from sfactory.reporting import Reporter, Result, Status
 from sfactory.restarts import Restarts
 from sfactory.run_folder import RunFolder, open_run
 from sfactory.stacks import crash_in
@@ -39,42 +32,16 @@ from sfactory.state import observe, remove_status, write_report, write_status
 from sfactory.timing import COLUMNS, WORKING, Interval
 from sfactory.watchdog import Watchdog
 
-Status = Literal["completed", "interrupted", "failed"]
-T = TypeVar("T")
 Callback = Callable[[Report], bool | None]
 Observer = Callable[[workers.Wires], bool]
 EVENT_POLL_S = 0.1
 STATUS_EVERY_S = 1.0
-STATUS_FIGURES = (
-    "wall_s", "env_steps", "fps", "episode_return_mean", "learner_updates", "skipped_updates", "policy_lag_max", "restarts", "env_faults",
-)  # fmt: skip
 CLOSING_S = 2.0
 """How long workers may take to close their environments once the run is at its end."""
 COMPUTE_TIMEOUT_S = 120.0
 """Silence of a learner or policy worker after which it is replaced, where runtime.step_timeout_s is shorter."""
 SAVING_S = 60.0
 """How long the learner may take for its present batch and its last checkpoint; a second Ctrl-C ends the wait."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended.
-
-    Attributes:
-        status: completed, interrupted or failed.
-        env_steps: Env steps trained on, over all resumes.
-        episode_return_mean: As last reported; NaN if no episode has ended.
-        signal: The signal that interrupted it, if one did.
-        run_dir: The run folder.
-    """
-
-    status: Status
-    env_steps: int
-    wall_s: float
-    fps: float
-    episode_return_mean: float
-    signal: int | None
-    run_dir: Path
 
 
 def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
@@ -103,7 +70,7 @@ def run_resolved(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
 
 
 def run_plan(plan: workers.Plan, callbacks: Sequence[Callback] = (), observer: Observer | None = None) -> Result:
-    """:func:`train` with what :func:`make_plan` gave.
+    """:func:`train` with what :func:`sfactory.planning.make_plan` gave.
 
     Args:
         observer: Called about ten times a second with what the processes share, to be looked at; False ends the run as interrupted.
@@ -113,56 +80,8 @@ def run_plan(plan: workers.Plan, callbacks: Sequence[Callback] = (), observer: O
         store = CheckpointStore(folder.checkpoints, plan.config.log.keep, plan.config.log.milestone_every)
         snapshot = store.load_latest()
         if snapshot is not None:
-            _check_fit(plan, snapshot, folder)
+            check_fit(plan, snapshot, folder.path)
         return _Supervisor(plan, folder, store, snapshot, callbacks, observer).run()
-
-
-def make_plan(config: Config) -> workers.Plan:
-    """Check a resolved config against its environment, its model and this machine.
-
-    Raises:
-        ConfigError: With every problem.
-    """
-    check_types(config)
-    source = resolve_env(config.env)
-    request = EnvRequest(source, config.env_kwargs, config.env_backend, config.model.squash, validate=config.runtime.validate_observations)
-    problems: list[str] = []
-
-    def found(check: Callable[[], T]) -> T | None:
-        try:
-            return check()
-        except ConfigError as error:
-            problems.extend(error.problems)
-            return None
-
-    env = found(lambda: probe(request)) if config.env else None
-    agents = env.agents if env is not None else 1
-    config = fitted(config, agents)
-    found(lambda: validate(config, agents))
-    if not problems:
-        found(lambda: compute.learner_device(config))
-        found(lambda: compute.inference_devices(config))
-    if problems:
-        raise ConfigError(*dict.fromkeys(problems))
-    config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
-    plan = workers.Plan(config, env, source)
-    check_model(plan)
-    check_limits(plan, build_model(env.observation, env.action, config.model))
-    return plan
-
-
-def _check_fit(plan: workers.Plan, snapshot: Snapshot, folder: RunFolder) -> None:
-    """Raise ConfigError if a checkpoint's weights are not those of the model that is asked for, as after a change of a user's code."""
-    model = build_model(plan.env.observation, plan.env.action, plan.config.model)
-    asked = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    saved = {name: tuple(tensor.shape) for name, tensor in snapshot.model.items()}
-    differing = [name for name in (*saved, *(asked.keys() - saved.keys())) if saved.get(name) != asked.get(name)]
-    if differing:
-        raise ConfigError(
-            f"{folder.path} holds weights of another model (saved -> asked); ask for the saved one, start anew with --overwrite, or name "
-            "another folder with --run:",
-            *(f"  {name}: {saved.get(name, 'missing')} -> {asked.get(name, 'missing')}" for name in differing),
-        )
 
 
 class _Supervisor:
@@ -180,18 +99,15 @@ class _Supervisor:
         self._plan, self._folder, self._store, self._snapshot = plan, folder, store, snapshot
         self._callbacks, self._observer = callbacks, observer
         config = plan.config
-        self._episodes = EpisodeWindow(config.log.episode_window)
+        self._reporter = Reporter(plan, folder)
         self._begin(snapshot, 0.0 if snapshot is None else snapshot.wall_s)
-        slots, lag = self._wires.arena.slots, max_lag(config, plan.rows)
-        self._display = Display(config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag)
         self._learner_restarts, self._sampling_restarts = Restarts(config.runtime.restarts), Restarts(config.runtime.restarts)
-        self._budget = FaultBudget(config.runtime.env_fault_rate, self._display.note)
+        self._budget = FaultBudget(config.runtime.env_fault_rate, self._reporter.note)
         self._fault: Fault | None = None
         self._error: Exception | None = None
         self._finished: Finished | None = None
         self._signal: int | None = None
-        self._cancelled = self._report_asked = self._unwritten = False
-        self._last_report: Report | None = None
+        self._cancelled = self._report_asked = False
         self._processes = WorkerProcesses()
         self._shared_plan = None if config.serial else workers.SharedPlan(plan)
 
@@ -201,13 +117,8 @@ class _Supervisor:
         Args:
             wall_s: Seconds that the run has taken so far.
         """
-        plan, config = self._plan, self._plan.config
-        steps, updates = (0, 0) if snapshot is None else (snapshot.env_steps, snapshot.updates)
-        self._speed = Speedometer(wall_s, steps, steps * plan.env.frameskip)
-        self._progress = Progress(steps, updates, math.nan, math.nan, {}, config.optim.lr)
-        self._wires = workers.make_wires(plan, local=config.serial)
-        self._writer = MetricsWriter(self._folder, config, steps)
-        self._news = False
+        self._reporter.begin(snapshot, wall_s)
+        self._wires = workers.make_wires(self._plan, local=self._plan.config.serial)
         self._last_board = self._last_status = (time.monotonic(), self._wires.board.snapshot())
 
     def run(self) -> Result:
@@ -218,9 +129,9 @@ class _Supervisor:
         """
         remove_status(self._folder.path)
         if self._snapshot is not None and self._snapshot.env_steps >= self._plan.config.steps:
-            return self._nothing_to_do(self._snapshot)
+            return self._reporter.nothing_to_do(self._snapshot)
         if self._snapshot is not None:
-            self._display.note(f"going on at {self._snapshot.env_steps:,} env steps")
+            self._reporter.note(f"going on at {self._snapshot.env_steps:,} env steps")
         with self._signals():
             try:
                 if self._plan.config.serial:
@@ -231,8 +142,7 @@ class _Supervisor:
             except Exception as error:
                 self._fail(error)
             self._budget.flush()
-            result = self._summarise()
-            self._display.close()
+            result = self._close()
             remove_status(self._folder.path)
         if self._error is not None:
             raise self._error
@@ -272,13 +182,6 @@ class _Supervisor:
             self._error = error
             self._fault = Fault("runner", f"{type(error).__name__}: {error}", "", isinstance(error, EnvironmentFault))
 
-    def _nothing_to_do(self, snapshot: Snapshot) -> Result:
-        config, steps = self._plan.config, snapshot.env_steps
-        self._display.note(f"nothing to do: {self._folder.path} has {steps} of {config.steps} env steps; raise --steps")
-        self._display.close()
-        returns = float("nan") if snapshot.episode_return is None else snapshot.episode_return
-        return Result("completed", steps, snapshot.wall_s, steps / max(snapshot.wall_s, 1e-9), returns, None, self._folder.path)
-
     # One process
 
     def _run_serial(self) -> None:
@@ -287,7 +190,7 @@ class _Supervisor:
         threads = torch.get_num_threads()
         torch.set_num_threads(compute.learner_torch_threads(self._plan.config))
         training = workers.make_training(self._plan, self._wires, self._store)
-        generation = self._progress.env_steps
+        generation = self._reporter.progress.env_steps
         policies = [workers.make_policy_worker(self._plan, self._wires, i, generation) for i in range(len(self._wires.requests))]
         rollouts = [workers.make_rollout_worker(self._plan, self._wires, i, generation) for i in range(self._plan.config.workers)]
         try:
@@ -334,7 +237,7 @@ class _Supervisor:
     def _start_sampling(self) -> None:
         config = self._plan.config
         # So that new environments do not play again what those before them have played.
-        generation = self._progress.env_steps + self._learner_restarts.total + self._sampling_restarts.total
+        generation = self._reporter.progress.env_steps + self._learner_restarts.total + self._sampling_restarts.total
         for i in range(config.runtime.policy_workers):
             self._start(f"policy-{i}", workers.policy_main, i, generation)
         for i in range(config.workers):
@@ -363,9 +266,9 @@ class _Supervisor:
         return Watchdog({name: limit if name.startswith("rollout") else patient for name in self._wires.board.names}, patient + STARTING_S)
 
     def _write_report(self, reason: str) -> None:
-        state = observe(self._wires, self._processes, self._last_status[1], self._figures())
+        state = observe(self._wires, self._processes, self._last_status[1], self._reporter.figures())
         path = write_report(self._folder.path, reason, state, self._processes)
-        self._display.note(
+        self._reporter.note(
             f"what every process does is in {path}" if path else "the report of what every process does could not be written"
         )
 
@@ -380,16 +283,16 @@ class _Supervisor:
         restarts = self._learner_restarts if whole else self._sampling_restarts
         snapshot = self._store.load_latest() if whole else None
         saved_steps = 0 if snapshot is None else snapshot.env_steps
-        if not restarts.allow(saved_steps if whole else self._progress.env_steps):
+        if not restarts.allow(saved_steps if whole else self._reporter.progress.env_steps):
             limit = self._plan.config.runtime.restarts
             message = f"worker process lost: {what}; after {limit} restarts without any progress the run ends (runtime.restarts)"
             self._fault = Fault(next(iter(lost)), message, "")
             return
         consequence = f"everything starts anew from the checkpoint at {saved_steps} env steps" if whole else "sampling starts anew"
-        self._display.note(f"worker process lost: {what}; {consequence}")
+        self._reporter.note(f"worker process lost: {what}; {consequence}")
         if whole:
             self._processes.kill(self._processes.names)
-            self._begin(snapshot, self._speed.wall_s)
+            self._begin(snapshot, self._reporter.wall_s)
             self._start_learner()
         else:
             self._processes.kill([name for name in self._processes.names if name != "learner"])
@@ -416,15 +319,13 @@ class _Supervisor:
         for event in events:
             match event:
                 case Episodes():
-                    self._episodes.add(event.returns, event.lengths, event.extras)
-                    self._news = True
+                    self._reporter.add_episodes(event)
                 case EnvironmentFaults():
                     self._survive(event)
                 case Progress():
-                    self._news |= event.env_steps > self._progress.env_steps
-                    self._progress = self._merge(event)
+                    self._reporter.add_progress(event)
                 case Saved(error=str() as error):
-                    self._display.note(error)
+                    self._reporter.note(error)
                 case Finished():
                     self._finished = event
                     if event.unsaved:
@@ -444,7 +345,7 @@ class _Supervisor:
     def _survive(self, event: EnvironmentFaults) -> None:
         """Tell of environments' faults, and end the run if there are too many."""
         self._budget.add(event)
-        self._news = True
+        self._reporter.news = True
         board = self._wires.board
         rollouts = [name for name in board.names if name.startswith("rollout")]
         faults, env_steps = (int(sum(board.total(name, column) for name in rollouts)) for column in ("env_faults", "rows"))
@@ -453,44 +354,18 @@ class _Supervisor:
 
     def _tell_status(self) -> None:
         """Keep the state of the run where `python -m sfactory.status` finds it."""
-        write_status(self._folder.path, observe(self._wires, self._processes, self._last_status[1], self._figures()))
+        write_status(self._folder.path, observe(self._wires, self._processes, self._last_status[1], self._reporter.figures()))
         self._last_status = (time.monotonic(), self._wires.board.snapshot())
-
-    def _figures(self) -> dict[str, float]:
-        """The figures of the last report that say how the run is."""
-        return {} if self._last_report is None else {name: getattr(self._last_report, name) for name in STATUS_FIGURES}
 
     def _report_the_end(self) -> None:
         """Report what has come since the last time; the rollout workers' last episodes come after the learner's last message."""
-        if self._news:
+        if self._reporter.news:
             self._report()
-
-    def _merge(self, new: Progress) -> Progress:
-        """The learner's newest message; statistics that it lacks (nothing was trained in between) stay."""
-        old = self._progress
-        if new.losses:
-            return new
-        return dataclasses.replace(new, losses=old.losses, lag_mean=old.lag_mean, lag_max=old.lag_max)
 
     def _report(self) -> None:
         """Write one row, show it, and ask the callbacks."""
-        progress, frameskip = self._progress, self._plan.env.frameskip
-        frames = progress.env_steps * frameskip
-        speed = self._speed.report(progress.env_steps, frames)
-        episodes = self._episodes.report()
-        self._wires.board.episode_return = episodes.return_mean
-        names = {f.name for f in dataclasses.fields(Report)}
-        report = Report(
-            wall_s=speed.wall_s, env_steps=progress.env_steps, frames=frames, fps=speed.fps, frames_per_s=speed.frames_per_s,
-            episodes=episodes.episodes, episode_return_mean=episodes.return_mean, episode_return_min=episodes.return_min,
-            episode_return_max=episodes.return_max, episode_length_mean=episodes.length_mean, policy_lag_mean=progress.lag_mean,
-            policy_lag_max=progress.lag_max, learner_updates=progress.updates, skipped_updates=progress.skipped, lr=progress.lr,
-            extras=episodes.extras,
-            **{name: value for name, value in progress.losses.items() if name in names}, **self._load(),
-        )  # fmt: skip
-        self._last_report, self._news = report, False
-        self._write(report)
-        self._display.update(report)
+        report = self._reporter.report(self._load())
+        self._wires.board.episode_return = report.episode_return_mean
         if self._error is not None:
             return
         try:
@@ -498,19 +373,6 @@ class _Supervisor:
                 self._cancelled |= callback(report) is False
         except Exception as error:
             self._fail(error)
-
-    def _write(self, report: Report) -> None:
-        """Keep a report in the run folder. Training does not depend on it; rows that could not be written wait for the next time."""
-        try:
-            self._folder.restore(self._plan.env)
-            self._writer.write(report)
-            if self._unwritten:
-                self._display.note("metrics are written again")
-            self._unwritten = False
-        except OSError as error:
-            if not self._unwritten:
-                self._display.note(f"metrics not written: {error}; trying again with each report")
-            self._unwritten = True
 
     def _load(self) -> dict[str, float]:
         """What the workers did since the last report, from the board, and where the slots are."""
@@ -530,23 +392,12 @@ class _Supervisor:
             "rss_mb": math.nan if self._processes.gone else (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
         }
 
-    def _summarise(self) -> Result:
+    def _close(self) -> Result:
         status: Status = "completed" if self._finished is not None and self._finished.completed else "interrupted"
         if self._fault is not None:
             status = "failed"
-        env_steps = self._finished.env_steps if self._finished else self._progress.env_steps
-        returns = self._last_report.episode_return_mean if self._last_report else self._episodes.report().return_mean
-        config = self._plan.config
-        result = Result(status, env_steps, self._speed.wall_s, self._speed.overall_fps(env_steps), returns, self._signal, self._folder.path)
-        try:
-            write_summary(
-                self._folder.summary, status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
-                frames=env_steps * self._plan.env.frameskip, wall_s=result.wall_s, fps=result.fps, episode_return_mean=returns,
-                extras=self._last_report.extras if self._last_report else None, error=_describe(self._fault) if self._fault else None,
-            )  # fmt: skip
-        except OSError as error:
-            self._display.note(f"summary not written: {error}")
-        return result
+        env_steps = self._finished.env_steps if self._finished else self._reporter.progress.env_steps
+        return self._reporter.close(status, env_steps, _describe(self._fault) if self._fault else None, self._signal)
 
 
 def _describe(fault: Fault) -> str:

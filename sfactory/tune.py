@@ -21,8 +21,8 @@ from sfactory import compute
 from sfactory.config import Config, fitted_anew, merged, resolve, to_dict
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
+from sfactory.planning import make_plan
 from sfactory.profiling import Interrupted, Profile, profile_run
-from sfactory.runner import make_plan
 from sfactory.workers import Plan
 
 NOISE = 1.03
@@ -81,7 +81,7 @@ def tune(plan: Plan, seconds: float, sample_only: bool = False, report: Callable
     """Search for the fastest settings.
 
     Args:
-        plan: Where to begin, from :func:`sfactory.runner.make_plan`.
+        plan: Where to begin, from :func:`sfactory.planning.make_plan`.
         seconds: For all runs together; at least the first one is made.
         sample_only: Look at sampling alone.
         report: Takes every trial as it ends.

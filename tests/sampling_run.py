@@ -10,7 +10,7 @@ from sfactory import workers
 from sfactory.arena import FREE
 from sfactory.checkpoint import CheckpointStore
 from sfactory.config import Config, resolve
-from sfactory.runner import make_plan
+from sfactory.planning import make_plan
 
 
 class SamplingRun:

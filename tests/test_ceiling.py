@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from sfactory.ceiling import SIMULATION, TRAINING, Ceiling, inference_works, measure, measure_ceiling, prepare, rows_of, with_threads
 from sfactory.config import Config, ModelConfig, OptimConfig, resolve
 from sfactory.errors import RunFailed
-from sfactory.runner import make_plan
+from sfactory.planning import make_plan
 
 SMALL = {"workers": 1, "envs_per_worker": 8, "rollout": 8, "batch_size": 64, "preset": "none", "device": "cpu"}
 CEILING = Ceiling(3e-6, 1e-6, 4e-6, 4, 256, 1024, 1, "float32", "cpu", "cpu")

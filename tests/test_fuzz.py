@@ -27,7 +27,7 @@ from sfactory import Config, train
 from sfactory.config import LogConfig, from_command_line, from_dict, merged, resolve, to_dict
 from sfactory.envs import repairs
 from sfactory.errors import SfactoryError
-from sfactory.runner import make_plan
+from sfactory.planning import make_plan
 from sfactory.workers import Plan
 
 TIMES = int(os.environ.get("SFACTORY_FUZZ", "0"))

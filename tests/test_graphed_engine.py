@@ -31,7 +31,7 @@ from sfactory.errors import ConfigError
 from sfactory.graphed_engine import GraphedEngine, padded_sizes
 from sfactory.learner import Learner
 from sfactory.model import build_model
-from sfactory.runner import make_plan
+from sfactory.planning import make_plan
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.staging import Packed
 from sfactory.timing import COLUMNS, Stopwatch

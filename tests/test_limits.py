@@ -18,7 +18,7 @@ from sfactory import limits, train
 from sfactory.config import RuntimeConfig
 from sfactory.errors import ConfigError
 from sfactory.model import build_model
-from sfactory.runner import make_plan
+from sfactory.planning import make_plan
 
 SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128", "--device", "cpu",
          "--log.no-tensorboard", "--steps", "1024"]  # fmt: skip

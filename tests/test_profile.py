@@ -15,10 +15,10 @@ from sfactory import tune as tuning_module
 from sfactory.bottleneck import find_bottleneck
 from sfactory.config import Config, RuntimeConfig, from_command_line, resolve
 from sfactory.errors import RunFailed
+from sfactory.planning import make_plan
 from sfactory.processes import fork_server
 from sfactory.profile import main
 from sfactory.profiling import Interrupted, Level, Profile
-from sfactory.runner import make_plan
 from sfactory.timing import COLUMNS, PHASES, Interval, Stopwatch
 from sfactory.trace import LAPS_KEPT, TracingStopwatch
 from sfactory.train import main as train_main

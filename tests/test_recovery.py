@@ -19,10 +19,11 @@ from sampling_run import SamplingRun
 
 from sfactory import train
 from sfactory.arena import FILLING, FINISHED, FREE
-from sfactory.config import LogConfig, OptimConfig, RuntimeConfig
+from sfactory.config import LogConfig, OptimConfig, RuntimeConfig, resolve
 from sfactory.errors import RunFailed
+from sfactory.planning import make_plan
 from sfactory.restarts import Restarts
-from sfactory.runner import make_plan, resolve, run_plan
+from sfactory.runner import run_plan
 from sfactory.scheduler import take_back_slots
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]

@@ -1,0 +1,75 @@
+"""What a run will be, checked before it is: the config against its environment, its model, this machine, and what it resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from sfactory import compute
+from sfactory.checkpoint import Snapshot
+from sfactory.config import Config, check_types, default_workers, fitted, validate
+from sfactory.envs import probe, resolve_env
+from sfactory.envs.group import EnvRequest
+from sfactory.errors import ConfigError
+from sfactory.limits import check_limits, check_model
+from sfactory.model import build_model
+from sfactory.workers import Plan
+
+T = TypeVar("T")
+
+
+def make_plan(config: Config) -> Plan:
+    """Check a resolved config against its environment, its model and this machine.
+
+    Raises:
+        ConfigError: With every problem.
+    """
+    check_types(config)
+    source = resolve_env(config.env)
+    request = EnvRequest(source, config.env_kwargs, config.env_backend, config.model.squash, validate=config.runtime.validate_observations)
+    problems: list[str] = []
+
+    def found(check: Callable[[], T]) -> T | None:
+        try:
+            return check()
+        except ConfigError as error:
+            problems.extend(error.problems)
+            return None
+
+    env = found(lambda: probe(request)) if config.env else None
+    agents = env.agents if env is not None else 1
+    config = fitted(config, agents)
+    found(lambda: validate(config, agents))
+    if not problems:
+        found(lambda: compute.learner_device(config))
+        found(lambda: compute.inference_devices(config))
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
+    config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
+    plan = Plan(config, env, source)
+    check_model(plan)
+    check_limits(plan, build_model(env.observation, env.action, config.model))
+    return plan
+
+
+def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
+    """Make sure that a checkpoint's weights are those of the model that is asked for: a user's code may have changed.
+
+    Args:
+        folder: Of the run.
+
+    Raises:
+        ConfigError: With the shapes that differ.
+    """
+    model = build_model(plan.env.observation, plan.env.action, plan.config.model)
+    asked = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    saved = {name: tuple(tensor.shape) for name, tensor in snapshot.model.items()}
+    differing = [name for name in (*saved, *(asked.keys() - saved.keys())) if saved.get(name) != asked.get(name)]
+    if differing:
+        raise ConfigError(
+            f"{folder} holds weights of another model (saved -> asked); ask for the saved one, start anew with --overwrite, or name "
+            "another folder with --run:",
+            *(f"  {name}: {saved.get(name, 'missing')} -> {asked.get(name, 'missing')}" for name in differing),
+        )
