@@ -38,11 +38,12 @@ from sfactory.ceiling import (
     rows_of,
     with_threads,
 )
-from sfactory.config import Config, env_name, from_command_line, validate
+from sfactory.config import Config, env_name, from_command_line
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.interrupts import end_at_once_when_interrupted
 from sfactory.planning import make_plan
 from sfactory.processes import fork_server
+from sfactory.validation import validate
 from sfactory.workers import Plan
 
 SMALL_ROWS = (16, 64)

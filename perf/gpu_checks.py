@@ -20,13 +20,14 @@ from sfactory import compute
 from sfactory.arena import Arena, segment_fields
 from sfactory.board import Progress
 from sfactory.ceiling import invent_experience
-from sfactory.config import Config, ModelConfig, slot_count
+from sfactory.config import Config, ModelConfig
 from sfactory.engines import Engine, Request, TorchEngine
 from sfactory.envs.group import EnvSpec
 from sfactory.graphed_engine import GraphedEngine
 from sfactory.learner import Learner
 from sfactory.model import build_model
 from sfactory.queues import LocalQueue
+from sfactory.sizes import slot_count
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.timing import COLUMNS, Stopwatch
 from sfactory.weights import FlatWeights, WeightBoard

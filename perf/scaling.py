@@ -36,8 +36,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sfactory.arena import arena_bytes, segment_fields
-from sfactory.config import Config, RuntimeConfig, slot_count
+from sfactory.config import Config, RuntimeConfig
 from sfactory.planning import make_plan
+from sfactory.sizes import slot_count
 
 ROLLOUT = 32
 START_S = 120.0

@@ -22,7 +22,7 @@ from sfactory import compute, workers
 from sfactory.allocator import keep_freed_memory
 from sfactory.arena import FINISHED, Arena, Segments
 from sfactory.board import Fault
-from sfactory.config import Config, segments_per_batch
+from sfactory.config import Config
 from sfactory.envs import make_group
 from sfactory.envs.group import EnvRequest, EnvSpec, Group, Outcome
 from sfactory.envs.gymnasium import SingleGroup
@@ -35,6 +35,7 @@ from sfactory.planning import make_plan
 from sfactory.processes import WorkerProcesses, fork_server
 from sfactory.sampling import sample_rows
 from sfactory.shared import SharedArray
+from sfactory.sizes import segments_per_batch, slot_count
 from sfactory.spaces import Leaf
 from sfactory.weights import FlatWeights
 
@@ -134,7 +135,7 @@ def measure_ceiling(config: Config, seconds: float) -> Ceiling:
 
 def inference_works(plan: workers.Plan) -> list[Work]:
     """The ways of inference among which the cheapest is looked for: the model and the policy worker, at a request's size and at others."""
-    most = min(plan.groups, workers.slot_count(plan.config, plan.rows), MOST_GROUPS)
+    most = min(plan.groups, slot_count(plan.config, plan.rows), MOST_GROUPS)
     return [
         *(Work("forward", rows) for rows in sorted({*FORWARD_ROWS, plan.rows, 4 * plan.rows})),
         *(Work("answer", n) for n in sorted({1, most})),

@@ -16,7 +16,7 @@ from sfactory.batch import Assembler, Batch
 from sfactory.board import PROGRESS_EVERY_S, Progress
 from sfactory.chunks import ChunkThreads, chunk_columns
 from sfactory.compute import learner_threads
-from sfactory.config import Config, least_max_lag, max_lag
+from sfactory.config import Config
 from sfactory.distributions import ActionDistribution
 from sfactory.errors import RunFailed
 from sfactory.gae import gae_for
@@ -25,6 +25,7 @@ from sfactory.model.normalizer import RunningMeanStd
 from sfactory.model.precision import mixed_precision
 from sfactory.queues import Queue
 from sfactory.scheduler import SlotScheduler, take_back_slots
+from sfactory.sizes import least_max_lag, max_lag
 from sfactory.timing import Stopwatch
 from sfactory.vtrace import vtrace_for
 from sfactory.weights import FlatWeights, Publisher, WeightBoard

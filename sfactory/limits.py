@@ -20,12 +20,12 @@ from torch import nn
 
 from sfactory import compute
 from sfactory.arena import arena_bytes, segment_fields
-from sfactory.config import segments_per_batch, slot_count
 from sfactory.errors import ConfigError
 from sfactory.model import build_model
 from sfactory.model.actor_critic import CORES
 from sfactory.model.encoders import KNOWN
 from sfactory.processes import server_pid
+from sfactory.sizes import segments_per_batch, slot_count
 
 if TYPE_CHECKING:
     from sfactory.workers import Plan

@@ -9,12 +9,13 @@ from typing import TypeVar
 
 from sfactory import compute
 from sfactory.checkpoint import Snapshot
-from sfactory.config import Config, check_types, default_workers, fitted, validate
+from sfactory.config import Config, check_types, default_workers, fitted
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError
 from sfactory.limits import check_limits, check_model
 from sfactory.model import build_model
+from sfactory.validation import validate
 from sfactory.workers import Plan
 
 T = TypeVar("T")

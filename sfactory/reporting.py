@@ -10,10 +10,11 @@ from typing import Literal
 
 from sfactory.board import Episodes, Progress
 from sfactory.checkpoint import Snapshot
-from sfactory.config import env_name, max_lag, slot_count
+from sfactory.config import env_name
 from sfactory.display import Display
 from sfactory.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
 from sfactory.run_folder import RunFolder
+from sfactory.sizes import max_lag, slot_count
 from sfactory.workers import Plan
 
 Status = Literal["completed", "interrupted", "failed"]

@@ -21,9 +21,9 @@ class SlotScheduler:
     """Decides which finished segments make the next batch, so that no sample is ever trained on at a lag above the bound.
 
     Segments are taken by age. A younger one may overtake one that is still being filled only if afterwards every slot in use, taken by
-    age, would still come in time. Since all slots together are few enough (``config.least_max_lag``), a new slot never breaks that, so
-    the bound holds by construction; the learner waits, if need be, for a slow group, which never waits for the learner while it has a
-    slot.
+    age, would still come in time. Since all slots together are few enough (:func:`sfactory.sizes.least_max_lag`), a new slot never
+    breaks that, so the bound holds by construction; the learner waits, if need be, for a slow group, which never waits for the learner
+    while it has a slot.
 
     Args:
         per_batch: Segments per batch.

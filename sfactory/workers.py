@@ -31,7 +31,7 @@ from sfactory.allocator import keep_freed_memory
 from sfactory.arena import Arena, segment_fields
 from sfactory.board import Board, Event, Fault, Finished, Saved
 from sfactory.checkpoint import CheckpointStore, Snapshot
-from sfactory.config import Config, default_workers, slot_count
+from sfactory.config import Config, default_workers
 from sfactory.drain import Drain
 from sfactory.envs import make_group
 from sfactory.envs.group import EnvRequest, EnvSpec
@@ -42,6 +42,7 @@ from sfactory.model import build_model
 from sfactory.processes import RUNNER_SIGNALS, Outbox, kill_tree
 from sfactory.queues import IndexQueue, LocalQueue, PipeQueue, Queue
 from sfactory.rollout import RolloutWorker
+from sfactory.sizes import slot_count
 from sfactory.stacks import keep_stacks
 from sfactory.weights import FlatWeights, WeightBoard
 

@@ -14,16 +14,14 @@ from sfactory.config import (
     fitted,
     from_command_line,
     from_dict,
-    least_max_lag,
-    max_lag,
     merged,
     resolve,
-    slot_count,
     to_dict,
-    validate,
 )
 from sfactory.errors import ConfigError
 from sfactory.presets import PRESETS
+from sfactory.sizes import least_max_lag, max_lag, slot_count
+from sfactory.validation import validate
 
 
 def parse(*args: str) -> Config:

@@ -12,12 +12,14 @@ from gymnasium import spaces
 from torch import nn
 
 from sfactory.arena import FILLING, FINISHED, FREE, Arena, arena_bytes, segment_fields
-from sfactory.config import Config, LossConfig, OptimConfig, RuntimeConfig, least_max_lag, max_lag, segments_per_batch, slot_count, validate
+from sfactory.config import Config, LossConfig, OptimConfig, RuntimeConfig
 from sfactory.envs.group import EnvSpec
 from sfactory.errors import ConfigError
 from sfactory.queues import IndexQueue, LocalQueue, PipeQueue, pack_request, unpack_request
 from sfactory.scheduler import SlotScheduler
+from sfactory.sizes import least_max_lag, max_lag, segments_per_batch, slot_count
 from sfactory.spaces import ActionSpec, ObservationSpec
+from sfactory.validation import validate
 from sfactory.weights import FlatWeights, WeightBoard
 
 SPAWN = multiprocessing.get_context("spawn")

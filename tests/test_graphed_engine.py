@@ -23,7 +23,7 @@ from sfactory import compute, inference, workers
 from sfactory import learner as learner_module
 from sfactory.arena import Arena, segment_fields
 from sfactory.batch import Assembler, Batch
-from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve, validate
+from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve
 from sfactory.cuda_graphs import Recorder
 from sfactory.engines import Engine, TorchEngine
 from sfactory.envs.group import EnvSpec
@@ -35,6 +35,7 @@ from sfactory.planning import make_plan
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.staging import Packed
 from sfactory.timing import COLUMNS, Stopwatch
+from sfactory.validation import validate
 from sfactory.weights import FlatWeights, WeightBoard
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -25,8 +25,9 @@ from sampling_run import SamplingRun
 from sfactory import train, workers
 from sfactory.arena import FILLING, FINISHED, FREE
 from sfactory.checkpoint import CheckpointStore
-from sfactory.config import LossConfig, ModelConfig, OptimConfig, RuntimeConfig, max_lag
+from sfactory.config import LossConfig, ModelConfig, OptimConfig, RuntimeConfig
 from sfactory.errors import ConfigError
+from sfactory.sizes import max_lag
 from sfactory.train import main
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
