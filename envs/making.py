@@ -6,7 +6,9 @@ import contextlib
 import difflib
 import importlib.util
 import inspect
+import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -176,15 +178,24 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
     if request.backend == "vector" and spec.vector_entry_point is None:
         raise ConfigError(f"env_backend is vector, but {spec.id} has no vector environment of its own; use env_backend auto")
     vector = request.backend == "vector" or spec.entry_point is None
+    maker = spec.vector_entry_point if vector else spec.entry_point
     try:
+        if isinstance(maker, str):
+            load_env_creator(maker)
+        _tell_mujoco_warnings_once()
         if vector:
             return gymnasium.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **kwargs)
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
     except RAISED as error:
-        maker = spec.vector_entry_point if vector else spec.entry_point
         given = {"num_envs": count, **spec.kwargs, **kwargs} if vector else {**spec.kwargs, **kwargs}
         given.pop("max_episode_steps", None)
         _explain(spec.id, maker, given, error)
+
+
+def _tell_mujoco_warnings_once() -> None:
+    """MuJoCo, once imported, prints a warning for every environment that causes it, and appends it to a file in the current folder."""
+    if (mujoco := sys.modules.get("mujoco")) is not None:
+        mujoco.set_mju_user_warning(lambda message: warnings.warn(f"MuJoCo: {message}", stacklevel=1))
 
 
 def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:

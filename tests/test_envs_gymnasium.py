@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+import warnings
 from typing import Any
 
 import gymnasium
@@ -438,3 +439,15 @@ def test_frameskip_is_read_but_not_that_of_mujoco():
     assert general.probe(request(Skipping)).frameskip == 4
     Skipping.__module__ = "gymnasium.envs.mujoco.ant_v5"
     assert general.probe(request(Skipping)).frameskip == 1
+
+
+def test_mujoco_tells_a_warning_once_and_writes_no_file(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        _, group = group_of("HalfCheetah-v5", count=3)
+    group.close()
+    assert len([warning for warning in told if "MuJoCo" in str(warning.message)]) <= 1
+    assert "WARNING" not in "".join(capfd.readouterr())
+    assert list(tmp_path.iterdir()) == []
