@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ from torch import Tensor
 from sfactory.errors import CheckpointError
 from sfactory.files import TEMPORARY, sync_folder, temporary_for, write_synced
 
+PATIENCE_S = 5.0
+"""How long a folder may be away from a run that has to go on from a checkpoint in it."""
 FORMAT = 1
 """Version of the files' layout; raised whenever an older reader would misread it."""
 
@@ -67,7 +70,7 @@ class CheckpointStore:
     """The checkpoints of one run. Only the process that holds the run folder's lock may save; anyone may load at any time.
 
     Args:
-        folder: The run's ``checkpoints`` folder; made by the first save.
+        folder: The run's ``checkpoints`` folder; a save makes it if it is not there.
         keep: Latest checkpoints to keep, at least 1. The best by return and the milestones are kept besides.
         milestone_every: Env steps between checkpoints that are kept for good; 0: none.
     """
@@ -119,6 +122,21 @@ class CheckpointStore:
             CheckpointError: If there are checkpoints but none can be read, or one was written by a newer sfactory.
         """
         return self._load_first(self._newest_first)
+
+    def load_again(self) -> Snapshot | None:
+        """:meth:`load_latest` within a run, whose folder may be away for a moment: no run begins at 0 again because of that.
+
+        Raises:
+            CheckpointError: As :meth:`load_latest`; or if for `PATIENCE_S` there is no folder. A run makes it before anything else.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while (snapshot := self.load_latest()) is None and not self.folder.is_dir():
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"the folder {self.folder} is gone; put it back and give the same command again, or start anew with --overwrite"
+                )
+            time.sleep(0.1)
+        return snapshot
 
     def load_best(self) -> Snapshot | None:
         """The checkpoint with the highest return, the later of equals; where no episode had ended, the latest.

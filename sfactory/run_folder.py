@@ -118,6 +118,7 @@ def open_run(config: Config) -> RunFolder:
             check_resume(path, saved, to_dict(config))
         with _telling_of(path):
             _save_config(path, config)
+            (path / CHECKPOINTS).mkdir(exist_ok=True)
     except BaseException:
         os.close(lock)
         raise

@@ -132,6 +132,8 @@ class _Supervisor:
             return self._reporter.nothing_to_do(self._snapshot)
         if self._snapshot is not None:
             self._reporter.note(f"going on at {self._snapshot.env_steps:,} env steps")
+        elif self._folder.resumed:
+            self._reporter.note(f"{self._folder.path} holds no checkpoint: its run begins anew at 0 env steps")
         with self._signals():
             try:
                 if self._plan.config.serial:
@@ -281,7 +283,7 @@ class _Supervisor:
         what = "; ".join(f"{name}: {problem}" for name, problem in lost.items())
         whole = "learner" in lost
         restarts = self._learner_restarts if whole else self._sampling_restarts
-        snapshot = self._store.load_latest() if whole else None
+        snapshot = self._store.load_again() if whole else None
         saved_steps = 0 if snapshot is None else snapshot.env_steps
         if not restarts.allow(saved_steps if whole else self._reporter.progress.env_steps):
             limit = self._plan.config.runtime.restarts

@@ -233,7 +233,7 @@ class Training:
             compute.autocast_dtype(config, plan.env, device), self._watch,
         )  # fmt: skip
         self._wall_before, self._saved_steps = 0.0, 0
-        if (snapshot := store.load_latest()) is not None:
+        if (snapshot := store.load_again()) is not None:
             self._model.load_state_dict(snapshot.model)
             self.learner.load_state(snapshot.trainer, snapshot.env_steps, snapshot.updates)
             self._wall_before, self._saved_steps = snapshot.wall_s, snapshot.env_steps

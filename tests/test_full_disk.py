@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import resource
 import shutil
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +18,7 @@ from runs import QUIET, config_for, rows, saved_steps, summary, worker_process
 from sfactory import ConfigError, train
 from sfactory.checkpoint import CheckpointStore
 from sfactory.config import LogConfig
-from sfactory.errors import RunFailed
+from sfactory.errors import CheckpointError, RunFailed
 
 PLAIN = LogConfig(report_every_s=0.05, save_every_s=0.2, display="plain")
 
@@ -135,7 +136,11 @@ def test_tensorboard_files_can_be_read_after_the_disk_was_full(tmp_path):
 def test_a_run_whose_last_checkpoint_cannot_be_written_has_failed_and_keeps_the_one_before(tmp_path):
     config = config_for(tmp_path, "CartPole-v1", steps=10**9, log=dataclasses.replace(QUIET, save_every_s=0.2))
     run = tmp_path / "run"
-    steps = Steps(lambda report: saved_steps(run) > 0, lambda report: limit_files(worker_process("learner").pid, 1000))
+    steps = Steps(
+        lambda report: saved_steps(run) > 0,
+        lambda report: limit_files(worker_process("learner").pid, 1000),
+        lambda report: report.env_steps > saved_steps(run),
+    )
     with pytest.raises(RunFailed, match=r"checkpoint not written: .*File too large.* is lost"):
         train(config, [steps])
     assert summary(run)["status"] == "failed"
@@ -192,3 +197,41 @@ def test_a_resumed_run_says_where_it_goes_on_and_that_it_fell_back(tmp_path, cap
     assert train(dataclasses.replace(config, steps=4096)).status == "completed"
     assert "going on at 1,024 env steps" in capsys.readouterr().out
     assert "checkpoint_000000002048.json cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_learner_that_dies_while_its_checkpoints_are_away_never_begins_at_0(tmp_path, comes_back):
+    config = config_for(tmp_path, "CartPole-v1", steps=10**9, log=dataclasses.replace(QUIET, save_every_s=0.2))
+    run = tmp_path / "run"
+    folder, aside = run / "checkpoints", tmp_path / "aside"
+    saved, after = [], []
+
+    def bring_back():
+        if comes_back:
+            folder.unlink()
+            aside.rename(folder)
+
+    def lose_both(report):
+        if saved_steps(run) < 2000:
+            return False
+        folder.rename(aside)
+        folder.write_text("")
+        saved.append(CheckpointStore(aside).load_latest().env_steps)
+        worker_process("learner").kill()
+        threading.Timer(1.0, bring_back).start()
+        return None
+
+    def go_on(report):
+        if report.restarts == 0:
+            return False
+        after.append(report.env_steps)
+        return saved_steps(run) > saved[0]
+
+    steps = Steps(lose_both, go_on)
+    if comes_back:
+        assert train(config, [steps]).status == "interrupted"
+    else:
+        with pytest.raises(CheckpointError, match="checkpoints is gone; put it back"):
+            train(config, [steps])
+        assert summary(run)["status"] == "failed"
+    assert min(after, default=saved[0]) >= saved[0]
