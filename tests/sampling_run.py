@@ -19,7 +19,7 @@ class SamplingRun:
     def __init__(self, config: Config, tmp_path) -> None:
         self.plan = make_plan(dataclasses.replace(resolve(config), serial=True))
         self.wires = workers.make_wires(self.plan, local=True)
-        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        (tmp_path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self.training = workers.Training(self.plan, self.wires, CheckpointStore(tmp_path / "checkpoints"))
         self.learner = self.training.learner
         self.policies = [workers.make_policy_worker(self.plan, self.wires, i, 0) for i in range(len(self.wires.requests))]
