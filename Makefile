@@ -37,7 +37,7 @@ peers: .venv/dev
 	$(BIN)/python -m perf.peers --to-score
 
 starts: .venv/dev
-	$(BIN)/python perf/starts.py
+	$(BIN)/python -m perf.starts
 
 soak: .venv/dev
 	$(BIN)/python -m perf.soak

@@ -38,6 +38,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from perf.sessions import members
 from sfactory import evaluate
 
 STALL_S = 20.0
@@ -283,16 +284,6 @@ class Soak:
         elif self.seconds - self.progressed > STALL_S:
             self.problems.append(f"{self.seconds:.0f} s: no progress for {self.seconds - self.progressed:.0f} s")
             self.progressed = self.seconds
-
-
-def members(session: int) -> list[psutil.Process]:
-    """Living processes of a session."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def last_report(metrics: Path) -> dict[str, str]:

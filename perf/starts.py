@@ -1,6 +1,6 @@
 """Many short runs in a row, about half of them interrupted at random moments: how long they take, and whether anything is left of them.
 
-    python perf/starts.py [--runs 50] [--seed 0] [--env CartPole-v1] [--json FILE]
+    python -m perf.starts [--runs 50] [--seed 0] [--env CartPole-v1] [--json FILE]
 
 Each run is a command in a session of its own. Half of the runs get SIGINT, as Ctrl-C sends it to the whole process group, at a random
 moment: of these, half during start-up and half in the first seconds of training. The others run to their end. A run passes if it ends
@@ -27,6 +27,8 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 from rich.table import Table
+
+from perf.sessions import members
 
 LIMIT_S = 10.0
 GIVE_UP_S = 120.0
@@ -64,16 +66,6 @@ class Moment:
     def has_come(self, now: float, first_steps: float | None) -> bool:
         since = first_steps if self.training else 0.0
         return since is not None and now - since >= self.seconds
-
-
-def members(session: int) -> list[psutil.Process]:
-    """Living processes of a session."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def one_run(flags: list[str], moment: Moment | None, folder: Path) -> Outcome:
