@@ -39,12 +39,18 @@ def small_files(size: int) -> Iterator[None]:
 
 
 class Steps:
-    """A callback that does one thing after the other, each as soon as the one before has shown its effect."""
+    """A callback that does one thing after the other, each as soon as the one before has shown its effect.
+
+    Attributes:
+        seen: Env steps of all reports.
+    """
 
     def __init__(self, *steps) -> None:
         self.steps = list(steps)
+        self.seen = []
 
     def __call__(self, report) -> bool:
+        self.seen.append(report.env_steps)
         if self.steps and self.steps[0](report) is not False:
             del self.steps[0]
         return bool(self.steps)
@@ -77,29 +83,24 @@ def test_checkpoints_are_written_again_once_there_is_room(tmp_path, capsys):
     assert not list((run / "checkpoints").glob(".tmp-*"))
 
 
+def fill_for_some_reports(folder, pattern: str) -> Steps:
+    """Let a file of the run folder have no room for 50 bytes more, from the fourth report to the tenth."""
+    stack = contextlib.ExitStack()
+    steps = Steps(
+        lambda report: len(steps.seen) > 3,
+        lambda report: stack.enter_context(small_files(next(folder.glob(pattern)).stat().st_size + 50)),
+        lambda report: len(steps.seen) > 10,
+        lambda report: stack.close(),
+        lambda report: len(steps.seen) > 15,
+    )
+    return steps
+
+
 def test_reports_wait_for_room_and_none_is_lost(tmp_path, capsys):
-    config = config_for(tmp_path, "CartPole-v1", steps=10**9, log=PLAIN)
-    run, seen = tmp_path / "run", []
-
-    def fill_the_disk(report):
-        return None if len(seen) > 3 else False
-
-    with contextlib.ExitStack() as stack:
-        steps = Steps(
-            fill_the_disk,
-            lambda report: stack.enter_context(small_files((run / "metrics.csv").stat().st_size + 50)),
-            lambda report: len(seen) > 10,
-            lambda report: stack.close(),
-            lambda report: len(seen) > 15,
-        )
-
-        def callback(report):
-            seen.append(report.env_steps)
-            return steps(report)
-
-        train(config, [callback])
-    written = [int(row["env_steps"]) for row in rows(run)]
-    assert written[: len(seen)] == seen
+    run = tmp_path / "run"
+    steps = fill_for_some_reports(run, "metrics.csv")
+    train(config_for(tmp_path, "CartPole-v1", steps=10**9, log=dataclasses.replace(PLAIN, tensorboard=False)), [steps])
+    assert [int(row["env_steps"]) for row in rows(run)][: len(steps.seen)] == steps.seen
     printed = capsys.readouterr().out
     assert printed.count("metrics not written: ") == printed.count("metrics are written again") == 1
     assert "Traceback" not in printed
@@ -108,29 +109,12 @@ def test_reports_wait_for_room_and_none_is_lost(tmp_path, capsys):
 def test_tensorboard_files_can_be_read_after_the_disk_was_full(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = config_for(tmp_path, "CartPole-v1", steps=10**9, log=dataclasses.replace(QUIET, tensorboard=True))
-    run, seen = tmp_path / "run", []
-
-    def events():
-        return next(run.glob("events.out.*")).stat().st_size
-
-    with contextlib.ExitStack() as stack:
-        steps = Steps(
-            lambda report: len(seen) > 3,
-            lambda report: stack.enter_context(small_files(events() + 50)),
-            lambda report: len(seen) > 8,
-            lambda report: stack.close(),
-            lambda report: len(seen) > 12,
-        )
-
-        def callback(report):
-            seen.append(report.env_steps)
-            return steps(report)
-
-        train(config, [callback])
+    run = tmp_path / "run"
+    steps = fill_for_some_reports(run, "events.out.*")
+    train(config_for(tmp_path, "CartPole-v1", steps=10**9, log=dataclasses.replace(QUIET, tensorboard=True)), [steps])
     shown = [event.step for event in EventAccumulator(str(run)).Reload().Scalars("speed/fps")]
     assert set(shown) < {int(row["env_steps"]) for row in rows(run)}
-    assert {*seen[:3], *seen[-2:]} <= set(shown)
+    assert {*steps.seen[:3], *steps.seen[-2:]} <= set(shown)
 
 
 def test_a_run_whose_last_checkpoint_cannot_be_written_has_failed_and_keeps_the_one_before(tmp_path):
@@ -188,7 +172,7 @@ def test_no_room_for_the_run_folder_is_told_before_anything_starts(tmp_path):
 
 
 def test_a_resumed_run_says_where_it_goes_on_and_that_it_fell_back(tmp_path, capsys, caplog):
-    config = config_for(tmp_path, "CartPole-v1", serial=True, log=PLAIN)
+    config = config_for(tmp_path, "CartPole-v1", serial=True, log=dataclasses.replace(PLAIN, save_every_s=1000))
     for steps in (1024, 2048):
         train(dataclasses.replace(config, steps=steps))
     newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
