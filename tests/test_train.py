@@ -320,9 +320,15 @@ def test_an_interrupted_command_saves_and_leaves_nothing(number, status, tmp_pat
     assert set(os.listdir("/dev/shm")) <= shared
 
 
-@pytest.mark.parametrize("seconds", [0.2, 1.2])
-def test_an_interrupt_at_start_up_ends_at_once_without_a_traceback(seconds, tmp_path):
-    with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(tmp_path / "run"), *SMALL) as command:
+@pytest.mark.parametrize("seconds", [0.3, 1.2])
+@pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN], ids=["", "begun in the background"])
+def test_an_interrupt_at_start_up_ends_at_once_without_a_traceback(inherited, seconds, tmp_path):
+    before = signal.signal(signal.SIGINT, inherited)
+    try:
+        command = Command("-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(tmp_path / "run"), *SMALL)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with command:
         time.sleep(seconds)
         command.interrupt()
         assert command.wait(20) == 130
