@@ -74,3 +74,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def abandoned_shared_memory() -> set[str]:
+    """Names in /dev/shm of files that no living process has mapped. What is in use may be another program's."""
+    inodes = {entry.name: str(entry.inode()) for entry in os.scandir("/dev/shm")}
+    used = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            used |= {line.split()[4] for line in maps.read_text().splitlines() if "/dev/shm/" in line}
+    return {name for name, inode in inodes.items() if inode not in used and Path("/dev/shm", name).exists()}

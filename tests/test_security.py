@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from commands import ENVIRONMENT, wait_until
+from commands import ENVIRONMENT, abandoned_shared_memory, wait_until
 from runs import config_for
 from short_runs import short_run
 
@@ -191,7 +190,7 @@ def test_files_are_made_in_the_run_folder_only(way, tmp_path):
     home, temporary, here = (tmp_path / name for name in ("home", "tmp", "here"))
     for folder in (home, temporary, here):
         folder.mkdir()
-    shared = set(os.listdir("/dev/shm"))
+    shared = abandoned_shared_memory()
     steps = "20000" if way == "completed" else "1000000000"
     small = [flag for flag in SERIAL if flag not in ("--serial", "--log.no-tensorboard")]
     arguments = ["--env", "CartPole-v1", "--run", "my/run", *small, "--workers", "2", "--log.report-every-s", "0.2", "--steps", steps]
@@ -209,7 +208,7 @@ def test_files_are_made_in_the_run_folder_only(way, tmp_path):
         assert process.wait(30) == (0 if way == "completed" else 130)
     assert files_below(home) == set()
     assert files_below(temporary) == set()
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert abandoned_shared_memory() <= shared
     assert {path for path in files_below(here) if not path.startswith("my/run/")} == {"my", "my/run"}
     assert {path.name for path in run.iterdir()} <= {
         ".lock", "config.yaml", "spaces.json", "metrics.csv", "summary.json", "checkpoints", *(p.name for p in run.glob("events.out.*")),

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 import yaml
-from commands import Command, wait_until
+from commands import Command, abandoned_shared_memory, wait_until
 from environments import Counting
 from faults import Faulty
 from gymnasium import spaces
@@ -42,14 +42,14 @@ SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--roll
 def finished(tmp_path_factory):
     """A run of the command to its end, in a process of its own, as a user starts it; the run folder."""
     run = tmp_path_factory.mktemp("train") / "run"
-    shared = set(os.listdir("/dev/shm"))
+    shared = abandoned_shared_memory()
     arguments = [a for a in SMALL if a != "--log.no-tensorboard"]
     with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--steps", "4096", "--run", str(run), *arguments) as command:
         assert command.wait() == 0, command.errors
         assert command.left_after(2) == []
         assert "env steps" in command.output
         assert "Traceback" not in command.errors
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert abandoned_shared_memory() <= shared
     return run
 
 
@@ -308,7 +308,7 @@ def running(folder: Path, *flags: str):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_command_saves_and_leaves_nothing(number, status, tmp_path):
-    shared = set(os.listdir("/dev/shm"))
+    shared = abandoned_shared_memory()
     with running(tmp_path) as command:
         command.interrupt(number)
         assert command.wait(20) == status
@@ -317,7 +317,7 @@ def test_an_interrupted_command_saves_and_leaves_nothing(number, status, tmp_pat
     values = summary(tmp_path / "run")
     assert values["status"] == "interrupted"
     assert saved_steps(tmp_path / "run") == values["env_steps"] > 0
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert abandoned_shared_memory() <= shared
 
 
 @pytest.mark.parametrize("seconds", [0.3, 1.2])
