@@ -177,7 +177,7 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
     spec = _find_spec(request.env)
     if request.backend == "vector" and spec.vector_entry_point is None:
         raise ConfigError(f"env_backend is vector, but {spec.id} has no vector environment of its own; use env_backend auto")
-    vector = request.backend == "vector" or spec.entry_point is None
+    vector = request.backend == "vector" or spec.entry_point is None or (request.backend == "auto" and _vector_form_serves(spec, kwargs))
     maker = spec.vector_entry_point if vector else spec.entry_point
     try:
         if isinstance(maker, str):
@@ -190,6 +190,19 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
         given = {"num_envs": count, **spec.kwargs, **kwargs} if vector else {**spec.kwargs, **kwargs}
         given.pop("max_episode_steps", None)
         _explain(spec.id, maker, given, error)
+
+
+def _vector_form_serves(spec: EnvSpec, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an id has a vector environment of its own that takes these arguments; a video needs environments that draw one by one."""
+    if spec.vector_entry_point is None or spec.additional_wrappers or "render_mode" in kwargs:
+        return False
+    limit = {} if spec.max_episode_steps is None else {"max_episode_steps": spec.max_episode_steps}
+    try:
+        maker = spec.vector_entry_point
+        inspect.signature(load_env_creator(maker) if isinstance(maker, str) else maker).bind(num_envs=1, **limit | spec.kwargs | kwargs)
+    except (ImportError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _tell_mujoco_warnings_once() -> None:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from counting import OBSERVATION, Counting, episodes_by_hand, episodes_of, extras_of
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sfactory.envs import EnvRequest, Finals, Frame, Outcome, env_seed, general
 from sfactory.envs.group import EnvSpec, Group
+from sfactory.envs.making import make_environments
 from sfactory.envs.observations import new_frame
 from sfactory.errors import ConfigError, EnvironmentFault
 
@@ -225,3 +227,28 @@ def test_the_own_vector_environment_of_an_id():
     assert any(not frame.active.all() for frame, _ in frames)
     with pytest.raises(ConfigError, match="gravty"):
         general.probe(EnvRequest("CartPole-v1", {"gravty": 1}, backend="vector"))
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "render_mode", "backend", "vector"),
+    [
+        ("CartPole-v1", {}, None, "auto", True),
+        ("CartPole-v1", {"sutton_barto_reward": True}, None, "auto", True),
+        ("CartPole-v1", {"max_episode_steps": 7}, None, "auto", True),
+        ("CartPole-v1", {}, None, "gymnasium", False),
+        ("CartPole-v1", {}, "rgb_array", "auto", False),
+        ("sfactory-tests/Unlimited-v0", {}, None, "auto", False),
+        ("Pendulum-v1", {}, None, "auto", False),
+    ],
+)
+def test_auto_takes_an_ids_own_vector_environment_where_it_serves(env, kwargs, render_mode, backend, vector):
+    gymnasium.register("sfactory-tests/Unlimited-v0", CartPoleEnv, max_episode_steps=9, vector_entry_point=lambda num_envs: None)
+    try:
+        made = make_environments(EnvRequest(env, kwargs, render_mode=render_mode, backend=backend), 3)
+    finally:
+        del gymnasium.registry["sfactory-tests/Unlimited-v0"]
+    assert isinstance(made[0], VectorEnv) == vector
+    assert len(made) == (1 if vector else 3)
+    assert not vector or made[0].num_envs == 3
+    for one in made:
+        one.close()
