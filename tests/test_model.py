@@ -145,13 +145,37 @@ def test_gradients_of_the_scans() -> None:
 
 def test_backward_in_several_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    x, first = torch.randn(STEPS, ROWS, 4, requires_grad=True), torch.rand(STEPS, ROWS) < 0.3
-    for core in (LSTMCore(4, 5), GRUCore(4, 5)):
-        whole = torch.autograd.grad(core.unroll(x, first, torch.ones(ROWS, core.state_size)).square().sum(), [x, *core.parameters()])
+    x, first = torch.randn(STEPS, ROWS, 4, requires_grad=True, dtype=torch.float64), torch.rand(STEPS, ROWS) < 0.3
+    for core in (LSTMCore(4, 5).double(), GRUCore(4, 5).double()):
+        state = torch.ones(ROWS, core.state_size, dtype=torch.float64)
+        whole = torch.autograd.grad(core.unroll(x, first, state).square().sum(), [x, *core.parameters()])
         monkeypatch.setattr("sfactory.model.recurrence._BLOCK", 4 * ROWS * 5)
-        split = torch.autograd.grad(core.unroll(x, first, torch.ones(ROWS, core.state_size)).square().sum(), [x, *core.parameters()])
+        split = torch.autograd.grad(core.unroll(x, first, state).square().sum(), [x, *core.parameters()])
         monkeypatch.undo()
         torch.testing.assert_close(split, whole)
+
+
+@pytest.mark.parametrize("core", [LSTMCore, GRUCore])
+@pytest.mark.parametrize(("steps", "rows", "size"), [(STEPS, ROWS, 5), (1, 3, 40), (9, 1, 33)])
+def test_compiled_scans_and_steps_are_the_plain_ones(core: type[Core], steps: int, rows: int, size: int, monkeypatch) -> None:
+    torch.manual_seed(0)
+    core = core(4, size, 2)
+    x, first = torch.randn(steps, rows, 4, requires_grad=True), torch.rand(steps, rows) < 0.3
+    state, grad = torch.randn(rows, core.state_size, requires_grad=True), torch.randn(steps, rows, size)
+
+    def everything() -> tuple[Tensor, ...]:
+        out = core.unroll(x, first, state)
+        gradients = torch.autograd.grad(out, [x, state, *core.parameters()], grad)
+        with torch.no_grad():
+            return out, *gradients, *core(x[0], state)
+
+    compiled = everything()
+    assert "Compiled" in core.unroll(x, first, state).grad_fn.name()
+    monkeypatch.setattr("sfactory.model.recurrence_cpu.fits", lambda x: False)
+    plain = everything()
+    assert "Compiled" not in core.unroll(x, first, state).grad_fn.name()
+    for one, other in zip(compiled, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["image_chw", "image_hwc", "grid", "vector", "dict"])

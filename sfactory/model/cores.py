@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfactory.model.precision import full_precision
+from sfactory.model import recurrence_cpu
 from sfactory.model.recurrence import GRUScan, LSTMScan, lstm_gates
 
 KEEPING_GATE = 1
@@ -133,12 +134,16 @@ class LSTMCore(_GatedCore):
 
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
         hidden, cell = state.chunk(2, -1)
-        i, f, g, o = lstm_gates(torch.addmm(projected, hidden, weight.t()))
+        gates = torch.addmm(projected, hidden, weight.t())
+        if not torch.is_grad_enabled() and recurrence_cpu.fits(gates):
+            return recurrence_cpu.lstm_step(gates, state)
+        i, f, g, o = lstm_gates(gates)
         cell = f * cell + i * g
         return torch.cat((o * cell.tanh(), cell), -1)
 
     def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
-        return LSTMScan.apply(projected, weight, keep, *state.to(projected.dtype).chunk(2, -1))
+        scan = recurrence_cpu.CompiledLSTMScan if recurrence_cpu.fits(projected) else LSTMScan
+        return scan.apply(projected, weight, keep, *state.to(projected.dtype).chunk(2, -1))
 
 
 class GRUCore(_GatedCore):
@@ -152,9 +157,12 @@ class GRUCore(_GatedCore):
 
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
         recurred = torch.addmm(self._parameter("bias_hh", layer), state, weight.t())
+        if not torch.is_grad_enabled() and recurrence_cpu.fits(projected):
+            return recurrence_cpu.gru_step(projected, recurred, state)
         r, z = (projected[:, : 2 * self.size] + recurred[:, : 2 * self.size]).sigmoid().chunk(2, -1)
         n = torch.addcmul(projected[:, 2 * self.size :], r, recurred[:, 2 * self.size :]).tanh()
         return torch.lerp(n, state, z)
 
     def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
-        return GRUScan.apply(projected, weight, self._parameter("bias_hh", layer), keep, state.to(projected.dtype))
+        scan = recurrence_cpu.CompiledGRUScan if recurrence_cpu.fits(projected) else GRUScan
+        return scan.apply(projected, weight, self._parameter("bias_hh", layer), keep, state.to(projected.dtype))
