@@ -30,17 +30,20 @@ from rich.table import Table
 from sfactory.ceiling import Ceiling, measure_ceiling
 from sfactory.config import from_command_line
 
-CARTPOLE = "--env CartPole-v1 --preset none --workers 2 --envs-per-worker 256 --rollout 32 --batch-size 16384"
+CARTPOLE = "--env CartPole-v1 --preset none --envs-per-worker 1024 --rollout 32 --batch-size 16384"
 PONG = "--env ALE/Pong-v5 --preset none --envs-per-worker 64 --rollout 32 --batch-size 1024"
+HALFCHEETAH = "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
 WORKLOADS = {
     "cartpole": CARTPOLE,
     "cartpole-lstm": f"{CARTPOLE} --model.core lstm",
     "cartpole-gru": f"{CARTPOLE} --model.core gru",
-    "cartpole-native": "--env sfactory/CartPole --preset none --envs-per-worker 2048 --rollout 32 --batch-size 32768",
+    "cartpole-singles": f"{CARTPOLE} --env-backend gymnasium --workers 2 --envs-per-worker 256",
+    "cartpole-native": "--env sfactory/CartPole --preset none --envs-per-worker 4096 --rollout 32 --batch-size 65536",
     "pong": PONG,
     "pong-lstm": f"{PONG} --model.core lstm",
     "pong-gru": f"{PONG} --model.core gru",
-    "halfcheetah": "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384",
+    "halfcheetah": HALFCHEETAH,
+    "halfcheetah-envpool": f"{HALFCHEETAH} --env-backend envpool",
     "vizdoom-basic": "--env VizdoomBasic-v1 --preset none --workers 2 --envs-per-worker 32 --rollout 32 --batch-size 1024",
 }
 """Throughput settings: one epoch, large groups."""

@@ -43,4 +43,7 @@ class ChunkThreads:
 
     def map(self, function: Callable[..., T], *chunks: Iterable) -> list[T]:
         """The function's results in the order of the chunks; an error in one of them is raised here."""
-        return list(map(function, *chunks) if self._pool is None else self._pool.map(function, *chunks))
+        calls = list(zip(*chunks, strict=True))
+        if self._pool is None or len(calls) == 1:
+            return [function(*call) for call in calls]
+        return list(self._pool.map(function, *zip(*calls, strict=True)))

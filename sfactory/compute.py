@@ -77,7 +77,7 @@ def cores() -> int:
 
 
 def learner_threads(config: Config) -> int:
-    """Threads of the learner: half the cores where it computes on them, few where it feeds a GPU.
+    """Threads of the learner: all of few cores and half of many where it computes on them, few where it feeds a GPU.
 
     Serial mode has one, because the order in which several add up a gradient is not reproducible.
     """
@@ -85,7 +85,7 @@ def learner_threads(config: Config) -> int:
         return 1
     if config.runtime.learner_threads is not None:
         return config.runtime.learner_threads
-    return max(1, cores() // 2) if learner_device(config).type == "cpu" else min(4, max(1, cores() // 4))
+    return max(min(4, cores()), cores() // 2) if learner_device(config).type == "cpu" else min(4, max(1, cores() // 4))
 
 
 def learner_torch_threads(config: Config) -> int:

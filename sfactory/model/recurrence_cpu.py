@@ -1,7 +1,7 @@
 """The scans and steps of :mod:`sfactory.model.recurrence` with all elementwise work of a step in one compiled pass, for float32 on the CPU.
 
-The matrix products stay BLAS's. Per sample of a layer of 128 with 64 inputs, forward and backward, products included: LSTM SPEED_LSTM us, GRU SPEED_GRU;
-a step of inference SPEED_STEP. The tests hold all of it to the plain versions.
+The matrix products stay BLAS's. A layer of 128 with 64 inputs, products included, us a sample: training LSTM 9.4 against 10.2, GRU 6.6 against
+7.7; a step of inference 2.5 against 3.2 and 1.8 against 2.3. The tests hold all of it to the plain versions.
 """
 
 from __future__ import annotations
