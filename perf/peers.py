@@ -230,6 +230,11 @@ WORKLOADS: dict[str, Workload] = {
         f"--env ALE/Pong-v5 {_SAME} --rollout 32 --envs-per-worker 64 --model.core lstm",
         {"sample-factory": Tuned({**_SF_PONG, **_sf_core("lstm")}, _sf(2, 16, 1), _SF_TRIED_IMAGES)},
     ),
+    "pong-gru": Workload(
+        FPS_WORKLOADS["pong-gru"],
+        f"--env ALE/Pong-v5 {_SAME} --rollout 32 --envs-per-worker 64 --model.core gru",
+        {"sample-factory": Tuned({**_SF_PONG, **_sf_core("gru")}, _sf(2, 16, 1), _SF_TRIED_IMAGES)},
+    ),
     "vizdoom-basic": Workload(
         FPS_WORKLOADS["vizdoom-basic"],
         f"--env VizdoomBasic-v1 {_SAME} --rollout 32 --workers 2 --envs-per-worker 16",
