@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfactory.model.precision import full_precision
 from sfactory.model import recurrence_cpu
+from sfactory.model.precision import full_precision
 from sfactory.model.recurrence import GRUScan, LSTMScan, lstm_gates
 
 KEEPING_GATE = 1
