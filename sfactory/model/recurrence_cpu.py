@@ -1,7 +1,7 @@
 """The scans and steps of :mod:`sfactory.model.recurrence` with all elementwise work of a step in one compiled pass, for float32 on the CPU.
 
-The matrix products stay BLAS's. A layer of 128 with 64 inputs, products included, us a sample: training LSTM 9.4 against 10.2, GRU 6.6 against
-7.7; a step of inference 2.5 against 3.2 and 1.8 against 2.3. The tests hold all of it to the plain versions.
+The matrix products stay BLAS's. A layer of 128 with 64 inputs, products included, us a sample: training LSTM 9.4 against 10.2, GRU 6.6
+against 7.7; a step of inference 2.5 against 3.2 and 1.8 against 2.3. The tests hold all of it to the plain versions.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class CompiledGRUScan(Function):
         steps, rows, size = before.shape
         d_projected, d_recurrent = torch.empty_like(gates), torch.empty_like(gates)
         dh, carried = torch.zeros(2, rows, size).unbind()
-        arrays = [tensor.numpy() for tensor in (grad.contiguous(), keep, gates, from_state_n, before, dh, carried, d_projected, d_recurrent)]
+        gradients = (dh, carried, d_projected, d_recurrent)
+        arrays = [tensor.numpy() for tensor in (grad.contiguous(), keep, gates, from_state_n, before, *gradients)]
         for t in range(steps - 1, -1, -1):
             _gru_backward(t, *arrays)
             torch.addmm(carried, d_recurrent[t], weight, out=dh)
@@ -208,7 +209,7 @@ def _gru_forward(t, projected, recurred, gates, keep, from_state_n, before, out)
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 def _gru_backward(t, grad, keep, gates, from_state_n, before, dh, carried, d_projected, d_recurrent):
-    """Fill the gradients of step t's shares of the pre-activations; `dh` comes from step t + 1, and `carried` goes past its gates to t - 1."""
+    """Fill the gradients of step t's shares of the pre-activations; `dh` comes from step t + 1, `carried` passes by its gates to t - 1."""
     steps, rows, size = grad.shape
     for row in range(rows):
         kept = keep[min(t + 1, steps - 1), row, 0]
