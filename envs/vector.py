@@ -250,7 +250,7 @@ class VectorGroup:
         return tuple(np.empty((rows, *leaf.shape), leaf.dtype) for leaf in self._spec.observation.leaves)
 
     def _add_extras(self, info: Mapping[str, Any], ended: np.ndarray) -> None:
-        for row in np.flatnonzero(ended).tolist() if info else ():
+        for row in np.flatnonzero(ended).tolist() if len(info) else ():
             if extras := numeric_extras(dict(_entries(info, row, self.rows))):
                 self.extras.append(extras)
 

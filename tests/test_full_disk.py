@@ -172,7 +172,8 @@ def test_no_room_for_the_run_folder_is_told_before_anything_starts(tmp_path):
 
 
 def test_a_resumed_run_says_where_it_goes_on_and_that_it_fell_back(tmp_path, capsys, caplog):
-    config = config_for(tmp_path, "CartPole-v1", serial=True, log=dataclasses.replace(PLAIN, save_every_s=1000))
+    log = dataclasses.replace(PLAIN, save_every_s=1000)
+    config = config_for(tmp_path, "CartPole-v1", env_backend="gymnasium", serial=True, log=log)  # no row of it ever rests
     for steps in (1024, 2048):
         train(dataclasses.replace(config, steps=steps))
     newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
