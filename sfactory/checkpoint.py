@@ -192,6 +192,8 @@ class CheckpointStore:
         not be read. They count neither as recent nor as best, or they would displace those of the run as it is.
         """
         described = self._described(self._newest_first())
+        if newest not in described:
+            raise FileNotFoundError(f"{self._path(newest, _JSON)} has gone since it was written; has somebody moved its folder?")
         past = [stem for stem in described if _age(stem) <= _age(newest)]
         kept = {*past[: self.keep], max(past, key=lambda stem: _rank(described[stem]))}
         kept |= {stem for stem, description in described.items() if description.get("milestone")}

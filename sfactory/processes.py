@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import types
 from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection, forkserver, resource_tracker
@@ -28,6 +29,8 @@ from sfactory.temporary import make_temporary_folder, remove_temporary_folder
 
 PRELOAD = "sfactory.preload"
 PIPE_BYTES = 1 << 20
+DYING_S = 5.0
+"""How long a killed server may take to die."""
 RUNNER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 _lock = threading.RLock()
 _users = 0
@@ -71,6 +74,21 @@ def _start_server() -> None:
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _launch(process: BaseProcess) -> None:
+    """Start a process; also where somebody has killed the server, perhaps so lately that it has not quite died."""
+    deadline = time.monotonic() + DYING_S
+    while True:
+        _start_server()
+        try:
+            with _no_main_module():
+                process.start()
+            return
+        except (EOFError, ConnectionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def _stop_server() -> None:
@@ -152,9 +170,7 @@ class WorkerProcesses:
         context = multiprocessing.get_context("forkserver")
         process = context.Process(target=main, name=f"sfactory-{name}", args=(name, Outbox(writer), str(folder), *args))
         with _lock:
-            _start_server()  # it runs, unless somebody killed it
-            with _no_main_module():
-                process.start()
+            _launch(process)
         writer.close()
         self._processes[name], self._inboxes[name] = process, reader
 

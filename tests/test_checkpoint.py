@@ -117,6 +117,20 @@ def test_rotation_keeps_the_latest_the_best_and_milestones(tmp_path: Path) -> No
     assert CheckpointStore(tmp_path).load_best().env_steps == 700
 
 
+def test_a_folder_that_goes_right_after_a_save_is_a_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    rotate = store._rotate
+
+    def go_first(stem: str) -> None:
+        (tmp_path / "checkpoints").rename(tmp_path / "aside")
+        rotate(stem)
+
+    monkeypatch.setattr(store, "_rotate", go_first)
+    with pytest.raises(FileNotFoundError, match="gone since it was written"):
+        store.save(Snapshot({"w": torch.zeros(2)}, {}, 8, 8, 1, 1.0, None))
+    assert saved_steps(tmp_path / "aside") == [8]
+
+
 def test_milestones_stay_for_good(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1, milestone_every=1000)
     for env_steps in (400, 900, 1100, 1900, 2000, 2500, 4800, 4900):
