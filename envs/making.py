@@ -177,7 +177,7 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
     spec = _find_spec(request.env)
     if request.backend == "vector" and spec.vector_entry_point is None:
         raise ConfigError(f"env_backend is vector, but {spec.id} has no vector environment of its own; use env_backend auto")
-    vector = request.backend == "vector" or spec.entry_point is None or (request.backend == "auto" and _vector_form_serves(spec, kwargs))
+    vector = request.backend == "vector" or spec.entry_point is None or (request.backend == "auto" and _own_vector_serves(spec, kwargs))
     maker = spec.vector_entry_point if vector else spec.entry_point
     try:
         if isinstance(maker, str):
@@ -192,7 +192,7 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
         _explain(spec.id, maker, given, error)
 
 
-def _vector_form_serves(spec: EnvSpec, kwargs: Mapping[str, Any]) -> bool:
+def _own_vector_serves(spec: EnvSpec, kwargs: Mapping[str, Any]) -> bool:
     """Whether an id has a vector environment of its own that takes these arguments; a video needs environments that draw one by one."""
     if spec.vector_entry_point is None or spec.additional_wrappers or "render_mode" in kwargs:
         return False

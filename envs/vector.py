@@ -250,7 +250,9 @@ class VectorGroup:
         return tuple(np.empty((rows, *leaf.shape), leaf.dtype) for leaf in self._spec.observation.leaves)
 
     def _add_extras(self, info: Mapping[str, Any], ended: np.ndarray) -> None:
-        for row in np.flatnonzero(ended).tolist() if len(info) else ():
+        if len(info) == 0:
+            return
+        for row in np.flatnonzero(ended).tolist():
             if extras := numeric_extras(dict(_entries(info, row, self.rows))):
                 self.extras.append(extras)
 

@@ -32,6 +32,7 @@ from sfactory.envs.native.pendulum import Pendulum
 from sfactory.envs.resampling import Resampler
 from sfactory.gae import gae, gae_torch
 from sfactory.losses import Targets, total_loss, total_loss_torch
+from sfactory.model import recurrence, recurrence_cpu
 from sfactory.model.fused import tanh_
 from sfactory.rollout import end_episodes
 from sfactory.sampling import sample_rows
@@ -43,6 +44,7 @@ PICTURES = ((120, 160), (240, 320))
 POLICY_PICTURE = (72, 128)
 DISCOUNTS = (0.99, 0.95)
 STEPS_CHECKED = 300
+UNITS = 128
 REPEATS = 5
 REPEAT_S = 0.05
 
@@ -305,7 +307,58 @@ def activations(device: torch.device) -> Iterator[Case]:
         yield Case("tanh", f"{rows} x 64", rows * 64, versions)
 
 
-FAMILIES = (estimators, losses, sampling, episodes, resampling, environments, activations)
+def recurrent_scans(device: torch.device) -> Iterator[Case]:
+    """LSTM and GRU of 128 units, forward and backward over a segment, without the input's matrix product."""
+    rng = np.random.default_rng(0)
+    for kind, gates, parts, biased, ours, theirs in (
+        ("LSTM", 4, 2, 0, recurrence_cpu.CompiledLSTMScan, recurrence.LSTMScan),
+        ("GRU", 3, 1, 1, recurrence_cpu.CompiledGRUScan, recurrence.GRUScan),
+    ):
+        for rows in (64, 256):
+            weights = [(gates * UNITS, UNITS), *[(gates * UNITS,)] * biased]
+            floats = [rng.normal(0, 0.1, shape).astype(np.float32) for shape in ((32, rows, gates * UNITS), *weights)]
+            keep = (rng.random((32, rows, 1)) > 0.02).astype(np.float32)
+            inputs = [*floats, keep, *np.zeros((parts, rows, UNITS), np.float32), np.ones((32, rows, UNITS), np.float32)]
+            versions = {
+                "numba": _unrolling(ours, *_copy(inputs, torch.device("cpu"))),
+                f"torch {device}": _unrolling(theirs, *_copy(inputs, device)),
+            }
+            yield Case(f"{kind}, training", f"32 x {rows}", 32 * rows, versions, tolerance=1e-3)
+
+
+def recurrent_steps(device: torch.device) -> Iterator[Case]:
+    """One step of LSTM and GRU of 128 units, after the matrix products."""
+    rng = np.random.default_rng(0)
+    for rows in ROWS:
+        for kind, widths, ours, theirs in (
+            ("LSTM", (4, 2), recurrence_cpu.lstm_step, recurrence.lstm_step),
+            ("GRU", (3, 3, 1), recurrence_cpu.gru_step, recurrence.gru_step),
+        ):
+            inputs = [rng.standard_normal((rows, width * UNITS), np.float32) for width in widths]
+            versions = {
+                "numba": _stepping_once(ours, _copy(inputs, torch.device("cpu"))),
+                f"torch {device}": _stepping_once(theirs, _copy(inputs, device)),
+            }
+            yield Case(f"{kind}, step", f"{rows} rows", rows, versions)
+
+
+def _stepping_once(step: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> Call:
+    return lambda: (step(*inputs),)
+
+
+def _unrolling(scan: type[torch.autograd.Function], *inputs: torch.Tensor) -> Call:
+    """Outputs and all gradients of a scan; the last of the inputs is the gradient of its output, `keep` needs none."""
+    *arguments, grad = inputs
+    leaves = [x.requires_grad_() for x in arguments if x.shape[-1] != 1]
+
+    def call() -> Sequence[Any]:
+        out = scan.apply(*arguments)
+        return out, *torch.autograd.grad(out, leaves, grad)
+
+    return call
+
+
+FAMILIES = (estimators, losses, sampling, episodes, resampling, environments, activations, recurrent_scans, recurrent_steps)
 
 
 def main() -> None:

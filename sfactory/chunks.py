@@ -46,4 +46,4 @@ class ChunkThreads:
         calls = list(zip(*chunks, strict=True))
         if self._pool is None or len(calls) == 1:
             return [function(*call) for call in calls]
-        return list(self._pool.map(function, *zip(*calls, strict=True)))
+        return list(self._pool.map(lambda call: function(*call), calls))

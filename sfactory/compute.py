@@ -77,7 +77,7 @@ def cores() -> int:
 
 
 def learner_threads(config: Config) -> int:
-    """Threads of the learner: all of few cores and half of many where it computes on them, few where it feeds a GPU.
+    """Threads of the learner: up to four cores, and half of more than eight, where it computes on them; few where it feeds a GPU.
 
     Serial mode has one, because the order in which several add up a gradient is not reproducible.
     """

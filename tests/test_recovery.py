@@ -17,7 +17,7 @@ from faults import Faulty, WithProgram
 from runs import config_for, rows, saved_steps, summary, worker_process
 from sampling_run import SamplingRun
 
-from sfactory import train
+from sfactory import processes, train
 from sfactory.arena import FILLING, FINISHED, FREE
 from sfactory.config import LogConfig, OptimConfig, RuntimeConfig, resolve
 from sfactory.errors import RunFailed
@@ -162,6 +162,22 @@ def test_a_killed_learner_is_restarted_from_the_last_checkpoint(tmp_path, capsys
     assert "learner: killed by SIGKILL" in said
     assert "starts anew from the checkpoint at" in said
     assert int(rows(result.run_dir)[-1]["restarts"]) == 1
+
+
+@pytest.mark.parametrize("error", [EOFError, ConnectionRefusedError])
+def test_a_process_starts_although_the_server_is_just_dying(error):
+    class Process:
+        failures = 2
+
+        def start(self):
+            self.failures -= 1
+            if self.failures >= 0:
+                raise error
+
+    process = Process()
+    with processes.fork_server():
+        processes._launch(process)
+    assert process.failures == -1
 
 
 def test_the_run_goes_on_when_all_its_processes_and_the_fork_server_are_killed(tmp_path):

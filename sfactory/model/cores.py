@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sfactory.model import recurrence_cpu
 from sfactory.model.precision import full_precision
-from sfactory.model.recurrence import GRUScan, LSTMScan, lstm_gates
+from sfactory.model.recurrence import GRUScan, LSTMScan, gru_step, lstm_step
 
 KEEPING_GATE = 1
 """Which of a unit's gates keeps its memory: the LSTM's forget gate, the GRU's update gate."""
@@ -133,13 +133,9 @@ class LSTMCore(_GatedCore):
         return self._parameter("bias_ih", layer) + self._parameter("bias_hh", layer)
 
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
-        hidden, cell = state.chunk(2, -1)
-        gates = torch.addmm(projected, hidden, weight.t())
-        if not torch.is_grad_enabled() and recurrence_cpu.fits(gates):
-            return recurrence_cpu.lstm_step(gates, state)
-        i, f, g, o = lstm_gates(gates)
-        cell = f * cell + i * g
-        return torch.cat((o * cell.tanh(), cell), -1)
+        gates = torch.addmm(projected, state[:, : self.size], weight.t())
+        step = recurrence_cpu.lstm_step if recurrence_cpu.fits(gates) and not torch.is_grad_enabled() else lstm_step
+        return step(gates, state)
 
     def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
         scan = recurrence_cpu.CompiledLSTMScan if recurrence_cpu.fits(projected) else LSTMScan
@@ -157,11 +153,8 @@ class GRUCore(_GatedCore):
 
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
         recurred = torch.addmm(self._parameter("bias_hh", layer), state, weight.t())
-        if not torch.is_grad_enabled() and recurrence_cpu.fits(projected):
-            return recurrence_cpu.gru_step(projected, recurred, state)
-        r, z = (projected[:, : 2 * self.size] + recurred[:, : 2 * self.size]).sigmoid().chunk(2, -1)
-        n = torch.addcmul(projected[:, 2 * self.size :], r, recurred[:, 2 * self.size :]).tanh()
-        return torch.lerp(n, state, z)
+        step = recurrence_cpu.gru_step if recurrence_cpu.fits(projected) and not torch.is_grad_enabled() else gru_step
+        return step(projected, recurred, state)
 
     def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
         scan = recurrence_cpu.CompiledGRUScan if recurrence_cpu.fits(projected) else GRUScan

@@ -1,4 +1,4 @@
-"""Masked scans over time for LSTM and GRU, with their gradients written out.
+"""Single steps and masked scans over time for LSTM and GRU; the scans have their gradients written out.
 
 Each scan takes the input's share of the gate pre-activations for all T steps (one matrix product, made by the caller) and adds the
 recurrent share step by step. The state is multiplied by ``keep[t]`` before step t, so that an episode may begin anywhere: no padding,
@@ -29,10 +29,19 @@ def _blocks_backward(steps: int, elements: int) -> Iterator[tuple[int, int]]:
         yield max(0, end - span), end
 
 
-def lstm_gates(gates: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Activated input, forget, cell and output gates from pre-activations ``[..., 4 H]``."""
+def lstm_step(gates: Tensor, state: Tensor) -> Tensor:
+    """The state ``[N, 2 H]``, hidden and cell, after pre-activations ``[N, 4 H]`` and the state before."""
     i, f, g, o = gates.chunk(4, -1)
-    return i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cell = f.sigmoid() * state.chunk(2, -1)[1] + i.sigmoid() * g.tanh()
+    return torch.cat((o.sigmoid() * cell.tanh(), cell), -1)
+
+
+def gru_step(projected: Tensor, recurred: Tensor, state: Tensor) -> Tensor:
+    """The state ``[N, H]`` after the input's and the state's shares ``[N, 3 H]`` of the pre-activations and the state before."""
+    size = state.shape[1]
+    r, z = (projected[:, : 2 * size] + recurred[:, : 2 * size]).sigmoid().chunk(2, -1)
+    n = torch.addcmul(projected[:, 2 * size :], r, recurred[:, 2 * size :]).tanh()
+    return torch.lerp(n, state, z)
 
 
 class LSTMScan(Function):
