@@ -49,9 +49,9 @@ class Board:
     def stopwatch(self, name: str) -> Stopwatch:
         """A process's own stopwatch, which keeps its row; time runs from here."""
         row = self._table.array[self.names.index(name)]
-        watch = Stopwatch(row) if self._trace is None else TracingStopwatch(row, self._trace / f"{name}.npz")
-        self._watches.append(watch)
-        return watch
+        if self._trace is None:
+            return Stopwatch(row, self._watches)
+        return TracingStopwatch(row, self._trace / f"{name}.npz", self._watches)
 
     def close(self) -> None:
         """Close the stopwatches of this process, at its end."""

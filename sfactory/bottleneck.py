@@ -43,7 +43,11 @@ def find_bottleneck(profile: Profile) -> Bottleneck:
     plan = profile.plan
     learns = not plan.sample_only
     busy = {kind: profile.busy(kind) for kind in (KINDS if learns else KINDS[:2])}
-    slowest, heaviest = max(busy, key=busy.get), max(busy, key=profile.cpu)
+    heaviest = max(busy, key=profile.cpu)
+    if plan.inline_inference:  # simulation and inference take turns in the same processes
+        lighter, heavier = sorted(("rollout", "policy"), key=busy.get)
+        busy[heavier] += busy.pop(lighter)
+    slowest = max(busy, key=busy.get)
     used = f"{profile.cpu_cores:.1f} of {compute.cores()} cores"
     if plan.config.serial:
         return Bottleneck("synchronisation", "all workers take turns in one process", ("a run without --serial",))
@@ -56,7 +60,7 @@ def find_bottleneck(profile: Profile) -> Bottleneck:
         return Bottleneck(NAMES[slowest], f"busy {busy[slowest]:.0%} of the time", _advice(profile, slowest))
     shares = profile.interval.phases("rollout")
     reason = f"no worker is busy more than {busy[slowest]:.0%} of the time, and {used} are at work"
-    if shares["blocked"] > shares["waiting"]:
+    if plan.inline_inference or shares["blocked"] > shares["waiting"]:
         return Bottleneck("slots", f"{reason}; rollout workers wait for free slots", (_raise(profile, "runtime.spare_batches"),))
     advice = (_raise(profile, "envs_per_worker"), _raise(profile, "workers"))
     return Bottleneck("latency", f"{reason}; rollout workers wait for actions", advice)
@@ -81,7 +85,7 @@ def _for_policy_workers(profile: Profile) -> tuple[str, ...]:
     device = compute.inference_device(plan.config)
     advice = [_raise(profile, "envs_per_worker"), *_lower_precision(profile, device)]
     if not _is_full(profile):
-        advice.append(_raise(profile, "runtime.policy_workers"))
+        advice.append(_raise(profile, "workers" if plan.inline_inference else "runtime.policy_workers"))
         advice += _threads(profile, "inference_threads", compute.inference_threads(plan.config), device)
     return tuple(advice)
 

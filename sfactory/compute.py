@@ -45,6 +45,21 @@ def inference_device(config: Config, worker: int = 0) -> torch.device:
     return devices[worker % len(devices)]
 
 
+def policy_processes(config: Config) -> int:
+    """Processes that do nothing but inference; 0: it is inline, in the rollout workers.
+
+    On the CPU inline inference saves messages and waiting, and every core samples. A GPU is better used by few processes with large
+    batches, and beside a single rollout worker a policy worker is what keeps a second core busy.
+
+    Args:
+        config: With `workers` set.
+    """
+    if config.runtime.policy_workers is not None:
+        return config.runtime.policy_workers
+    alone = config.serial or config.workers == 1
+    return 1 if alone or inference_device(config).type != "cpu" else 0
+
+
 def prepare_device(device: torch.device, config: Config) -> None:
     """Make a GPU this process's own, and choose how it computes."""
     if device.type == "cuda":
@@ -98,4 +113,4 @@ def inference_threads(config: Config) -> int:
     if config.runtime.inference_threads is not None:
         return config.runtime.inference_threads
     on_cpu = inference_device(config).type == "cpu"
-    return max(1, cores() // (8 * config.runtime.policy_workers)) if on_cpu else 1
+    return max(1, cores() // (8 * policies)) if on_cpu and (policies := policy_processes(config)) else 1

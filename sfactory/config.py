@@ -193,8 +193,9 @@ class RuntimeConfig:
 
     groups: int = 2
     """Groups of each rollout worker; with two, one steps while the other waits for its actions."""
-    policy_workers: int = 1
-    """Processes that do batched inference."""
+    policy_workers: int | None = None
+    """Processes that do batched inference for all rollout workers. 0: inline, each rollout worker infers for its own groups. Unset: 0
+    where several rollout workers share a CPU with it, else 1."""
     inference_device: str | None = None
     """Device of the policy workers, or several that they take in turn, as cuda:0,cuda:1; unset: as `device`."""
     cuda_graphs: bool = True

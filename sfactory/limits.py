@@ -108,10 +108,10 @@ def memory_needed(plan: Plan, model: nn.Module) -> int:
     batch = arena_bytes(segment_fields(plan.env, model.state_size), segments_per_batch(config, plan.rows), config.rollout, plan.rows)
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     if config.serial:
-        copies, processes = 6 + config.runtime.policy_workers, 0
+        copies, processes = 6 + plan.policies, 0
     else:
-        copies = 6 + 2 * config.runtime.policy_workers
-        processes = LEARNER_MIB + POLICY_MIB * config.runtime.policy_workers + ROLLOUT_MIB * config.workers
+        copies = 6 + 2 * plan.policies
+        processes = LEARNER_MIB + POLICY_MIB * plan.policies + ROLLOUT_MIB * config.workers
         pid = server_pid()
         processes += max(0, SERVER_MIB - (psutil.Process(pid).memory_info().rss // MIB if pid is not None else 0))
     return trajectory_bytes(plan, model) + batch + copies * weights + processes * MIB
@@ -191,7 +191,7 @@ def threads_needed(plan: Plan) -> int:
         return 1
     learner, policy = 3 + compute.learner_threads(config), 2 + compute.inference_threads(config)
     rollout = 2 + (config.runtime.env_threads if config.runtime.env_threads > 1 else 0) * config.runtime.groups
-    return 3 + learner + policy * config.runtime.policy_workers + rollout * config.workers
+    return 3 + learner + policy * plan.policies + rollout * config.workers
 
 
 def _processes(plan: Plan, model: nn.Module) -> str | None:

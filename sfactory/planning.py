@@ -49,6 +49,8 @@ def make_plan(config: Config) -> Plan:
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
+    runtime = dataclasses.replace(config.runtime, policy_workers=compute.policy_processes(config))
+    config = dataclasses.replace(config, runtime=runtime)
     plan = Plan(config, env, source)
     check_model(plan)
     check_limits(plan, build_model(env.observation, env.action, config.model))

@@ -62,8 +62,8 @@ class Profile:
         seconds: Measured.
         fps: Env steps per second: learned from, or only sampled where `plan.sample_only`.
         interval: What the processes did.
-        levels: Of the queues (``requests``: of all policy workers together, ``free``, ``finished``) and of the slots by state
-            (``slots free``, ``slots filling``, ``slots finished``).
+        levels: Of the queues (``requests``: of all policy workers together, if they have processes of their own; ``free``,
+            ``finished``) and of the slots by state (``slots free``, ``slots filling``, ``slots finished``).
         lag_mean, lag_max: Policy lag in learner updates; NaN where nothing was learned.
     """
 
@@ -205,7 +205,7 @@ class _Observer:
         self._sampled = now
         state = wires.arena.state
         values = {
-            "requests": sum(len(queue) for queue in wires.requests),
+            **({"requests": sum(map(len, wires.requests))} if wires.requests else {}),
             "free": len(wires.free),
             "finished": len(wires.finished),
             "slots free": np.count_nonzero(state == FREE),

@@ -158,6 +158,7 @@ class RolloutWorker:
 
     def poll(self, timeout: float) -> None:
         """Step every group whose actions are there, waiting for the first up to `timeout` seconds."""
+        self._watch.lap("waiting")  # with inline inference, for the policy worker in this process
         if self._slotless:
             all_slotless = len(self._slotless) == len(self._running)
             self._begin_segments(timeout if all_slotless else 0)

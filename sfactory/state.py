@@ -93,12 +93,13 @@ def observe(wires: Wires, processes: WorkerProcesses, before: np.ndarray, figure
         row = dict(zip(COLUMNS, now[i].tolist(), strict=True))
         phases = Interval([name], before[i : i + 1], now[i : i + 1]).phases(name.split("-")[0])
         doing = max(phases, key=phases.__getitem__) if phases else "" if row["counted"] else "starting"
+        process = name if name in processes.names or not processes.names else name.replace("policy", "rollout")  # inline inference
         rss = 0.0
         with contextlib.suppress(psutil.Error):
-            rss = psutil.Process(pids[name]).memory_info().rss / 2**20 if name in pids else 0.0
+            rss = psutil.Process(pids[process]).memory_info().rss / 2**20 if process in pids else 0.0
         silent = max(0.0, time.monotonic() - row["heartbeat"])
         idle = time.monotonic() - row["counted"] if row["counted"] else None
-        states.append(ProcessState(name, pids.get(name), name in alive, silent, doing, idle, row["cpu_s"], rss))
+        states.append(ProcessState(name, pids.get(process), process in alive, silent, doing, idle, row["cpu_s"], rss))
     queues = {f"requests of policy-{i}": len(queue) for i, queue in enumerate(wires.requests)}
     queues |= {f"ready of rollout-{i}": len(queue) for i, queue in enumerate(wires.ready)}
     queues |= {"free": len(wires.free), "finished": len(wires.finished)}

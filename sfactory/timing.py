@@ -51,20 +51,24 @@ class Stopwatch:
     """One worker's account of its time and its work. Time runs from the construction; totals go on from those in the row.
 
     Args:
-        row: float64 ``[len(COLUMNS)]`` of the board: ``heartbeat`` (monotonic seconds), ``cpu_s`` (of all threads of the process),
+        row: float64 ``[len(COLUMNS)]`` of the board: ``heartbeat`` (monotonic seconds), ``cpu_s`` (of all threads of the process; workers
+            that share one share it by the time they are busy),
             ``counted`` (when work was last counted, monotonic seconds), ``batches`` and ``rows`` (of work done), ``full_waits`` (puts
             that found a queue full), ``env_faults`` (of environments, survived), seconds of every phase, and pieces of work of every
             size. All are running totals.
+        household: The stopwatches of all workers in this process, to which this one adds itself.
     """
 
-    def __init__(self, row: np.ndarray) -> None:
-        self._row = row
+    def __init__(self, row: np.ndarray, household: list[Stopwatch] | None = None) -> None:
+        self._row, self._household = row, [] if household is None else household
+        self._household.append(self)
         self._seconds = dict(zip(PHASES, row[_PHASES].tolist(), strict=True))
         self._sizes = [int(count) for count in row[_SIZES]]
         self._batches, self._rows = (int(row[_COLUMN[name]]) for name in ("batches", "rows"))
         self._full_waits, self.env_faults = (int(row[_COLUMN[name]]) for name in ("full_waits", "env_faults"))
-        self._counted, self._cpu_before, self._due = float(row[_COLUMN["counted"]]), float(row[_COLUMN["cpu_s"]]), 0.0
+        self._counted, self._cpu_s, self._due = float(row[_COLUMN["counted"]]), float(row[_COLUMN["cpu_s"]]), 0.0
         self.full_waits = 0
+        self._cpu_before = process_time(), self._busy_s(), self._household_busy_s()
         self._last = monotonic()
 
     def lap(self, phase: str) -> None:
@@ -84,10 +88,25 @@ class Stopwatch:
         if self._batches == 1:  # the runner asks whether there is anything to save
             self.flush()
 
+    def _busy_s(self) -> float:
+        """Seconds in which this worker has not waited."""
+        return sum(self._seconds.values()) - sum(self._seconds[phase] for phase in IDLE)
+
+    def _household_busy_s(self) -> float:
+        return sum(watch._busy_s() for watch in self._household)
+
+    def _cpu_since_last(self) -> float:
+        """CPU seconds of the process since the last call, or this worker's share of them."""
+        now = process_time(), self._busy_s(), self._household_busy_s()
+        cpu_s, own, together = (a - b for a, b in zip(now, self._cpu_before, strict=True))
+        self._cpu_before = now
+        return cpu_s * (own / together if together > 0 else 1 / len(self._household))
+
     def flush(self) -> None:
         """Bring the board's row up to date."""
-        cpu_s, full_waits = self._cpu_before + process_time(), self._full_waits + self.full_waits
-        totals = (self._last, cpu_s, self._counted, self._batches, self._rows, full_waits, self.env_faults)
+        self._cpu_s += self._cpu_since_last()
+        full_waits = self._full_waits + self.full_waits
+        totals = (self._last, self._cpu_s, self._counted, self._batches, self._rows, full_waits, self.env_faults)
         self._row[:] = (*totals, *self._seconds.values(), *self._sizes)
         self._due = self._last + FLUSH_EVERY_S
 

@@ -30,8 +30,8 @@ class TracingStopwatch(Stopwatch):
             A lap begins where the one before it ends, so the first one only says where the second begins.
     """
 
-    def __init__(self, row: np.ndarray, path: Path) -> None:
-        super().__init__(row)
+    def __init__(self, row: np.ndarray, path: Path, household: list[Stopwatch] | None = None) -> None:
+        super().__init__(row, household)
         self._path = path
         self._ends, self._phases = array("d", bytes(8 * LAPS_KEPT)), array("B", bytes(LAPS_KEPT))
         self._ends[0] = self._last

@@ -239,7 +239,8 @@ class _Search:
             yield from (v for k in range(1, 5) if (v := int(now * 2.0 ** (direction * k))) >= 1)
             return
         most = {"workers": cores if cores <= 4 else 2 * cores, "runtime.groups": 4}.get(name, cores)
-        steps = sorted({*range(1, min(most, 4) + 1), *(2**k for k in range(3, 10) if 2**k <= most), most, max(1, cores - 1)})
+        least = 0 if name == "runtime.policy_workers" else 1
+        steps = sorted({*range(least, min(most, 4) + 1), *(2**k for k in range(3, 10) if 2**k <= most), most, max(1, cores - 1)})
         yield from (v for v in (steps if direction == 1 else reversed(steps)) if (v - now) * direction > 0)
 
     def _candidate(self, name: str, value: Any) -> Settings | None:

@@ -27,7 +27,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(_FROM_1, (1, _ANY)),
     **dict.fromkeys(("loss.gamma", "loss.lam", "runtime.env_fault_rate"), (0, 1)),
     **dict.fromkeys(("runtime.learner_threads", "runtime.inference_threads", "runtime.env_threads"), (1, 1024)),
-    **dict.fromkeys(("workers", "runtime.groups", "runtime.policy_workers"), (1, 10_000)),
+    **dict.fromkeys(("workers", "runtime.groups"), (1, 10_000)),
+    "runtime.policy_workers": (0, 10_000),
     "rollout": (1, 1_000_000),
     "model.core_layers": (1, 100),
 }

@@ -31,7 +31,7 @@ from sfactory.allocator import keep_freed_memory
 from sfactory.arena import Arena, segment_fields
 from sfactory.board import Board, Event, Fault, Finished, Saved
 from sfactory.checkpoint import CheckpointStore, Snapshot
-from sfactory.config import Config, default_workers
+from sfactory.config import Config
 from sfactory.drain import Drain
 from sfactory.envs import make_group
 from sfactory.envs.group import EnvRequest, EnvSpec
@@ -55,7 +55,7 @@ class Plan:
     """What is to be run; all workers are made from it.
 
     Attributes:
-        config: Resolved and valid, with `workers` set.
+        config: Resolved and valid, with `workers` and `runtime.policy_workers` set.
         env: What is known of the environment.
         env_source: The environment itself: an id or a callable.
         sample_only: Nothing is learned; finished segments are given straight back.
@@ -77,6 +77,20 @@ class Plan:
     def groups(self) -> int:
         """Groups of the whole run."""
         return self.config.workers * self.config.runtime.groups
+
+    @property
+    def inline_inference(self) -> bool:
+        """Whether every rollout worker has a policy worker of its own in its process."""
+        return self.config.runtime.policy_workers == 0
+
+    @property
+    def policies(self) -> int:
+        """Policy workers, in whatever process."""
+        return self.config.runtime.policy_workers or self.config.workers
+
+    def policy_of(self, group: int) -> int:
+        """Number of the policy worker that answers a group."""
+        return group // self.config.runtime.groups if self.inline_inference else group % self.policies
 
 
 class SharedPlan:
@@ -101,8 +115,8 @@ class Wires:
     """Everything that the processes of a run share.
 
     Attributes:
-        requests: One queue per policy worker; group g belongs to number ``g % policy_workers``.
-        ready: One queue per rollout worker.
+        requests: One queue per policy worker.
+        ready: One queue per rollout worker. With inline inference every rollout worker has its own of both, which nobody else sees.
         events: Whatever takes an event for the runner.
     """
 
@@ -116,13 +130,10 @@ class Wires:
     events: Outbox | LocalEvents
 
 
-def process_names(config: Config) -> list[str]:
-    """Names of all processes, as on the board."""
-    return [
-        "learner",
-        *(f"policy-{i}" for i in range(config.runtime.policy_workers)),
-        *(f"rollout-{i}" for i in range(config.workers or default_workers())),
-    ]
+def worker_names(plan: Plan) -> list[str]:
+    """Names of all workers, as on the board."""
+    policies, rollouts = (f"policy-{i}" for i in range(plan.policies)), (f"rollout-{i}" for i in range(plan.config.workers))
+    return ["learner", *policies, *rollouts]
 
 
 def make_wires(plan: Plan, local: bool) -> Wires:
@@ -139,7 +150,7 @@ def make_wires(plan: Plan, local: bool) -> Wires:
     return Wires(
         Arena(fields, slots, config.rollout, plan.rows),
         WeightBoard(FlatWeights(model).vector.numel()),
-        Board(process_names(config), plan.trace),
+        Board(worker_names(plan), plan.trace),
         *_sampling_queues(plan, local),
         LocalQueue() if local else PipeQueue(slots),
         LocalQueue() if local else PipeQueue(slots),
@@ -147,21 +158,22 @@ def make_wires(plan: Plan, local: bool) -> Wires:
     )
 
 
-def _sampling_queues(plan: Plan, local: bool = False) -> tuple[list[Queue], list[Queue]]:
-    """The queues of requests and of groups that are ready."""
-    config = plan.config
+def _sampling_queues(plan: Plan, local: bool) -> tuple[list[Queue], list[Queue]]:
+    """The queues of requests and of groups that are ready; none are shared where each rollout worker infers for itself."""
+    if plan.inline_inference and not local:
+        return [], []
 
     def queue(capacity: int) -> Queue:
         return LocalQueue() if local else IndexQueue(capacity)
 
-    requests = [queue(plan.groups) for _ in range(config.runtime.policy_workers)]
-    return requests, [queue(config.runtime.groups) for _ in range(config.workers)]
+    requests = [queue(plan.groups) for _ in range(plan.policies)]
+    return requests, [queue(plan.config.runtime.groups) for _ in range(plan.config.workers)]
 
 
 def renew_sampling(plan: Plan, wires: Wires) -> Wires:
     """Wires for new sampling processes, after all the old ones are dead: their queues are thrown away, the learner's side lives on."""
     wires.board.begin_sampling()
-    requests, ready = _sampling_queues(plan)
+    requests, ready = _sampling_queues(plan, local=False)
     return dataclasses.replace(wires, requests=requests, ready=ready)
 
 
@@ -194,7 +206,7 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
     count, seed = config.envs_per_group, derived_seed(config.seed, generation)
     indices = range(index * runtime.groups, (index + 1) * runtime.groups)
     made = [(g, make_group(request, plan.env, count, g * count, seed)) for g in indices]
-    requests = [wires.requests[g % runtime.policy_workers] for g in indices]
+    requests = [wires.requests[plan.policy_of(g)] for g in indices]
     free, finished, emit = wires.free, wires.finished, wires.events.put
     return RolloutWorker(made, wires.arena, wires.weights, requests, wires.ready[index], free, finished, emit, watch)
 
@@ -335,13 +347,23 @@ def policy_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
 
 
 def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
-    torch.set_num_threads(1)
+    policies = []
+    if plan.inline_inference:
+        requests, ready = _sampling_queues(plan, local=True)
+        wires = dataclasses.replace(wires, requests=requests, ready=ready)
+        torch.set_num_threads(compute.inference_threads(plan.config))
+        keep_freed_memory()
+        policies.append(make_policy_worker(plan, wires, index, generation))
+    else:
+        torch.set_num_threads(1)
     worker = make_rollout_worker(plan, wires, index, generation)
     try:
         while not wires.board.settled and not wires.board.stopping:
             time.sleep(SETTLING_S)
         worker.start()
         while not wires.board.stopping:
+            for policy in policies:
+                policy.poll(0)
             worker.poll(POLL_S)
     finally:
         with contextlib.suppress(Exception):  # the run is at its end, or another error has to be told

@@ -80,16 +80,17 @@ def test_a_run_needs_nothing_of_dev_shm_but_that_it_can_be_written(option, tmp_p
     assert summary(tmp_path / "run")["status"] == "completed"
 
 
-def test_what_is_planned_for_covers_what_a_run_takes(tmp_path):
+@pytest.mark.parametrize("policy_workers", [0, 2])
+def test_what_is_planned_for_covers_what_a_run_takes(policy_workers, tmp_path):
     """The figures are measured ones; this notices when they have become wrong."""
-    plan, model = plan_for(tmp_path, workers=3, runtime=RuntimeConfig(policy_workers=2))
+    plan, model = plan_for(tmp_path, workers=3, runtime=RuntimeConfig(policy_workers=policy_workers))
     planned = limits.descriptors_needed(plan), limits.threads_needed(plan), limits.memory_needed(plan, model)
     before = psutil.Process().num_threads()
     seen = []
 
     def look(report):
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        if sum(process.name().startswith("sf-") for process in processes) == 6 and report.env_steps > 0:
+        if sum(process.name().startswith("sf-") for process in processes) == 4 + policy_workers and report.env_steps > 0:
             descriptors = max(process.num_fds() for process in processes)
             threads = sum(process.num_threads() for process in processes) - before
             seen.append((descriptors, threads, sum(process.memory_full_info().pss for process in processes[1:])))

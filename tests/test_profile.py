@@ -6,6 +6,7 @@ import math
 import sys
 import tempfile
 import types
+from time import process_time
 
 import numpy as np
 import pytest
@@ -190,6 +191,24 @@ def test_laps_add_up_to_the_time_that_has_passed():
     assert math.isnan(interval.busy("policy"))
 
 
+def test_workers_in_one_process_share_its_time_by_what_they_do():
+    table, household = np.zeros((2, len(COLUMNS))), []
+    policy, rollout = (Stopwatch(row, household) for row in table)
+    begin = process_time()
+    for seconds, worker, other in ((0.3, rollout, policy), (0.1, policy, rollout)):
+        end = process_time() + seconds
+        while process_time() < end:
+            pass
+        worker.lap("forward")
+        other.lap("waiting")
+    for watch in (policy, rollout):
+        watch.flush()
+    spent = process_time() - begin
+    shares = table[:, COLUMNS.index("cpu_s")]
+    assert shares.sum() == pytest.approx(spent, rel=0.2)
+    assert shares[1] == pytest.approx(3 * shares[0], rel=0.3)
+
+
 def test_a_trace_keeps_the_last_laps(tmp_path):
     watch = TracingStopwatch(np.zeros(len(COLUMNS)), tmp_path / "part.npz")
     for _ in range(LAPS_KEPT):
@@ -241,6 +260,18 @@ def test_the_bottleneck_comes_with_its_flag(busy, cpu, blocked, name, flag, monk
     assert any(flag in advice for advice in found.advice)
 
 
+def test_the_two_halves_of_a_process_that_infers_inline_are_one_stage(monkeypatch):
+    monkeypatch.setattr("sfactory.compute.cores", lambda: 4)
+    plan = plan_for(workers=2)
+    assert plan.inline_inference
+    cpu = {"learner": 0.5, "policy": 0.4, "rollout": 0.6}
+    found = find_bottleneck(profile_of(plan, {"learner": 0.5, "policy": 0.4, "rollout": 0.58}, cpu))
+    assert (found.name, found.reason) == ("environments", "busy 98% of the time")
+    assert "higher --workers (now 2)" in found.advice
+    found = find_bottleneck(profile_of(plan, {"learner": 0.5, "policy": 0.3, "rollout": 0.2}, cpu))
+    assert found.name == "slots"
+
+
 class FakeRuns:
     """Stands for real runs: a speed by a formula, and a clock that they take."""
 
@@ -258,7 +289,7 @@ class FakeRuns:
             raise Interrupted(2)
         if config.runtime.groups == 1:
             raise RunFailed("no batch was trained within 15 s")
-        speed = 1000.0 * config.workers * min(config.envs_per_worker, 128) / config.runtime.policy_workers
+        speed = 1000.0 * config.workers * min(config.envs_per_worker, 128) / (config.runtime.policy_workers or 2)
         return profile_of(plan, {"learner": 0.5, "policy": 0.5, "rollout": 0.5}, {"learner": 0.5, "policy": 0.5, "rollout": 0.5}, speed)
 
 

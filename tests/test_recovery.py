@@ -33,10 +33,10 @@ PLAIN = LogConfig(report_every_s=0.05, display="plain", tensorboard=False)
 # Sampling processes
 
 
-@pytest.mark.parametrize("way", ["kill", "locked", "exit", "hang"])
-def test_sampling_goes_on_when_an_environment_takes_its_process_with_it(way, tmp_path, capsys):
+@pytest.mark.parametrize(("way", "policy_workers"), [("kill", 0), ("kill", 1), ("locked", 1), ("exit", 0), ("hang", 0), ("hang", 1)])
+def test_sampling_goes_on_when_an_environment_takes_its_process_with_it(way, policy_workers, tmp_path, capsys):
     kwargs = {"way": way, "folder": str(tmp_path), "times": 2}
-    runtime = RuntimeConfig(step_timeout_s=1.5)
+    runtime = RuntimeConfig(step_timeout_s=1.5, policy_workers=policy_workers)
     result = train(config_for(tmp_path, Dying, env_kwargs=kwargs, workers=2, steps=20_000, runtime=runtime, log=PLAIN))
     assert (result.status, result.env_steps >= 20_000) == ("completed", True)
     assert saved_steps(result.run_dir) == result.env_steps
@@ -46,8 +46,8 @@ def test_sampling_goes_on_when_an_environment_takes_its_process_with_it(way, tmp
     assert says in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["rollout-1", "policy-0"])
-def test_the_learner_lives_on_and_sampling_is_back_within_five_seconds(name, tmp_path):
+@pytest.mark.parametrize(("name", "policy_workers"), [("rollout-1", 1), ("policy-0", 1), ("rollout-1", 0)])
+def test_the_learner_lives_on_and_sampling_is_back_within_five_seconds(name, policy_workers, tmp_path):
     killed: list[tuple[float, int]] = []
     learners = set()
     back = []
@@ -62,7 +62,7 @@ def test_the_learner_lives_on_and_sampling_is_back_within_five_seconds(name, tmp
             back.append(time.monotonic() - killed[0][0])
         return not back
 
-    train(config_for(tmp_path, WithProgram, workers=2, steps=10**9), [kill])
+    train(config_for(tmp_path, WithProgram, workers=2, steps=10**9, runtime=RuntimeConfig(policy_workers=policy_workers)), [kill])
     assert back[0] < 5
     assert len(learners) == 1
     steps = [int(row["env_steps"]) for row in rows(tmp_path / "run")]
@@ -70,7 +70,8 @@ def test_the_learner_lives_on_and_sampling_is_back_within_five_seconds(name, tmp
     assert summary(tmp_path / "run")["status"] == "interrupted"
 
 
-def test_slots_are_conserved_and_no_sample_is_trained_on_twice_through_many_deaths(tmp_path):
+@pytest.mark.parametrize("policy_workers", [0, 1])
+def test_slots_are_conserved_and_no_sample_is_trained_on_twice_through_many_deaths(policy_workers, tmp_path):
     """Free, filling and finished slots add up at every look; with as many steps as samples a batch, none is lost to the count."""
     draw, deaths, looks = random.Random(7), [], []
 
@@ -85,7 +86,7 @@ def test_slots_are_conserved_and_no_sample_is_trained_on_twice_through_many_deat
                 victim.kill()
         return len(deaths) < 6
 
-    config = resolve(config_for(tmp_path, Faulty, workers=2, steps=10**9))
+    config = resolve(config_for(tmp_path, Faulty, workers=2, steps=10**9, runtime=RuntimeConfig(policy_workers=policy_workers)))
     run_plan(make_plan(config), observer=look)
     assert all(looks)
     assert len(deaths) == 6

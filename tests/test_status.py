@@ -40,7 +40,11 @@ def shown(run, capsys) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_living_run_shows_what_each_process_does(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("policy_workers", "names"),
+    [(1, ["learner", "policy-0", "rollout-0", "rollout-1"]), (0, ["learner", "policy-0", "policy-1", "rollout-0", "rollout-1"])],
+)
+def test_a_living_run_shows_what_each_worker_does(policy_workers, names, tmp_path, capsys):
     seen = []
 
     def look(report):
@@ -49,11 +53,12 @@ def test_a_living_run_shows_what_each_process_does(tmp_path, capsys):
             seen.append(shown(tmp_path / "run", capsys))
         return not seen
 
-    train(config_for(tmp_path, Faulty, workers=2, steps=10**9), [look])
+    train(config_for(tmp_path, Faulty, workers=2, steps=10**9, runtime=RuntimeConfig(policy_workers=policy_workers)), [look])
     state = seen[-1]
     assert state["status"] == "living"
     assert state["pid"] == os.getpid()
-    assert [process["name"] for process in state["processes"]] == ["learner", "policy-0", "rollout-0", "rollout-1"]
+    assert [process["name"] for process in state["processes"]] == names
+    assert len({process["pid"] for process in state["processes"]}) == 3 + policy_workers
     assert all(process["alive"] and process["rss_mb"] > 10 and process["silent_s"] < 5 for process in state["processes"])
     assert sum(state["slots"].values()) > 0
     assert state["figures"]["env_steps"] > 1000

@@ -27,6 +27,7 @@ from sfactory.arena import FILLING, FINISHED, FREE
 from sfactory.checkpoint import CheckpointStore
 from sfactory.config import LossConfig, ModelConfig, OptimConfig, RuntimeConfig
 from sfactory.errors import ConfigError
+from sfactory.planning import make_plan
 from sfactory.sizes import max_lag
 from sfactory.train import main
 
@@ -179,12 +180,15 @@ MODES = {
     "async": {},
     "async, two workers of each kind, lstm": {
         "workers": 2, "runtime": RuntimeConfig(policy_workers=2), "model": ModelConfig(core="lstm", core_size=8, normalize_obs=True)},
+    "inline inference, lstm": {
+        "workers": 2, "runtime": RuntimeConfig(policy_workers=0), "model": ModelConfig(core="lstm", core_size=8, normalize_obs=True)},
     "impala, three groups": {"algo": "impala", "runtime": RuntimeConfig(groups=3), "envs_per_worker": 12, "batch_size": 192},
     "one group": {"runtime": RuntimeConfig(groups=1), "loss": LossConfig(normalize_returns=True)},
     "async, tight lag, epochs": {"workers": 2, "epochs": 2, "optim": OptimConfig(minibatches=2), "loss": LossConfig(max_lag=15)},
-    "sync": {"sync": True, "workers": 2, "epochs": 2, "optim": OptimConfig(minibatches=2)},
+    "sync": {"sync": True, "workers": 2, "runtime": RuntimeConfig(policy_workers=1), "epochs": 2, "optim": OptimConfig(minibatches=2)},
     "ppo, gru": {"algo": "ppo", "epochs": 3, "optim": OptimConfig(minibatches=2), "model": ModelConfig(core="gru", core_size=8)},
     "serial": {"serial": True, "workers": 2, "runtime": RuntimeConfig(policy_workers=2), "epochs": 2},
+    "serial, inline inference": {"serial": True, "workers": 2, "runtime": RuntimeConfig(policy_workers=0)},
     "serial ppo, lstm": {"serial": True, "algo": "ppo", "model": ModelConfig(core="lstm", core_size=8, normalize_obs=True)},
 }  # fmt: skip
 
@@ -201,6 +205,23 @@ def test_every_way_to_run_trains_within_its_bound_on_the_lag(mode, tmp_path):
     bound = config.updates_per_batch - 1 if config.lag_free else max_lag(config, rows_of_group)
     assert max(lags) <= bound
     assert result.episode_return_mean > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "policy_workers", "policies"),
+    [
+        ({"workers": 1}, 1, 1),
+        ({"workers": 3}, 0, 3),
+        ({"workers": 3, "serial": True}, 1, 1),
+        ({"workers": 3, "runtime": RuntimeConfig(policy_workers=2)}, 2, 2),
+        ({"workers": 1, "runtime": RuntimeConfig(policy_workers=0)}, 0, 1),
+    ],
+)
+def test_inference_is_inline_where_several_rollout_workers_share_a_cpu_with_it(changes, policy_workers, policies, tmp_path):
+    plan = make_plan(config_for(tmp_path, env=Counting, **changes))
+    assert (plan.config.runtime.policy_workers, plan.policies) == (policy_workers, policies)
+    answered = {plan.policy_of(group) for group in range(plan.groups)}
+    assert answered == set(range(policies))
 
 
 def test_no_slot_is_lost_or_doubled_and_every_sample_counts_once(tmp_path, monkeypatch):
