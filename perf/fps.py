@@ -30,15 +30,17 @@ from rich.table import Table
 from sfactory.ceiling import Ceiling, measure_ceiling
 from sfactory.config import from_command_line
 
-CARTPOLE = "--env CartPole-v1 --preset none --envs-per-worker 1024 --rollout 32 --batch-size 16384"
-PONG = "--env ALE/Pong-v5 --preset none --envs-per-worker 64 --rollout 32 --batch-size 1024"
+INLINE = "--runtime.policy-workers 0"
+CARTPOLE = f"--env CartPole-v1 --preset none --envs-per-worker 2048 --rollout 32 --batch-size 65536 {INLINE}"
+NATIVE = f"--env sfactory/CartPole --preset none --envs-per-worker 4096 --rollout 32 --batch-size 65536 {INLINE}"
+PONG = "--env ALE/Pong-v5 --preset none --workers 2 --envs-per-worker 64 --rollout 32 --batch-size 1024"
 HALFCHEETAH = "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
 WORKLOADS = {
     "cartpole": CARTPOLE,
-    "cartpole-lstm": f"{CARTPOLE} --model.core lstm",
-    "cartpole-gru": f"{CARTPOLE} --model.core gru",
-    "cartpole-singles": f"{CARTPOLE} --env-backend gymnasium --workers 2 --envs-per-worker 256",
-    "cartpole-native": "--env sfactory/CartPole --preset none --envs-per-worker 4096 --rollout 32 --batch-size 65536",
+    "cartpole-lstm": f"{CARTPOLE} --batch-size 32768 --model.core lstm",
+    "cartpole-gru": f"{CARTPOLE} --batch-size 32768 --model.core gru",
+    "cartpole-singles": f"{CARTPOLE} --batch-size 16384 --env-backend gymnasium --workers 2 --envs-per-worker 256",
+    "cartpole-native": NATIVE,
     "pong": PONG,
     "pong-lstm": f"{PONG} --model.core lstm",
     "pong-gru": f"{PONG} --model.core gru",

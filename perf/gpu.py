@@ -52,7 +52,7 @@ WORKLOADS = {
     "pong": PONG,
     "halfcheetah": "--env HalfCheetah-v5 --preset none --envs-per-worker 128 --rollout 64 --batch-size 16384",
     "vizdoom-basic": "--env VizdoomBasic-v1 --preset none --envs-per-worker 16 --rollout 32 --batch-size 2048",
-    "cartpole-native-cpu-inference": f"{NATIVE} --runtime.inference-device cpu --runtime.policy-workers 4",
+    "cartpole-native-cpu-inference": f"{NATIVE} --runtime.inference-device cpu",
     "pong-no-graphs": f"{PONG} --runtime.no-cuda-graphs",
     "pong-compile": f"{PONG} --optim.compile",
     "pong-lstm": f"{PONG} --model.core lstm",

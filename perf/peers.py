@@ -192,10 +192,11 @@ _VEC_TRIED_IMAGES = (
     _vec(16, subprocesses=True, threads=2),
 )
 
+_BATCH_OF_PEERS = "--envs-per-worker 1024 --batch-size 16384"
 _SAME = "--preset none --precision float32 --batch-size 1024"
 WORKLOADS: dict[str, Workload] = {
     "cartpole": Workload(
-        FPS_WORKLOADS["cartpole"],
+        f"{FPS_WORKLOADS['cartpole']} {_BATCH_OF_PEERS}",
         f"--env CartPole-v1 {_SAME} --rollout 32 --workers 1 --envs-per-worker 64",
         {
             "sample-factory": Tuned(_SF_CARTPOLE, _SF_TRIED[-1], _SF_TRIED, _sf(1, 64)),
@@ -206,12 +207,12 @@ WORKLOADS: dict[str, Workload] = {
         },
     ),
     "cartpole-lstm": Workload(
-        FPS_WORKLOADS["cartpole-lstm"],
+        f"{FPS_WORKLOADS['cartpole-lstm']} {_BATCH_OF_PEERS}",
         f"--env CartPole-v1 {_SAME} --rollout 32 --workers 1 --envs-per-worker 64 --model.core lstm",
         {"sample-factory": Tuned({**_SF_CARTPOLE, **_sf_core("lstm")}, _SF_TRIED[-1], _SF_TRIED, _sf(1, 64))},
     ),
     "cartpole-gru": Workload(
-        FPS_WORKLOADS["cartpole-gru"],
+        f"{FPS_WORKLOADS['cartpole-gru']} {_BATCH_OF_PEERS}",
         f"--env CartPole-v1 {_SAME} --rollout 32 --workers 1 --envs-per-worker 64 --model.core gru",
         {"sample-factory": Tuned({**_SF_CARTPOLE, **_sf_core("gru")}, _SF_TRIED[-1], _SF_TRIED, _sf(1, 64))},
     ),

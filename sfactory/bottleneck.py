@@ -62,7 +62,7 @@ def find_bottleneck(profile: Profile) -> Bottleneck:
     reason = f"no worker is busy more than {busy[slowest]:.0%} of the time, and {used} are at work"
     if plan.inline_inference or shares["blocked"] > shares["waiting"]:
         return Bottleneck("slots", f"{reason}; rollout workers wait for free slots", (_raise(profile, "runtime.spare_batches"),))
-    advice = (_raise(profile, "envs_per_worker"), _raise(profile, "workers"))
+    advice = (*_inline(profile), _raise(profile, "envs_per_worker"), _raise(profile, "workers"))
     return Bottleneck("latency", f"{reason}; rollout workers wait for actions", advice)
 
 
@@ -83,7 +83,7 @@ def _for_environments(profile: Profile) -> tuple[str, ...]:
 def _for_policy_workers(profile: Profile) -> tuple[str, ...]:
     plan = profile.plan
     device = compute.inference_device(plan.config)
-    advice = [_raise(profile, "envs_per_worker"), *_lower_precision(profile, device)]
+    advice = [*_inline(profile), _raise(profile, "envs_per_worker"), *_lower_precision(profile, device)]
     if not _is_full(profile):
         advice.append(_raise(profile, "workers" if plan.inline_inference else "runtime.policy_workers"))
         advice += _threads(profile, "inference_threads", compute.inference_threads(plan.config), device)
@@ -108,6 +108,13 @@ def _lower_precision(profile: Profile, device: torch.device) -> list[str]:
     pays = device.type == "cuda" or compute.autocast_dtype(automatic, plan.env, device) is not None
     unused = compute.autocast_dtype(plan.config, plan.env, device) is None
     return ["--precision bfloat16"] if pays and unused and compute.computes_bfloat16(device) else []
+
+
+def _inline(profile: Profile) -> list[str]:
+    """Inference by the rollout workers themselves, where messages to policy workers may cost more than larger batches save."""
+    config = profile.plan.config
+    on_cpu = compute.inference_device(config).type == "cpu"
+    return ["--runtime.policy-workers 0, with --workers 2 or more"] if on_cpu and not profile.plan.inline_inference else []
 
 
 def _threads(profile: Profile, name: str, now: int, device: torch.device) -> list[str]:
