@@ -15,7 +15,7 @@ import numpy as np
 
 from sfactory.envs.group import Breakage
 from sfactory.shared import SharedArray
-from sfactory.timing import COLUMNS, Stopwatch
+from sfactory.timing import COLUMNS, Household, Stopwatch
 from sfactory.trace import TracingStopwatch
 
 PROGRESS_EVERY_S = 0.25
@@ -39,6 +39,7 @@ class Board:
         self.names = processes
         self._trace = trace
         self._watches: list[Stopwatch] = []
+        self._household = Household()
         self._table = SharedArray((len(processes), len(COLUMNS)), np.float64)
         self._flags = SharedArray((4,), np.int64)
         self._episode_return = SharedArray((1,), np.float64)
@@ -50,8 +51,11 @@ class Board:
         """A process's own stopwatch, which keeps its row; time runs from here."""
         row = self._table.array[self.names.index(name)]
         if self._trace is None:
-            return Stopwatch(row, self._watches)
-        return TracingStopwatch(row, self._trace / f"{name}.npz", self._watches)
+            watch = Stopwatch(row, self._household)
+        else:
+            watch = TracingStopwatch(row, self._trace / f"{name}.npz", self._household)
+        self._watches.append(watch)
+        return watch
 
     def close(self) -> None:
         """Close the stopwatches of this process, at its end."""

@@ -47,34 +47,47 @@ _PHASES = slice(_COLUMN[PHASES[0]], _COLUMN[PHASES[0]] + len(PHASES))
 _SIZES = slice(_COLUMN["size_0"], _COLUMN["size_0"] + SIZES)
 
 
+@dataclass
+class Household:
+    """What the workers of one process share.
+
+    Attributes:
+        busy_s: Seconds in which one of them or another did not wait.
+    """
+
+    busy_s: float = 0.0
+
+
 class Stopwatch:
     """One worker's account of its time and its work. Time runs from the construction; totals go on from those in the row.
 
     Args:
-        row: float64 ``[len(COLUMNS)]`` of the board: ``heartbeat`` (monotonic seconds), ``cpu_s`` (of all threads of the process; workers
-            that share one share it by the time they are busy),
-            ``counted`` (when work was last counted, monotonic seconds), ``batches`` and ``rows`` (of work done), ``full_waits`` (puts
-            that found a queue full), ``env_faults`` (of environments, survived), seconds of every phase, and pieces of work of every
-            size. All are running totals.
-        household: The stopwatches of all workers in this process, to which this one adds itself.
+        row: float64 ``[len(COLUMNS)]`` of the board: ``heartbeat`` (monotonic seconds), ``cpu_s`` (of all threads of the process, divided
+            among its workers by the time in which each was busy), ``counted`` (when work was last counted, monotonic seconds), ``batches``
+            and ``rows`` (of work done), ``full_waits`` (puts that found a queue full), ``env_faults`` (of environments, survived), seconds
+            of every phase, and pieces of work of every size. All are running totals.
+        household: Of the process, if other workers live in it.
     """
 
-    def __init__(self, row: np.ndarray, household: list[Stopwatch] | None = None) -> None:
-        self._row, self._household = row, [] if household is None else household
-        self._household.append(self)
+    def __init__(self, row: np.ndarray, household: Household | None = None) -> None:
+        self._row, self._household = row, household or Household()
         self._seconds = dict(zip(PHASES, row[_PHASES].tolist(), strict=True))
         self._sizes = [int(count) for count in row[_SIZES]]
         self._batches, self._rows = (int(row[_COLUMN[name]]) for name in ("batches", "rows"))
         self._full_waits, self.env_faults = (int(row[_COLUMN[name]]) for name in ("full_waits", "env_faults"))
         self._counted, self._cpu_s, self._due = float(row[_COLUMN["counted"]]), float(row[_COLUMN["cpu_s"]]), 0.0
         self.full_waits = 0
-        self._cpu_before = process_time(), self._busy_s(), self._household_busy_s()
+        self._busy_s = 0.0
+        self._cpu_before = process_time(), self._busy_s, self._household.busy_s
         self._last = monotonic()
 
     def lap(self, phase: str) -> None:
         """All that has passed since the last lap was `phase`. Now and then this shows the runner a sign of life."""
         now = monotonic()
         self._seconds[phase] += now - self._last
+        if phase not in IDLE:
+            self._busy_s += now - self._last
+            self._household.busy_s += now - self._last
         self._last = now
         if now >= self._due:
             self.flush()
@@ -88,19 +101,12 @@ class Stopwatch:
         if self._batches == 1:  # the runner asks whether there is anything to save
             self.flush()
 
-    def _busy_s(self) -> float:
-        """Seconds in which this worker has not waited."""
-        return sum(self._seconds.values()) - sum(self._seconds[phase] for phase in IDLE)
-
-    def _household_busy_s(self) -> float:
-        return sum(watch._busy_s() for watch in self._household)
-
     def _cpu_since_last(self) -> float:
-        """CPU seconds of the process since the last call, or this worker's share of them."""
-        now = process_time(), self._busy_s(), self._household_busy_s()
+        """This worker's share of the process's CPU seconds since the last call."""
+        now = process_time(), self._busy_s, self._household.busy_s
         cpu_s, own, together = (a - b for a, b in zip(now, self._cpu_before, strict=True))
         self._cpu_before = now
-        return cpu_s * (own / together if together > 0 else 1 / len(self._household))
+        return cpu_s * (own / together if together > 0 else 1.0)
 
     def flush(self) -> None:
         """Bring the board's row up to date."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sfactory.files import write_atomically
-from sfactory.timing import PHASES, Stopwatch
+from sfactory.timing import PHASES, Household, Stopwatch
 
 LAPS_KEPT = 200_000
 """Of each process, the last ones; 9 bytes each."""
@@ -30,7 +30,7 @@ class TracingStopwatch(Stopwatch):
             A lap begins where the one before it ends, so the first one only says where the second begins.
     """
 
-    def __init__(self, row: np.ndarray, path: Path, household: list[Stopwatch] | None = None) -> None:
+    def __init__(self, row: np.ndarray, path: Path, household: Household | None = None) -> None:
         super().__init__(row, household)
         self._path = path
         self._ends, self._phases = array("d", bytes(8 * LAPS_KEPT)), array("B", bytes(LAPS_KEPT))

@@ -20,7 +20,7 @@ from sfactory.planning import make_plan
 from sfactory.processes import fork_server
 from sfactory.profile import main
 from sfactory.profiling import Interrupted, Level, Profile
-from sfactory.timing import COLUMNS, PHASES, Interval, Stopwatch
+from sfactory.timing import COLUMNS, PHASES, Household, Interval, Stopwatch
 from sfactory.trace import LAPS_KEPT, TracingStopwatch
 from sfactory.train import main as train_main
 from sfactory.tune import settings_of, tune, tuned_values
@@ -192,7 +192,7 @@ def test_laps_add_up_to_the_time_that_has_passed():
 
 
 def test_workers_in_one_process_share_its_time_by_what_they_do():
-    table, household = np.zeros((2, len(COLUMNS))), []
+    table, household = np.zeros((2, len(COLUMNS))), Household()
     policy, rollout = (Stopwatch(row, household) for row in table)
     begin = process_time()
     for seconds, worker, other in ((0.3, rollout, policy), (0.1, policy, rollout)):

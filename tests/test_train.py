@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import os
 import signal
 import tempfile
@@ -462,10 +463,21 @@ def test_a_script_needs_no_guard_and_keeps_no_process(way, tmp_path):
         assert command.errors == ""
 
 
-def test_repeated_runs_keep_neither_descriptors_nor_processes_nor_threads(tmp_path):
+@pytest.fixture
+def no_collections():
+    """Nothing that a collection would find goes by itself."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("serial", [False, True])
+@pytest.mark.usefixtures("no_collections")
+def test_repeated_runs_keep_neither_descriptors_nor_processes_nor_threads(serial, tmp_path):
     me, counts = psutil.Process(), []
     for turn in range(5):
-        train(config_for(tmp_path / str(turn), env=Faulty, steps=512))
+        train(config_for(tmp_path / str(turn), env=Faulty, steps=512, serial=serial))
         counts.append((me.num_fds(), threading.active_count(), len(me.memory_maps(grouped=False))))
     assert counts[4][:2] == counts[1][:2]
     assert counts[4][2] <= counts[1][2] + 8
