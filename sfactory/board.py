@@ -1,6 +1,6 @@
 """What the processes of a run tell one another besides data: a stop flag, counters, and events.
 
-The board is a small table in shared memory: one row per process, written by that process alone, read by the runner. Events are rare and
+The board is a small table in shared memory: one row per worker, written by it alone, read by the runner. Events are rare and
 typed: finished episodes, the learner's statistics, and faults.
 """
 
@@ -28,19 +28,19 @@ class Board:
     """The table, the stop flag, the request to save, and the agreement on who samples.
 
     Args:
-        processes: Names of the processes, one row each.
-        trace: Folder in which every process leaves its trace, or None.
+        names: Of the workers, one row each.
+        trace: Folder in which every worker leaves its trace, or None.
 
     Attributes:
         made: When, in monotonic seconds; the run's time counts from here in all processes.
     """
 
-    def __init__(self, processes: list[str], trace: Path | None = None) -> None:
-        self.names = processes
+    def __init__(self, names: list[str], trace: Path | None = None) -> None:
+        self.names = names
         self._trace = trace
         self._watches: list[Stopwatch] = []
         self._household = Household()
-        self._table = SharedArray((len(processes), len(COLUMNS)), np.float64)
+        self._table = SharedArray((len(names), len(COLUMNS)), np.float64)
         self._flags = SharedArray((4,), np.int64)
         self._episode_return = SharedArray((1,), np.float64)
         self._episode_return.array[0] = np.nan
@@ -48,7 +48,7 @@ class Board:
         self._table.array[:, 0] = self.made + STARTING_S
 
     def stopwatch(self, name: str) -> Stopwatch:
-        """A process's own stopwatch, which keeps its row; time runs from here."""
+        """A worker's own stopwatch, which keeps its row; time runs from here."""
         row = self._table.array[self.names.index(name)]
         if self._trace is None:
             watch = Stopwatch(row, self._household)
@@ -63,11 +63,11 @@ class Board:
             watch.close()
 
     def total(self, name: str, column: str) -> float:
-        """A column of a process's row, as it was last brought up to date."""
+        """A column of a worker's row, as it was last brought up to date."""
         return float(self._table.array[self.names.index(name), COLUMNS.index(column)])
 
     def snapshot(self) -> np.ndarray:
-        """float64 ``[processes, len(COLUMNS)]``, a copy."""
+        """float64 ``[workers, len(COLUMNS)]``, a copy."""
         return self._table.array.copy()
 
     @property

@@ -112,5 +112,7 @@ def inference_threads(config: Config) -> int:
     """torch threads of each policy worker."""
     if config.runtime.inference_threads is not None:
         return config.runtime.inference_threads
-    on_cpu = inference_device(config).type == "cpu"
-    return max(1, cores() // (8 * policies)) if on_cpu and (policies := policy_processes(config)) else 1
+    policies = policy_processes(config)
+    if policies == 0 or inference_device(config).type != "cpu":
+        return 1
+    return max(1, cores() // (8 * policies))

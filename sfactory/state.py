@@ -29,7 +29,7 @@ SILENT_S = 2.0
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What one process does.
+    """What one worker and its process do.
 
     Attributes:
         silent_s: Seconds since its last sign of life.
@@ -93,7 +93,7 @@ def observe(wires: Wires, processes: WorkerProcesses, before: np.ndarray, figure
         row = dict(zip(COLUMNS, now[i].tolist(), strict=True))
         phases = Interval([name], before[i : i + 1], now[i : i + 1]).phases(name.split("-")[0])
         doing = max(phases, key=phases.__getitem__) if phases else "" if row["counted"] else "starting"
-        process = name if name in processes.names or not processes.names else name.replace("policy", "rollout")  # inline inference
+        process = name if wires.requests else name.replace("policy", "rollout")  # with inline inference nobody shares requests
         rss = 0.0
         with contextlib.suppress(psutil.Error):
             rss = psutil.Process(pids[process]).memory_info().rss / 2**20 if process in pids else 0.0

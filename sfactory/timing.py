@@ -29,7 +29,7 @@ PHASES = (
 """What a worker can be doing.
 
 - starting: making environments, models and buffers; the first resets.
-- waiting: for a message; blocked: a rollout worker all of whose groups wait for a free slot.
+- waiting: for a message, or for its turn in a shared process; blocked: a rollout worker all of whose groups wait for a free slot.
 - environment: stepping. copying: gathering and moving data, bookkeeping.
 - forward: the model, in the learner with targets and loss; sampling: drawing and writing actions. backward, optimizer: the learner's.
 - weights: publishing or fetching them. queue: sending and fetching messages without a wait.
@@ -77,17 +77,16 @@ class Stopwatch:
         self._full_waits, self.env_faults = (int(row[_COLUMN[name]]) for name in ("full_waits", "env_faults"))
         self._counted, self._cpu_s, self._due = float(row[_COLUMN["counted"]]), float(row[_COLUMN["cpu_s"]]), 0.0
         self.full_waits = 0
-        self._busy_s = 0.0
-        self._cpu_before = process_time(), self._busy_s, self._household.busy_s
+        self._cpu_before = process_time(), self._busy_s(), self._household.busy_s
         self._last = monotonic()
 
     def lap(self, phase: str) -> None:
         """All that has passed since the last lap was `phase`. Now and then this shows the runner a sign of life."""
         now = monotonic()
-        self._seconds[phase] += now - self._last
+        passed = now - self._last
+        self._seconds[phase] += passed
         if phase not in IDLE:
-            self._busy_s += now - self._last
-            self._household.busy_s += now - self._last
+            self._household.busy_s += passed
         self._last = now
         if now >= self._due:
             self.flush()
@@ -101,9 +100,12 @@ class Stopwatch:
         if self._batches == 1:  # the runner asks whether there is anything to save
             self.flush()
 
+    def _busy_s(self) -> float:
+        return sum(seconds for phase, seconds in self._seconds.items() if phase not in IDLE)
+
     def _cpu_since_last(self) -> float:
         """This worker's share of the process's CPU seconds since the last call."""
-        now = process_time(), self._busy_s, self._household.busy_s
+        now = process_time(), self._busy_s(), self._household.busy_s
         cpu_s, own, together = (a - b for a, b in zip(now, self._cpu_before, strict=True))
         self._cpu_before = now
         return cpu_s * (own / together if together > 0 else 1.0)
@@ -124,11 +126,11 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Interval:
-    """What the processes of a run did between two snapshots of the board.
+    """What the workers of a run did between two snapshots of the board.
 
     Attributes:
-        names: Of the processes: a kind (learner, policy, rollout), and a number where there are several.
-        before, after: float64 ``[processes, len(COLUMNS)]``.
+        names: Of the workers: a kind (learner, policy, rollout), and a number where there are several.
+        before, after: float64 ``[workers, len(COLUMNS)]``.
     """
 
     names: list[str]

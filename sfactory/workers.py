@@ -347,15 +347,14 @@ def policy_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
 
 
 def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
+    """A rollout worker's process. With inline inference its policy worker lives here too, and the two take turns."""
+    torch.set_num_threads(compute.inference_threads(plan.config) if plan.inline_inference else 1)
     policies = []
     if plan.inline_inference:
         requests, ready = _sampling_queues(plan, local=True)
         wires = dataclasses.replace(wires, requests=requests, ready=ready)
-        torch.set_num_threads(compute.inference_threads(plan.config))
         keep_freed_memory()
-        policies.append(make_policy_worker(plan, wires, index, generation))
-    else:
-        torch.set_num_threads(1)
+        policies = [make_policy_worker(plan, wires, index, generation)]
     worker = make_rollout_worker(plan, wires, index, generation)
     try:
         while not wires.board.settled and not wires.board.stopping:
