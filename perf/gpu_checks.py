@@ -26,6 +26,7 @@ from sfactory.envs.group import EnvSpec
 from sfactory.graphed_engine import GraphedEngine
 from sfactory.learner import Learner
 from sfactory.model import build_model
+from sfactory.objective import Objective
 from sfactory.queues import LocalQueue
 from sfactory.sizes import slot_count
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -200,8 +201,8 @@ def _learner(config: Config, problem: Problem, device: torch.device, autocast: t
 
 def _evaluated(learner: Learner, batch: object) -> dict[str, Tensor]:
     """Loss, targets and gradient of the present weights, copied to the CPU."""
-    log_prob, value, _ = learner._evaluate(batch)
-    targets = learner._vtrace_targets(batch, log_prob.detach(), value.detach())
+    objective = Objective(learner._config, learner._model.action, None, learner._device)
+    targets = objective.evaluate(*learner._unroll(batch, batch.all_columns), batch, batch.all_columns).targets
     learner._flat.parameters.grad.zero_()
     loss, _ = learner.loss(batch)
     loss.backward()

@@ -31,7 +31,8 @@ from sfactory.envs.native.memory_grid import MemoryGrid
 from sfactory.envs.native.pendulum import Pendulum
 from sfactory.envs.resampling import Resampler
 from sfactory.gae import gae, gae_torch
-from sfactory.losses import Targets, total_loss, total_loss_torch
+from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
+from sfactory.losses_cpu import loss_and_gradients, valid_moments
 from sfactory.model import recurrence, recurrence_cpu
 from sfactory.model.fused import tanh_
 from sfactory.rollout import end_episodes
@@ -153,21 +154,34 @@ def losses(device: torch.device) -> Iterator[Case]:
         rng = np.random.default_rng(0)
         arrays = [*rng.normal(0, 0.3, (6, steps, rows)).astype(np.float32), rng.random((steps, rows)) < 0.98]
 
-        def with_torch(loss: Callable[..., Any], tensors: list[torch.Tensor]) -> Call:
+        def compiled(arrays: list[np.ndarray]) -> Call:
+            log_prob, value, exploration, advantages, returns, behaviour, valid = (array.reshape(-1) for array in arrays)
+            samples = log_prob, value, exploration, advantages, returns, returns, behaviour, valid
+            weights = config.clip, config.value_clip, config.value_coef, exploration_coef(config)
+            gradients, sums = np.empty((3, *arrays[0].shape), np.float32), np.empty(SUMS)
+
+            def call() -> Sequence[Any]:
+                settings = True, config.normalize_advantage, *map(float, weights)
+                loss = loss_and_gradients(*samples, *valid_moments(advantages, valid), *settings, *gradients.reshape(3, -1), sums)
+                return loss, *gradients
+
+            return call
+
+        def with_torch(tensors: list[torch.Tensor]) -> Call:
             inputs = tuple(tensor.requires_grad_() for tensor in tensors[:3])
             advantages, returns, behaviour, valid = tensors[3:]
             targets = Targets(advantages, returns, returns, behaviour, valid)
 
             def call() -> Sequence[torch.Tensor]:
-                value = loss(config, "appo", *inputs, targets)[0]
+                value = total_loss(config, "appo", *inputs, targets)[0]
                 return value, *torch.autograd.grad(value, inputs)
 
             return call
 
         versions: dict[str, Call] = {
-            "numba": with_torch(total_loss, _copy(arrays, torch.device("cpu"))),
+            "numba": compiled(arrays),
             "numpy": functools.partial(plain.loss_numpy, config, *arrays),
-            f"torch {device}": with_torch(total_loss_torch, _copy(arrays, device)),
+            f"torch {device}": with_torch(_copy(arrays, device)),
         }
         yield Case("loss and gradients", f"{steps} x {rows}", steps * rows, versions)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sfactory.arena import Arena
+from sfactory.chunks import Columns, select_columns
 from sfactory.staging import Packed, PackedInTurns
 
 WITHOUT_TIME = ("rnn_state", "owner")
@@ -51,29 +52,24 @@ class Batch:
     rnn_state: Tensor
     owner: Tensor
 
-    def columns(self, index: Tensor) -> Batch:
-        """The batch's columns of the given indices, int64 ``[n]``; copies."""
+    @property
+    def all_columns(self) -> slice:
+        return slice(0, self.first.shape[1])
 
-        def select(name: str, value: Tensor | tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
+    def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """Observations, episode beginnings and RNN states of some columns: what a network unrolls."""
+        obs = tuple(select_columns(leaf, columns, 1) for leaf in self.obs)
+        return obs, select_columns(self.first, columns, 1), select_columns(self.rnn_state, columns, 0)
+
+    def select(self, columns: Columns) -> Batch:
+        """The batch's given columns; for a slice a view."""
+
+        def part(name: str, value: Tensor | tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
             if isinstance(value, tuple):
-                return tuple(leaf.index_select(1, index) for leaf in value)
-            return None if value is None else value.index_select(0 if name in WITHOUT_TIME else 1, index)
+                return tuple(part(name, leaf) for leaf in value)
+            return None if value is None else select_columns(value, columns, 0 if name in WITHOUT_TIME else 1)
 
-        return Batch(**{f.name: select(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
-
-    def split(self, columns: int) -> list[Batch]:
-        """The batch in parts of so many columns, the last one smaller if need be; views."""
-        width = self.first.shape[1]
-        if columns >= width:
-            return [self]
-
-        def part(name: str, value: Tensor | tuple[Tensor, ...] | None, begin: int) -> Tensor | tuple[Tensor, ...] | None:
-            if isinstance(value, tuple):
-                return tuple(part(name, leaf, begin) for leaf in value)
-            return None if value is None else value.narrow(0 if name in WITHOUT_TIME else 1, begin, min(columns, width - begin))
-
-        names = [f.name for f in dataclasses.fields(self)]
-        return [Batch(**{name: part(name, getattr(self, name), begin) for name in names}) for begin in range(0, width, columns)]
+        return Batch(**{f.name: part(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
 
 
 class Assembler:

@@ -6,16 +6,31 @@ threads divide each operation evenly and wait for the slowest at its end. Small 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-T = TypeVar("T")
+C, T = TypeVar("C"), TypeVar("T")
+Columns = Tensor | slice
+"""Indices int64 ``[n]`` of columns, or a range of them."""
 
 _LIMITS = {"flat": (2048, 8192), "image": (64, 256)}
 """Fewest and most samples of a chunk: few enough for the second-level cache, and so many that Python's share stays small."""
+
+
+def select_columns(x: Tensor, columns: Columns, dim: int) -> Tensor:
+    """The given columns, which are a dimension of `x`; for a slice a view."""
+    if isinstance(columns, slice):
+        return x.narrow(dim, columns.start, columns.stop - columns.start)
+    return x.index_select(dim, columns)
+
+
+def chunk_slices(columns: int, width: int) -> list[slice]:
+    """All columns in slices of so many, the last one smaller if need be."""
+    return [slice(begin, min(begin + width, columns)) for begin in range(0, columns, width)]
 
 
 def chunk_columns(columns: int, steps: int, threads: int, images: bool) -> int:
@@ -35,15 +50,29 @@ class ChunkThreads:
     """Calls a function for many chunks.
 
     Args:
-        threads: With one, the caller's own.
+        threads: The caller's own, which takes its share of the chunks, and others beside it.
     """
 
     def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, "chunk", initializer=torch.set_num_threads, initargs=(1,)) if threads > 1 else None
+        self._helpers = threads - 1
+        self._pool = ThreadPoolExecutor(self._helpers, "chunk", initializer=torch.set_num_threads, initargs=(1,)) if threads > 1 else None
 
-    def map(self, function: Callable[..., T], *chunks: Iterable) -> list[T]:
-        """The function's results in the order of the chunks; an error in one of them is raised here."""
-        calls = list(zip(*chunks, strict=True))
-        if self._pool is None or len(calls) == 1:
-            return [function(*call) for call in calls]
-        return list(self._pool.map(lambda call: function(*call), calls))
+    def map(self, function: Callable[[C], T], chunks: Sequence[C]) -> list[T]:
+        """The function's results in the order of the chunks; an error in one of them is raised here, when no thread is at work any more."""
+        if self._pool is None or len(chunks) == 1:
+            return [function(chunk) for chunk in chunks]
+        results: list[Any] = [None] * len(chunks)
+        places = iter(range(len(chunks)))  # which hands out each place once, whatever thread asks
+
+        def work() -> None:
+            for place in places:
+                results[place] = function(chunks[place])
+
+        helpers = [self._pool.submit(work) for _ in range(min(self._helpers, len(chunks) - 1))]
+        try:
+            work()
+        finally:
+            wait(helpers)
+        for helper in helpers:
+            helper.result()
+        return results

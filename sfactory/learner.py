@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,25 +14,30 @@ from sfactory.adam import Adam
 from sfactory.arena import FREE, Arena
 from sfactory.batch import Assembler, Batch
 from sfactory.board import PROGRESS_EVERY_S, Progress
-from sfactory.chunks import ChunkThreads, chunk_columns
+from sfactory.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
 from sfactory.compute import learner_threads
 from sfactory.config import Config
-from sfactory.distributions import ActionDistribution
 from sfactory.errors import RunFailed
-from sfactory.gae import gae_for
-from sfactory.losses import LossStats, Targets, total_loss
+from sfactory.losses import SUMS, LossStats, Targets, joint_sums, loss_stats
 from sfactory.model.normalizer import RunningMeanStd
 from sfactory.model.precision import mixed_precision
+from sfactory.objective import OWN_POLICY, Evaluation, Objective, valid_samples
+from sfactory.objective_cpu import CompiledObjective
 from sfactory.queues import Queue
 from sfactory.scheduler import SlotScheduler, take_back_slots
 from sfactory.sizes import least_max_lag, max_lag
 from sfactory.timing import Stopwatch
-from sfactory.vtrace import vtrace_for
 from sfactory.weights import FlatWeights, Publisher, WeightBoard
 
-OWN_POLICY = 0
 LR_RANGE = (1e-6, 1e-2)
-STATISTICS = (*(f.name for f in dataclasses.fields(LossStats)), "grad_norm")
+
+
+class _Chunk(NamedTuple):
+    """Some columns of a minibatch after the forward pass: the network's outputs and what the objective makes of them."""
+
+    params: Tensor
+    value: Tensor
+    evaluation: Evaluation
 
 
 class Learner:
@@ -76,14 +81,14 @@ class Learner:
         self._publisher = Publisher(weights, self._flat.vector)
         optim = config.optim
         self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
-        self._distribution = ActionDistribution(model.action)
         threads = learner_threads(config) if device.type == "cpu" else 1
         columns = config.batch_size // config.rollout // config.optim.minibatches
         images = any(leaf.is_image for leaf in model.observation.leaves)
         self._chunk_columns = chunk_columns(columns, config.rollout, threads, images) if device.type == "cpu" else columns
         self._threads = ChunkThreads(threads)
-        self._vtrace, self._gae = vtrace_for(device), gae_for(device)
         self._returns = RunningMeanStd().to(device) if config.loss.normalize_returns else None
+        objective = CompiledObjective if device.type == "cpu" else Objective
+        self._objective = objective(config, model.action, self._returns, device)
         self._generator = torch.Generator().manual_seed(config.seed)
         self.env_steps = self.updates = 0
         self._skipped, self._skipped_in_a_row = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
@@ -138,12 +143,19 @@ class Learner:
         losses: dict[str, float] = {}
         if self._statistics:
             rows = torch.stack(self._statistics)
-            losses = dict(zip(STATISTICS, rows[rows[:, -1].isfinite()].mean(0).tolist(), strict=True))
+            rows = rows[rows[:, -1].isfinite()]
+            stats = self._stats(rows)
+            means = torch.cat((stats.stacked(), rows[:, -1:]), 1).mean(0).tolist()
+            losses = dict(zip((*vars(stats), "grad_norm"), means, strict=True))
         lag_mean = float(np.mean([mean for mean, _ in self._lags])) if self._lags else float("nan")
         lag_max = float(max(high for _, high in self._lags)) if self._lags else float("nan")
         lr = float(self._optimizer.lr)
         self._statistics, self._lags = [], []
         self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr, int(self._skipped)))
+
+    def _stats(self, rows: Tensor) -> LossStats:
+        """Of updates, from what was kept of them: sums and moments of the loss, norm of the gradient."""
+        return loss_stats(self._config.loss, rows[:, :SUMS], rows[:, SUMS:-1])
 
     def state(self) -> dict:
         """Everything besides the model's weights that training continues from: tensors, numbers and strings only."""
@@ -185,15 +197,13 @@ class Learner:
         self._set_learning_rate()
         first_update = len(self._statistics)
         for _ in range(config.epochs):
-            for columns in self._minibatches(batch.first.shape[1]):
-                part = batch if columns is None else batch.columns(columns)
-                targets = fixed if columns is None or fixed is None else _target_columns(fixed, columns)
-                self._update(part, targets)
+            for columns in self._minibatches(batch.all_columns.stop):
+                self._update(batch, fixed, columns)
         if self._model.normalizer is not None:
-            self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), self._valid(batch))
+            self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), valid_samples(batch))
             self._watch.lap("optimizer")
         if config.optim.schedule == "adaptive_kl":
-            self._adapt_learning_rate(torch.stack(self._statistics[first_update:]).mean(0)[STATISTICS.index("kl")])
+            self._adapt_learning_rate(self._stats(torch.stack(self._statistics[first_update:])).kl.mean())
         self.env_steps += samples
         self._publisher.publish(self.updates)
         if hold:
@@ -208,34 +218,39 @@ class Learner:
         self._arena.state[slots] = FREE
         self._free.put_many(slots)
 
-    def _minibatches(self, columns: int) -> list[Tensor | None]:
-        """Random equal parts of a batch's columns; None stands for all of them."""
+    def _minibatches(self, columns: int) -> list[list[Columns]]:
+        """Random equal parts of a batch's columns, each by chunks."""
         if self._config.optim.minibatches == 1:
-            return [None]
+            return [chunk_slices(columns, self._chunk_columns)]
         order = torch.randperm(columns, generator=self._generator)
         if self._device.type == "cuda":  # from other memory a copy would make the host wait for all that the device has to do
             order = order.pin_memory()
-        return list(order.to(self._device, non_blocking=True).split(columns // self._config.optim.minibatches))
+        minibatches = order.to(self._device, non_blocking=True).split(columns // self._config.optim.minibatches)
+        return [list(minibatch.split(self._chunk_columns)) for minibatch in minibatches]
 
-    def _update(self, batch: Batch, targets: Targets | None) -> None:
-        """One optimizer step.
-
-        Chunks of the batch are evaluated apart; the loss, which needs all of them, is differentiated with respect to what came out,
-        and then each chunk's network with respect to the weights.
-        """
-        chunks = self._threads.map(self._evaluate, batch.split(self._chunk_columns))
-        whole = tuple(torch.cat(outputs, 1).detach().requires_grad_() for outputs in zip(*chunks, strict=True))
-        loss, stats = self._loss_of(batch, *whole, targets)
+    def _update(self, batch: Batch, fixed: Targets | None, columns: list[Columns]) -> None:
+        """One optimizer step on some columns of a batch, given by chunks; `fixed` are the targets where they do not change."""
+        chunks = self._threads.map(lambda part: self._forward(batch, fixed, part), columns)
+        moments = self._objective.joint([chunk.evaluation for chunk in chunks], fixed is not None)
         self._flat.parameters.grad.zero_()
         self._watch.lap("forward")
-        loss.backward()
-        gradients = zip(*(output.grad.split(self._chunk_columns, 1) for output in whole), strict=True)
-        self._threads.map(_backward, chunks, gradients)
+        sums = joint_sums(self._threads.map(lambda chunk: self._backward(chunk, moments), chunks))
         self._watch.lap("backward")
         norm = self._step()
-        self._statistics.append(torch.cat((stats.stacked(), norm.reshape(1))))
+        self._statistics.append(torch.cat((sums, moments, norm.double().reshape(1))))
         self.updates += 1
         self._watch.lap("optimizer")
+
+    def _forward(self, batch: Batch, fixed: Targets | None, columns: Columns) -> _Chunk:
+        """All of a chunk that comes before the gradients."""
+        params, value = self._unroll(batch, columns)
+        return _Chunk(params, value, self._objective.evaluate(params, value, batch, columns, fixed))
+
+    def _backward(self, chunk: _Chunk, moments: Tensor) -> Tensor:
+        """Add a chunk's share to the gradient; its sums for the statistics."""
+        gradients = self._objective.gradients(chunk.evaluation, moments)
+        torch.autograd.backward((chunk.params, chunk.value), (gradients.params, gradients.value))
+        return gradients.sums
 
     def _step(self) -> Tensor:
         """Clip the gradient and step, without a sync: the optimizer divides by the scale, and skips where the norm is not finite."""
@@ -248,86 +263,26 @@ class Learner:
         self._skipped_in_a_row = (self._skipped_in_a_row + 1) * skip
         return norm
 
-    def loss(self, batch: Batch, targets: Targets | None = None) -> tuple[Tensor, LossStats]:
-        """The loss of the present weights on a batch.
+    def loss(self, batch: Batch) -> tuple[Tensor, LossStats]:
+        """The loss of the present weights on a batch ``[T(+1), B]``, whole, with V-trace's targets; and its statistics."""
+        chunk = self._forward(batch, None, batch.all_columns)
+        moments = self._objective.joint([chunk.evaluation], fixed=False)
+        found = self._objective.gradients(chunk.evaluation, moments)
+        # A number whose gradient with respect to the outputs is the one found.
+        pairs = ((chunk.params, found.params), (chunk.value, found.value))
+        loss = found.loss + sum(((output - output.detach()) * gradient).sum() for output, gradient in pairs)
+        return loss, loss_stats(self._config.loss, found.sums, moments)
 
-        Args:
-            batch: ``[T(+1), B]``.
-            targets: Advantages and returns if they are fixed over the epochs (GAE); computed by V-trace from the present weights otherwise.
-        """
-        return self._loss_of(batch, *self._evaluate(batch), targets)
-
-    def _evaluate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the present weights: log-probabilities of the actions ``[T, B]``, values ``[T+1, B]`` and the exploration bonus ``[T, B]``."""
-        params, value = self._unroll(batch)
-        mask = None if batch.mask is None else batch.mask[:-1]
-        if self._config.loss.exploration == "entropy":
-            log_prob, exploration = self._distribution.log_prob_and_entropy(params[:-1], batch.categorical, batch.continuous, mask)
-        else:
-            log_prob = self._distribution.log_prob(params[:-1], batch.categorical, batch.continuous, mask)
-            exploration = self._distribution.kl_from_uniform(params[:-1], mask)
-        return log_prob, value, exploration
-
-    def _loss_of(
-        self, batch: Batch, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets | None
-    ) -> tuple[Tensor, LossStats]:
-        if targets is None:
-            targets = self._vtrace_targets(batch, log_prob.detach(), value.detach())
-        return total_loss(self._config.loss, self._config.algo, log_prob, value[:-1], exploration, targets)
-
-    def _unroll(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Policy parameters ``[T+1, B, P]`` and values ``[T+1, B]`` of the present weights."""
+    def _unroll(self, batch: Batch, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Policy parameters ``[T+1, n, P]`` and values ``[T+1, n]`` of the present weights for some columns of a batch."""
+        obs, first, state = batch.inputs(columns)
         with mixed_precision(self._device.type, self._autocast):
-            params, value = self._network(batch.obs, batch.first, batch.rnn_state)
+            params, value = self._network(obs, first, state)
         return params.float(), value.float()
 
-    def _valid(self, batch: Batch) -> Tensor:
-        return batch.active[:-1] & (batch.owner == OWN_POLICY)
-
-    def _rewards(self, batch: Batch) -> Tensor:
-        loss = self._config.loss
-        reward = batch.reward if loss.reward_scale == 1.0 else batch.reward * loss.reward_scale
-        return reward.clamp(-loss.reward_clip, loss.reward_clip) if loss.reward_clip > 0 else reward
-
-    def _true_values(self, value: Tensor) -> Tensor:
-        """The critic's output in units of return."""
-        return value if self._returns is None else value * self._returns.std + self._returns.mean
-
-    def _final_values(self, batch: Batch, values: Tensor) -> Tensor:
-        """V(final_obs) where an episode was truncated: of the row that rests at t+1, or as stored where the environment could not rest."""
-        stored = self._true_values(batch.final_value)
-        return torch.where(stored.isnan(), values[1:], stored)
-
-    def _vtrace_targets(self, batch: Batch, log_prob: Tensor, value: Tensor) -> Targets:
-        loss, values = self._config.loss, self._true_values(value)
-        vs, advantages = self._vtrace(
-            log_prob - batch.log_prob, self._rewards(batch), values[:-1], values[-1], batch.terminated, batch.truncated,
-            self._final_values(batch, values), loss.gamma, loss.lam, loss.rho_bar, loss.c_bar, loss.rho_bar_pg,
-        )  # fmt: skip
-        return self._targets(batch, advantages, vs)
-
     def _gae_targets(self, batch: Batch) -> Targets:
-        loss = self._config.loss
         with torch.no_grad():
-            values = self._true_values(self._unroll(batch)[1])
-        advantages, returns = self._gae(
-            self._rewards(batch),
-            values[:-1],
-            values[-1],
-            batch.terminated,
-            batch.truncated,
-            self._final_values(batch, values),
-            loss.gamma,
-            loss.lam,
-        )
-        return self._targets(batch, advantages, returns)
-
-    def _targets(self, batch: Batch, advantages: Tensor, returns: Tensor) -> Targets:
-        valid = self._valid(batch)
-        if self._returns is not None:
-            self._returns.update(returns, valid)
-            returns = (returns - self._returns.mean) / self._returns.std
-        return Targets(advantages, returns, batch.value[:-1], batch.log_prob, valid)
+            return self._objective.gae_targets(batch, self._unroll(batch, batch.all_columns)[1])
 
     def _set_learning_rate(self) -> None:
         if self._config.optim.schedule == "linear":
@@ -343,13 +298,3 @@ class Learner:
         lr = torch.as_tensor(self._optimizer.lr, dtype=torch.float64, device=self._device)
         lower, higher = (lr / 1.5).clamp(min=LR_RANGE[0]), (lr * 1.5).clamp(max=LR_RANGE[1])
         self._optimizer.lr = torch.where(kl > 2 * target, lower, torch.where(kl < target / 2, higher, lr))
-
-
-def _backward(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
-    """Add to the weights' gradients what follows from those of a chunk's outputs."""
-    pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
-    torch.autograd.backward(*zip(*pairs, strict=True))
-
-
-def _target_columns(targets: Targets, index: Tensor) -> Targets:
-    return Targets(**{f.name: getattr(targets, f.name).index_select(1, index) for f in dataclasses.fields(Targets)})

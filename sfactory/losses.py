@@ -7,14 +7,22 @@ et al. 2018. Under ``appo`` and ``impala`` the advantages are V-trace's (:mod:`s
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from sfactory.chunks import Columns, select_columns
 from sfactory.config import LossConfig
-from sfactory.losses_cpu import ADVANTAGE_EPS, fused_loss
+
+ADVANTAGE_EPS = 1e-8
+"""Added to the standard deviation by which advantages are divided."""
+SUMS = 13
+"""Entries of the sums of a chunk."""
+_RESOLUTION = 1e-12
+"""Variance of the returns, as a share of their mean square, below which it is rounding."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +43,14 @@ class Targets:
     behaviour_log_prob: Tensor
     valid: Tensor
 
+    def select(self, columns: Columns) -> Targets:
+        """Those of some columns."""
+        return Targets(**{field.name: select_columns(getattr(self, field.name), columns, 1) for field in dataclasses.fields(self)})
+
 
 @dataclass(frozen=True)
 class LossStats:
-    """Means over the valid samples of a minibatch: 0-d tensors on its device, without gradients.
+    """Means over the valid samples of minibatches: float64 ``[...]`` on their device, without gradients.
 
     Attributes:
         loss: What is minimised.
@@ -71,8 +83,8 @@ class LossStats:
     valid_fraction: Tensor
 
     def stacked(self) -> Tensor:
-        """All statistics as one vector in the order of the fields, so that reading them costs one transfer."""
-        return torch.stack([getattr(self, field.name) for field in dataclasses.fields(self)])
+        """All statistics ``[..., 13]`` in the order of the fields, so that reading them costs one transfer."""
+        return torch.stack([getattr(self, field.name) for field in dataclasses.fields(self)], -1)
 
 
 def policy_loss_ppo(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
@@ -118,10 +130,11 @@ def total_loss(
     exploration: Tensor,
     targets: Targets,
 ) -> tuple[Tensor, LossStats]:
-    """Policy loss + value_coef x value loss - entropy_coef x exploration bonus, and what a report needs.
+    """Policy loss + value_coef x value loss - entropy_coef x exploration bonus of a minibatch, and what a report needs.
 
     Invalid samples influence neither the loss, nor its gradients, nor the statistics, whatever their entries hold. Without any valid
-    sample the loss and its gradients are 0.
+    sample the loss and its gradients are 0. The same in chunks is :func:`advantage_moments` of each, :func:`joint_moments`,
+    :func:`chunk_loss` of each, whose losses add up, and :func:`loss_stats`.
 
     Args:
         log_prob: float32 or float64 ``[T, B]`` with gradient; log pi(a_t|x_t).
@@ -135,61 +148,134 @@ def total_loss(
     Raises:
         ValueError: If `algo` is unknown or shapes do not match.
     """
-    if algo not in ("appo", "impala", "ppo"):
-        raise ValueError(f"algo is {algo!r}; use appo, impala or ppo")
-    _check_shapes({"log_prob": log_prob, "exploration": exploration, **vars(targets)}, value)
-    if not value.is_cpu:
-        return total_loss_torch(config, algo, log_prob, value, exploration, targets)
-    weights = (config.clip, config.value_clip, config.value_coef, _exploration_coef(config))
-    settings = (algo != "impala", config.normalize_advantage, *map(float, weights))
-    constants = (targets.advantages, targets.returns, targets.old_values, targets.behaviour_log_prob, targets.valid)
-    loss, statistics = fused_loss((log_prob, value, exploration), constants, settings)
-    return loss, LossStats(*statistics.unbind())
+    moments = advantage_moments(targets)
+    loss, sums = chunk_loss(config, algo, log_prob, value, exploration, targets, moments)
+    return loss, loss_stats(config, joint_sums([sums]), moments)
 
 
-def total_loss_torch(
+def advantage_moments(targets: Targets) -> Tensor:
+    """Number, mean and squared deviations of the valid advantages: float64 ``[3]``, without a host synchronisation."""
+    advantages, count = targets.advantages.double(), targets.valid.sum().double()
+    mean = torch.where(targets.valid, advantages, 0.0).sum() / count.clamp(min=1)
+    return torch.stack((count, mean, torch.where(targets.valid, advantages - mean, 0.0).square().sum()))
+
+
+def joint_moments(chunks: Tensor) -> Tensor:
+    """The moments of several chunks together (Chan et al. 1979): ``[chunks, 3]`` of :func:`advantage_moments` to ``[3]``."""
+    counts, means, squares = chunks.unbind(1)
+    count = counts.sum()
+    mean = (counts * means).sum() / count.clamp(min=1)
+    return torch.stack((count, mean, (squares + counts * (means - mean).square()).sum()))
+
+
+def chunk_loss(
     config: LossConfig,
     algo: Literal["appo", "impala", "ppo"],
     log_prob: Tensor,
     value: Tensor,
     exploration: Tensor,
     targets: Targets,
-) -> tuple[Tensor, LossStats]:
-    """:func:`total_loss` in tensor operations, for any device; without a host synchronisation."""
+    moments: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """A chunk's share of :func:`total_loss`, whose arguments it takes; without a host synchronisation.
+
+    Args:
+        moments: Of all chunks together.
+
+    Returns:
+        The share of the loss, a 0-d tensor to call ``backward`` on, and sums for :func:`loss_stats`, float64 ``[13]``.
+
+    Raises:
+        ValueError: If `algo` is unknown or shapes do not match.
+    """
+    if algo not in ("appo", "impala", "ppo"):
+        raise ValueError(f"algo is {algo!r}; use appo, impala or ppo")
+    _check_shapes({"log_prob": log_prob, "exploration": exploration, **vars(targets)}, value)
     valid = targets.valid
     zero = value.new_zeros(())
-    count = valid.sum()
-    scale = count.clamp(min=1).to(value.dtype).reciprocal_()
+    scale, mean, std = (moment.to(value.dtype) for moment in _scale_mean_std(moments))
     # Selecting before any arithmetic keeps a NaN of an invalid sample out of the backward pass, where 0 x NaN is NaN.
     log_ratio = torch.where(valid, log_prob - targets.behaviour_log_prob, zero)
     error = torch.where(valid, value - targets.returns, zero)
     change = torch.where(valid, value - targets.old_values, zero) if config.value_clip > 0 else None
-    deviation, adv_mean = _centred(targets.advantages, valid, scale)
-    adv_std = torch.linalg.vector_norm(deviation) * scale.sqrt()
-    advantages = torch.where(valid, targets.advantages, zero)
+    advantages = torch.where(valid, targets.advantages, mean)
     if config.normalize_advantage:
-        advantages = deviation / (adv_std + ADVANTAGE_EPS)
+        advantages = (advantages - mean) / (std + ADVANTAGE_EPS)
     if algo == "impala":
         policy = policy_loss_impala(torch.where(valid, log_prob, zero), advantages)
     else:
         policy = policy_loss_ppo(log_ratio, advantages, config.clip)
-    policy_mean = policy.sum() * scale
-    value_mean = value_loss(error, change, config.value_clip).sum() * scale
-    exploration_mean = torch.where(valid, exploration, zero).sum() * scale
-    loss = policy_mean + config.value_coef * value_mean + _exploration_coef(config) * exploration_mean
+    policy_sum = torch.where(valid, policy, zero).sum()
+    value_sum = value_loss(error, change, config.value_clip).sum()
+    exploration_sum = torch.where(valid, exploration, zero).sum()
+    loss = scale * (policy_sum + config.value_coef * value_sum + exploration_coef(config) * exploration_sum)
     with torch.no_grad():
-        stats = LossStats(
-            loss=loss.detach(),
-            policy_loss=policy_mean.detach(),
-            value_loss=value_mean.detach(),
-            entropy=exploration_mean.detach(),
-            **_ratio_stats(log_ratio, valid, scale, config.clip),
-            explained_variance=_explained_variance(error, targets.returns, valid, scale),
-            adv_mean=adv_mean,
-            adv_std=adv_std,
-            valid_fraction=count / valid.numel(),
+        excess, returns = log_ratio.expm1(), torch.where(valid, targets.returns, zero).double()
+        sums = torch.stack(
+            (
+                policy_sum.double(),
+                value_sum.double(),
+                exploration_sum.double(),
+                (excess - log_ratio).sum().double(),
+                excess.sum().double(),
+                (excess.abs() > config.clip).sum().double(),
+                error.double().sum(),
+                error.double().square().sum(),
+                returns.sum(),
+                returns.square().sum(),
+                torch.full((), valid.numel(), dtype=torch.float64, device=valid.device),
+                torch.where(valid, -excess, -torch.inf).amax().double(),
+                torch.where(valid, excess, -torch.inf).amax().double(),
+            )
         )
-    return loss, stats
+    return loss, sums
+
+
+def joint_sums(chunks: Sequence[Tensor]) -> Tensor:
+    """The sums of several chunks together, as :func:`chunk_loss` gives them; the last two are largest values."""
+    rows = torch.stack(tuple(chunks))
+    return torch.cat((rows[:, :-2].sum(0), rows[:, -2:].amax(0)))
+
+
+def loss_stats(config: LossConfig, sums: Tensor, moments: Tensor) -> LossStats:
+    """Statistics of minibatches.
+
+    Args:
+        sums: Of all chunks of each, ``[..., 13]``.
+        moments: ``[..., 3]``.
+
+    Returns:
+        Statistics ``[...]``.
+    """
+    policy, value, exploration, kl, excess, clipped, error, error_squares, returns, returns_squares, size, low, high = sums.unbind(-1)
+    scale, adv_mean, adv_std = _scale_mean_std(moments)
+    residual = (error_squares - error.square() * scale).clamp(min=0)
+    spread = returns_squares - returns.square() * scale
+    varies = spread > _RESOLUTION * returns_squares
+    policy, value, exploration = policy * scale, value * scale, exploration * scale
+    some = moments[..., 0] > 0
+    return LossStats(
+        loss=policy + config.value_coef * value + exploration_coef(config) * exploration,
+        policy_loss=policy,
+        value_loss=value,
+        entropy=exploration,
+        kl=kl * scale,
+        ratio_mean=1.0 + excess * scale,
+        ratio_min=torch.where(some, 1.0 - low, 1.0),
+        ratio_max=torch.where(some, 1.0 + high, 1.0),
+        clip_fraction=clipped * scale,
+        explained_variance=torch.where(varies, 1.0 - residual / spread, 0.0),
+        adv_mean=adv_mean,
+        adv_std=adv_std,
+        valid_fraction=moments[..., 0] / size.clamp(min=1),
+    )
+
+
+def _scale_mean_std(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """1 / number of valid samples, and the mean and standard deviation of their advantages."""
+    count, mean, squares = moments.unbind(-1)
+    scale = count.clamp(min=1).reciprocal()
+    return scale, mean, (squares * scale).sqrt()
 
 
 def _check_shapes(tensors: dict[str, Tensor], value: Tensor) -> None:
@@ -198,33 +284,6 @@ def _check_shapes(tensors: dict[str, Tensor], value: Tensor) -> None:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)} and value has {tuple(value.shape)}; both must be the same [T, B]")
 
 
-def _exploration_coef(config: LossConfig) -> float:
+def exploration_coef(config: LossConfig) -> float:
     """Weight of the exploration tensor in the loss: entropy is to grow, the KL divergence from the uniform policy to shrink."""
     return -config.entropy_coef if config.exploration == "entropy" else config.entropy_coef
-
-
-def _centred(x: Tensor, valid: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """`x` minus its mean over the valid samples, 0 where invalid, and that mean. `scale` is 1 / number of valid samples."""
-    zero = x.new_zeros(())
-    mean = torch.where(valid, x, zero).sum() * scale
-    return torch.where(valid, x - mean, zero), mean
-
-
-def _ratio_stats(log_ratio: Tensor, valid: Tensor, scale: Tensor, clip: float) -> dict[str, Tensor]:
-    """The statistics of :class:`LossStats` that describe the importance weights; `log_ratio` is 0 where invalid."""
-    excess = log_ratio.expm1()
-    mean = excess.sum() * scale
-    low, high = torch.where(valid, excess, mean).aminmax()
-    return {
-        "kl": (excess - log_ratio).sum() * scale,
-        "ratio_mean": 1.0 + mean,
-        "ratio_min": 1.0 + low,
-        "ratio_max": 1.0 + high,
-        "clip_fraction": (excess.abs() > clip).sum() * scale,
-    }
-
-
-def _explained_variance(error: Tensor, returns: Tensor, valid: Tensor, scale: Tensor) -> Tensor:
-    residual = torch.linalg.vector_norm(_centred(error, valid, scale)[0])
-    total = torch.linalg.vector_norm(_centred(returns, valid, scale)[0])
-    return torch.where(total > 0, 1.0 - (residual / total).square(), 0.0)

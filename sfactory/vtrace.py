@@ -71,12 +71,12 @@ def vtrace(
         floats[2], floats[3], log_ratios=floats[0], rewards=floats[1], terminated=ends[0], truncated=ends[1], final_values=floats[4]
     )
     vs, advantages = np.empty_like(floats[2]), np.empty_like(floats[2])
-    _vtrace(*floats, *ends, float(gamma), float(lam), float(rho_bar), float(c_bar), float(rho_bar_pg), vs, advantages)
+    vtrace_pass(*floats, *ends, float(gamma), float(lam), float(rho_bar), float(c_bar), float(rho_bar_pg), vs, advantages)
     return vs, advantages
 
 
 @njit(cache=True, nogil=True)
-def _vtrace(
+def vtrace_pass(
     log_ratios, rewards, values, bootstrap_value, final_values, terminated, truncated,
     gamma, lam, rho_bar, c_bar, rho_bar_pg, vs, advantages,
 ):  # fmt: skip

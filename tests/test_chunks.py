@@ -1,43 +1,59 @@
-"""The learner's gradient is the same by chunks on several threads as in one piece."""
+"""The learner's gradient and statistics are the same by chunks on several threads as in one piece."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 import torch
 from sampling_run import SamplingRun
 
-from sfactory.chunks import ChunkThreads, chunk_columns
-from sfactory.config import Config, ModelConfig
+from sfactory.chunks import ChunkThreads, chunk_columns, chunk_slices, select_columns
+from sfactory.config import Config, LossConfig, ModelConfig
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
-@pytest.mark.parametrize("columns", [3, 8, 100])
-def test_chunks_have_the_gradient_of_the_whole_batch(core: str, columns: int, tmp_path) -> None:
+@pytest.mark.parametrize("width", [3, 8, 100])
+@pytest.mark.parametrize("loss", [LossConfig(), LossConfig(normalize_returns=True, normalize_advantage=False, value_clip=0.2)])
+def test_chunks_have_the_gradient_and_statistics_of_the_whole_batch(core: str, width: int, loss: LossConfig, tmp_path) -> None:
     config = Config(
-        env="CartPole-v1", preset="none", envs_per_worker=16, rollout=8, batch_size=128, model=ModelConfig(core=core, normalize_obs=True)
+        env="CartPole-v1",
+        preset="none",
+        envs_per_worker=16,
+        rollout=8,
+        batch_size=128,
+        model=ModelConfig(core=core, normalize_obs=True),
+        loss=loss,
     )
     run = SamplingRun(config, tmp_path)
     try:
         learner = run.learner
         batch = learner._assemble(run.sample(learner._per_batch))
-        loss, _ = learner.loss(batch)
-        loss.backward()
+        batch.active[2, 5] = False
+        moments = {name: value.clone() for name, value in learner.state()["returns"].items()}
+        whole, stats = learner.loss(batch)
+        whole.backward()
         expected = learner._flat.parameters.grad.clone()
         assert expected.abs().sum() > 0
         seen = []
         learner._step = lambda: seen.append(learner._flat.parameters.grad.clone()) or torch.zeros(())
-        learner._chunk_columns, learner._threads = columns, ChunkThreads(3)
-        learner._update(batch, None)
-        torch.testing.assert_close(seen[0], expected, rtol=1e-4, atol=1e-6)
-        parts = batch.split(columns)
-        for f in dataclasses.fields(batch):
-            if isinstance(whole := getattr(batch, f.name), torch.Tensor):
-                joined = torch.cat([getattr(part, f.name) for part in parts], 0 if f.name in ("rnn_state", "owner") else 1)
-                assert torch.equal(joined.nan_to_num(7), whole.nan_to_num(7))
+        learner._threads = ChunkThreads(3)
+        shuffled = torch.randperm(batch.first.shape[1], generator=torch.Generator().manual_seed(0))
+        for columns in (chunk_slices(len(shuffled), width), list(shuffled.split(width))):
+            if moments:
+                learner._returns.load_state_dict(moments)
+            learner._update(batch, None, columns)
+            torch.testing.assert_close(seen.pop(), expected, rtol=1e-4, atol=1e-6)
+            (found,) = learner._stats(torch.stack(learner._statistics[-1:])).stacked()
+            torch.testing.assert_close(found, stats.stacked(), rtol=1e-4, atol=1e-6)
     finally:
         run.close()
+
+
+def test_slices_of_columns() -> None:
+    assert chunk_slices(7, 3) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+    x = torch.arange(14).reshape(2, 7)
+    for part in chunk_slices(7, 3):
+        assert torch.equal(select_columns(x, part, 1), x[:, part])
+    assert torch.equal(select_columns(x, torch.tensor([4, 1]), 1), x[:, [4, 1]])
 
 
 @pytest.mark.parametrize(

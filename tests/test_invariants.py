@@ -58,7 +58,7 @@ def test_lag_zero_importance_weights_are_one(core, shared, env, tmp_path):
             _, stats = run.learner.loss(batch)
             assert abs(float(stats.ratio_min) - 1) < 1e-5
             assert abs(float(stats.ratio_max) - 1) < 1e-5
-            values = run.learner._unroll(batch)[1][:-1].detach()
+            values = run.learner._unroll(batch, batch.all_columns)[1][:-1].detach()
             active = batch.active[:-1]
             torch.testing.assert_close(values[active], batch.value[:-1][active], rtol=1e-5, atol=1e-5)
             run.give_back(slots)
@@ -128,8 +128,8 @@ def test_truncated_episodes_are_bootstrapped_with_the_value_of_their_final_obser
             slots = run.sample(2)
             batch = run.learner._assemble(slots)
             with torch.no_grad():
-                _, values = run.learner._unroll(batch)
-                finals = run.learner._final_values(batch, values)
+                _, values = run.learner._unroll(batch, batch.all_columns)
+                finals = run.learner._objective.final_values(batch, values)
             arena_obs = batch.obs[0]
             for t, column in (batch.truncated & batch.active[:-1]).nonzero().tolist():
                 episode, count, length = arena_obs[t, column].tolist()

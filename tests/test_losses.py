@@ -9,10 +9,28 @@ import torch
 from torch import Tensor
 
 from sfactory.config import LossConfig
-from sfactory.losses import LossStats, Targets, total_loss, total_loss_torch
+from sfactory.losses import SUMS, LossStats, Targets, exploration_coef, loss_stats, total_loss
+from sfactory.losses_cpu import loss_and_gradients, valid_moments
 
-LOSSES = {"compiled": total_loss, "torch": total_loss_torch}
 Loss = Callable[..., tuple[Tensor, LossStats]]
+
+
+def compiled_loss(config: LossConfig, algo: str, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets) -> Any:
+    """:func:`total_loss` by the compiled passes, as a tensor with their gradients."""
+    flat = [tensor.detach().reshape(-1).numpy() for tensor in (log_prob, value, exploration, *vars(targets).values())]
+    moments = valid_moments(flat[3], flat[-1])
+    gradients, sums = [torch.empty_like(value).detach() for _ in range(3)], torch.empty(SUMS, dtype=torch.float64)
+    settings = config.clip, config.value_clip, config.value_coef, exploration_coef(config)
+    number = loss_and_gradients(
+        *flat, *moments, algo != "impala", config.normalize_advantage, *map(float, settings),
+        *(gradient.reshape(-1).numpy() for gradient in gradients), sums.numpy(),
+    )  # fmt: skip
+    shifts = (((x - x.detach()) * gradient) for x, gradient in zip((log_prob, value, exploration), gradients, strict=True))
+    loss = number + sum(torch.where(targets.valid, shift, 0.0).sum() for shift in shifts)
+    return loss, loss_stats(config, sums, torch.tensor(moments, dtype=torch.float64))
+
+
+LOSSES = {"compiled": compiled_loss, "torch": total_loss}
 
 
 @pytest.fixture(params=list(LOSSES))
