@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib.util
 import inspect
+import multiprocessing
 import sys
 import traceback
 import warnings
@@ -206,9 +207,17 @@ def _own_vector_serves(spec: EnvSpec, kwargs: Mapping[str, Any]) -> bool:
 
 
 def _tell_mujoco_warnings_once() -> None:
-    """MuJoCo, once imported, prints a warning for every environment that causes it, and appends it to a file in the current folder."""
+    """MuJoCo, once imported, prints a warning for every environment that causes it, and appends it to a file in the current folder.
+
+    What is deprecated in a model's description is the same in every process; only the main one says it.
+    """
     if (mujoco := sys.modules.get("mujoco")) is not None:
-        mujoco.set_mju_user_warning(lambda message: warnings.warn(f"MuJoCo: {message}", stacklevel=1))
+        mujoco.set_mju_user_warning(_tell_mujoco_warning)
+
+
+def _tell_mujoco_warning(message: str) -> None:
+    if multiprocessing.parent_process() is None or "deprecated" not in message:
+        warnings.warn(f"MuJoCo: {message}", stacklevel=1)
 
 
 def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
