@@ -19,11 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from rich.console import Console
 from rich.table import Table
 
 from perf import plain
 from sfactory.config import LossConfig
+from sfactory.distributions import ActionDistribution
+from sfactory.distributions_cpu import densities, density_gradients
 from sfactory.envs.group import Frame, Outcome
 from sfactory.envs.native.base import NativeGroup, random_streams
 from sfactory.envs.native.cartpole import CartPole
@@ -37,6 +40,7 @@ from sfactory.model import recurrence, recurrence_cpu
 from sfactory.model.fused import tanh_
 from sfactory.rollout import end_episodes
 from sfactory.sampling import sample_rows
+from sfactory.spaces import ActionSpec
 from sfactory.vtrace import vtrace, vtrace_torch
 
 SEGMENTS = ((32, 64), (32, 512), (128, 1024))
@@ -148,7 +152,7 @@ def estimators(device: torch.device) -> Iterator[Case]:
 
 
 def losses(device: torch.device) -> Iterator[Case]:
-    """The loss of algo appo and its gradients; the compiled one also makes the statistics."""
+    """The loss of algo appo and its gradients; NumPy's without the sums for the statistics."""
     config = LossConfig(entropy_coef=0.01)
     for steps, rows in SEGMENTS:
         rng = np.random.default_rng(0)
@@ -186,10 +190,51 @@ def losses(device: torch.device) -> Iterator[Case]:
         yield Case("loss and gradients", f"{steps} x {rows}", steps * rows, versions)
 
 
+KINDS = (("2 categories", (2,), 0, False), ("18 masked", (18,), 0, True), ("6 Gaussians", (), 6, False))
+"""Name, categories of each component, Gaussians, and whether there is a mask."""
+
+
+def densities_and_gradients(device: torch.device) -> Iterator[Case]:
+    """Log-probabilities, entropies and the gradient of both."""
+    for rows in ROWS:
+        for name, sizes, dims, masked in KINDS:
+            rng, logits, counts = np.random.default_rng(0), sum(sizes), np.array(sizes, np.int32)
+            params = rng.normal(0, 1, (rows, logits + 2 * dims)).astype(np.float32)
+            mask = rng.random((rows, logits)) < 0.7 if masked else np.zeros((0, 0), bool)
+            mask[:, :1] = True
+            actions = rng.integers(0, 1, (rows, len(sizes)), np.int32), rng.standard_normal((rows, dims), np.float32)
+            weights = rng.standard_normal((2, rows), np.float32)
+            of_categories = *np.empty((2, rows, logits), np.float32), np.empty((rows, len(sizes)), np.float32)
+            out = (*np.empty((2, rows), np.float32), np.empty_like(params))
+
+            def compiled(
+                params=params, mask=mask, counts=counts, actions=actions, weights=weights, of_categories=of_categories, out=out
+            ) -> Sequence[np.ndarray]:
+                densities(params, *actions, mask, counts, False, *of_categories, *out[:2])
+                density_gradients(params, *actions, *of_categories, counts, False, *weights, out[2])
+                return out
+
+            def operations(tensors: list[torch.Tensor], sizes=sizes, dims=dims, masked=masked) -> Sequence[torch.Tensor]:
+                params, mask, categorical, continuous, weights = tensors
+                space = spaces.MultiDiscrete(sizes) if sizes else spaces.Box(-1, 1, (dims,))
+                distribution = ActionDistribution(ActionSpec.from_space(space))
+                leaf = params.detach().requires_grad_()
+                both = distribution.log_prob_and_entropy(leaf, categorical, continuous, mask if masked else None)
+                return *both, *torch.autograd.grad(both, leaf, tuple(weights))
+
+            given = mask if masked else None
+            versions: dict[str, Call] = {
+                "numba": compiled,
+                "numpy": functools.partial(plain.densities_numpy, params, given, sizes, *actions, *weights),
+                f"torch {device}": functools.partial(operations, _copy((params, mask, *actions, weights), device)),
+            }
+            yield Case(f"densities, {name}", f"{rows} rows", rows, versions)
+
+
 def sampling(device: torch.device) -> Iterator[Case]:
     """Actions and their log-probabilities: two categories, masked eighteen, and six Gaussians."""
     for rows in ROWS:
-        for name, sizes, dims, masked in (("2 categories", (2,), 0, False), ("18 masked", (18,), 0, True), ("6 Gaussians", (), 6, False)):
+        for name, sizes, dims, masked in KINDS:
             rng, logits, counts = np.random.default_rng(0), sum(sizes), np.array(sizes, np.int32)
             params = rng.normal(0, 1, (rows, logits + 2 * dims)).astype(np.float32)
             mask = rng.random((rows, logits)) < 0.7
@@ -372,7 +417,18 @@ def _unrolling(scan: type[torch.autograd.Function], *inputs: torch.Tensor) -> Ca
     return call
 
 
-FAMILIES = (estimators, losses, sampling, episodes, resampling, environments, activations, recurrent_scans, recurrent_steps)
+FAMILIES = (
+    estimators,
+    losses,
+    densities_and_gradients,
+    sampling,
+    episodes,
+    resampling,
+    environments,
+    activations,
+    recurrent_scans,
+    recurrent_steps,
+)
 
 
 def main() -> None:

@@ -99,6 +99,39 @@ def sample_rows(
     return xp.stack(categorical, 1) if categorical else uniforms, continuous, log_prob
 
 
+def densities_numpy(
+    params: np.ndarray,
+    mask: np.ndarray | None,
+    sizes: tuple[int, ...],
+    categorical: np.ndarray,
+    continuous: np.ndarray,
+    of_log_prob: np.ndarray,
+    of_entropy: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log-probabilities and entropies ``[N]``, and the gradient ``[N, P]`` of their sums weighted with `of_log_prob` and `of_entropy`."""
+    begin, dims = 0, continuous.shape[1]
+    log_prob, entropy, gradients = np.zeros(len(params), np.float32), np.zeros(len(params), np.float32), []
+    for k, size in enumerate(sizes):
+        logits = params[:, begin : begin + size]
+        if mask is not None:
+            logits = np.where(mask[:, begin : begin + size], logits, np.float32(-1e9))
+        excess = logits - logits.max(1, keepdims=True)
+        log_probs = excess - np.log(np.exp(excess).sum(1, keepdims=True))
+        own = -(np.exp(log_probs) * log_probs).sum(1)
+        chosen = categorical[:, k : k + 1] == np.arange(size)
+        log_prob += log_probs[chosen]
+        entropy += own
+        pull = of_log_prob[:, None] + of_entropy[:, None] * (log_probs + own[:, None])
+        gradients.append(of_log_prob[:, None] * chosen - np.exp(log_probs) * pull)
+        begin += size
+    mean, log_std = params[:, begin : begin + dims], params[:, begin + dims :]
+    z = (continuous - mean) * np.exp(-log_std)
+    log_prob -= (0.5 * z * z + log_std + _HALF_LOG_2PI).sum(1)
+    entropy += (log_std + 0.5 + _HALF_LOG_2PI).sum(1)
+    of_std = of_log_prob[:, None] * (z * z - 1) + of_entropy[:, None]
+    return log_prob, entropy, np.concatenate((*gradients, of_log_prob[:, None] * z * np.exp(-log_std), of_std), 1)
+
+
 def end_episodes(
     first: Array, active: Array, reward: Array, terminated: Array, truncated: Array, returns: Array, lengths: Array
 ) -> tuple[Array, Array]:

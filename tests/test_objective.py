@@ -44,9 +44,7 @@ def make_batch(action: ActionSpec, masked: bool, width: int = COLUMNS) -> Batch:
     def chance(p: float, *shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=generator) < p
 
-    categorical = (
-        torch.stack([torch.randint(0, size, (STEPS, width), generator=generator) for size in action.sizes] or [], -1) if k else None
-    )
+    categorical = torch.stack([torch.randint(0, size, (STEPS, width), generator=generator) for size in action.sizes], -1) if k else None
     mask = None
     if masked:
         mask = chance(0.6, STEPS + 1, width, action.logits)
