@@ -96,13 +96,12 @@ def gradients_of(objective: Objective, params, value, batch: Batch, columns: Col
 
 
 @pytest.mark.parametrize("columns", [slice(2, 2 + COLUMNS), torch.tensor([7, 0, 4, 5, 8, 1])], ids=["slice", "indices"])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+@pytest.mark.parametrize(
+    ("space", "masked"), [(space, masked) for space in SPACES for masked in (False, True) if space != "box" or not masked]
+)
 @pytest.mark.parametrize(("algo", "loss"), LOSSES.values(), ids=LOSSES)
-def test_compiled_gradients_are_those_of_tensor_operations(algo: str, loss: LossConfig, space: spaces.Space, masked: bool, columns) -> None:
-    action = ActionSpec.from_space(space)
-    if masked and not action.sizes:
-        pytest.skip("nothing to mask")
+def test_compiled_gradients_are_those_of_tensor_operations(algo: str, loss: LossConfig, space: str, masked: bool, columns) -> None:
+    action = ActionSpec.from_space(SPACES[space])
     batch = make_batch(action, masked, COLUMNS + 3)
     params, value = outputs_of(action)
     found = []
