@@ -581,6 +581,7 @@ def main() -> None:
     kind.add_argument("--search", action="store_true", help="try the candidate settings of the peers")
     kind.add_argument("--to-score", action="store_true", help="wall time to a score instead of throughput")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that trainers are ended with it
     if args.build:
         for peer in _chosen(PEERS, args):
             build(peer, args.venvs)
