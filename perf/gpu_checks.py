@@ -202,10 +202,9 @@ def _learner(config: Config, problem: Problem, device: torch.device, autocast: t
 def _evaluated(learner: Learner, batch: object) -> dict[str, Tensor]:
     """Loss, targets and gradient of the present weights, copied to the CPU."""
     objective = Objective(learner._config, learner._model.action, None, learner._device)
-    targets = objective.evaluate(*learner._unroll(batch, batch.all_columns), batch, batch.all_columns).targets
-    learner._flat.parameters.grad.zero_()
-    loss, _ = learner.loss(batch)
-    loss.backward()
+    outputs = learner.outputs(batch)
+    targets = objective.evaluate(outputs.params, outputs.value, batch, batch.all_columns).targets
+    loss = learner.evaluate(batch).loss
     named = {"loss": loss, "advantages": targets.advantages, "returns": targets.returns, "gradient": learner._flat.parameters.grad}
     return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 

@@ -9,6 +9,7 @@ row of a group, a picture, or an element. NumPy and torch versions: perf/plain.p
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import time
@@ -24,7 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from perf import plain
-from sfactory.config import LossConfig
+from sfactory.batch import Batch
+from sfactory.config import LossConfig, ModelConfig
+from sfactory.dense_network import DenseNetwork
 from sfactory.distributions import ActionDistribution
 from sfactory.distributions_cpu import densities, density_gradients
 from sfactory.envs.group import Frame, Outcome
@@ -36,12 +39,14 @@ from sfactory.envs.resampling import Resampler
 from sfactory.gae import gae, gae_torch
 from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
 from sfactory.losses_cpu import loss_and_gradients, valid_moments
-from sfactory.model import recurrence, recurrence_cpu
-from sfactory.model.fused import tanh_
+from sfactory.model import build_model, recurrence, recurrence_cpu
+from sfactory.model.tanh_cpu import tanh_
+from sfactory.networks import Network, TorchNetwork
 from sfactory.rollout import end_episodes
 from sfactory.sampling import sample_rows
-from sfactory.spaces import ActionSpec
+from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.vtrace import vtrace, vtrace_torch
+from sfactory.weights import FlatWeights
 
 SEGMENTS = ((32, 64), (32, 512), (128, 1024))
 ROWS = (64, 1024)
@@ -366,6 +371,50 @@ def activations(device: torch.device) -> Iterator[Case]:
         yield Case("tanh", f"{rows} x 64", rows * 64, versions)
 
 
+def dense_networks(device: torch.device) -> Iterator[Case]:
+    """All of an actor-critic of 4 inputs, two layers of 64 with tanh and 2 actions: a step, and training, forward and backward."""
+    observation, action = ObservationSpec.from_space(spaces.Box(-1, 1, (4,))), ActionSpec.from_space(spaces.Discrete(2))
+    for rows in (32, 128, 1024, 16384):
+        models = [build_model(observation, action, ModelConfig()) for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        ours, theirs = models[0], models[1].to(device)
+        weights, obs = [FlatWeights(model, gradients=True).parameters for model in (ours, theirs)], torch.randn(1, rows, 4)
+        compiled, plain_network = DenseNetwork(ours), TorchNetwork(theirs, device, None, compiled=False)
+        versions: dict[str, Call] = {
+            "numba": functools.partial(compiled, obs[0].numpy()),
+            f"torch {device}": _step_of(theirs, obs[0].to(device)),
+        }
+        yield Case("2 x 64 tanh, step", f"{rows} rows", rows, versions, tolerance=1e-4)
+        versions = {
+            "numba": _training(compiled, weights[0], _batch_of(obs)),
+            f"torch {device}": _training(plain_network, weights[1], _batch_of(obs.to(device))),
+        }
+        yield Case("2 x 64 tanh, training", f"{rows} rows", rows, versions, tolerance=1e-2)
+
+
+def _step_of(model: torch.nn.Module, obs: torch.Tensor) -> Call:
+    return torch.inference_mode()(lambda: model((obs,))[:2])
+
+
+def _batch_of(obs: torch.Tensor) -> Batch:
+    """Observations and nothing else."""
+    none = torch.zeros(obs.shape[:2], device=obs.device)
+    values = {field.name: none for field in dataclasses.fields(Batch)}
+    return Batch(**values | {"obs": (obs,), "rnn_state": none[0, :, None]})
+
+
+def _training(network: Network, weights: torch.Tensor, batch: Batch) -> Call:
+    """Outputs, and the gradient of weights if that of every output is 1."""
+
+    def call() -> Sequence[Any]:
+        weights.grad.zero_()
+        outputs = network.outputs(batch, batch.all_columns)
+        network.backward(outputs, torch.ones_like(outputs.params), torch.ones_like(outputs.value))
+        return outputs.params.detach(), weights.grad
+
+    return call
+
+
 def recurrent_scans(device: torch.device) -> Iterator[Case]:
     """LSTM and GRU of 128 units, forward and backward over a segment, without the input's matrix product."""
     rng = np.random.default_rng(0)
@@ -426,6 +475,7 @@ FAMILIES = (
     resampling,
     environments,
     activations,
+    dense_networks,
     recurrent_scans,
     recurrent_steps,
 )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sfactory.config import LossConfig
+from sfactory.distributions import FORBIDDEN
 from sfactory.envs.native.base import RESTING
 
 Array = Any
@@ -114,7 +115,7 @@ def densities_numpy(
     for k, size in enumerate(sizes):
         logits = params[:, begin : begin + size]
         if mask is not None:
-            logits = np.where(mask[:, begin : begin + size], logits, np.float32(-1e9))
+            logits = np.where(mask[:, begin : begin + size], logits, np.float32(FORBIDDEN))
         excess = logits - logits.max(1, keepdims=True)
         log_probs = excess - np.log(np.exp(excess).sum(1, keepdims=True))
         own = -(np.exp(log_probs) * log_probs).sum(1)

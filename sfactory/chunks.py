@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ C, T = TypeVar("C"), TypeVar("T")
 Columns = Tensor | slice
 """Indices int64 ``[n]`` of columns, or a range of them."""
 
-_LIMITS = {"flat": (2048, 8192), "image": (64, 256)}
-"""Fewest and most samples of a chunk: few enough for the second-level cache, and so many that Python's share stays small."""
+_LIMITS = {"dense": (2048, 16384), "flat": (2048, 8192), "image": (64, 256)}
+"""Fewest and most samples of a chunk: few enough for the second-level cache (of which compiled dense layers see to themselves), and so
+many that Python's share stays small."""
 
 
 def select_columns(x: Tensor, columns: Columns, dim: int) -> Tensor:
@@ -33,16 +34,16 @@ def chunk_slices(columns: int, width: int) -> list[slice]:
     return [slice(begin, min(begin + width, columns)) for begin in range(0, columns, width)]
 
 
-def chunk_columns(columns: int, steps: int, threads: int, images: bool) -> int:
+def chunk_columns(columns: int, steps: int, threads: int, kind: Literal["dense", "flat", "image"]) -> int:
     """Columns of each chunk of a batch ``[steps, columns]``.
 
     Args:
         threads: That share the work; with several there are two chunks for each, if the batch is large enough.
-        images: The observation has an image, so that a sample takes as long as some thirty others.
+        kind: Of the network: compiled dense layers, others, or one that sees images, so that a sample takes as long as some thirty others.
     """
-    least, most = _LIMITS["image" if images else "flat"]
+    least, most = _LIMITS[kind]
     samples = steps * columns
-    wanted = max(-(-samples // most), 2 * threads) if threads > 1 or not images else 1
+    wanted = max(-(-samples // most), 2 * threads) if threads > 1 or kind != "image" else 1
     return -(-columns // max(1, min(wanted, samples // least)))
 
 

@@ -1,6 +1,6 @@
 """Engines: the ways in which a policy worker computes its model's answers. All give the same numbers.
 
-- :class:`CompiledEngine`: small fully connected models on the CPU, request by request (:mod:`sfactory.fused_policy`).
+- :class:`CompiledEngine`: small fully connected models on the CPU, request by request (:mod:`sfactory.dense_network`).
 - :class:`TorchEngine`: any model on the CPU, one forward pass for all requests.
 - :class:`sfactory.graphed_engine.GraphedEngine`: any model on CUDA, recorded forward passes.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.arena import Arena
-from sfactory.fused_policy import FusedPolicy
+from sfactory.dense_network import DenseNetwork
 from sfactory.model import lower_weights
 from sfactory.model.precision import mixed_precision
 from sfactory.timing import Stopwatch
@@ -43,21 +43,21 @@ class CompiledEngine:
     """Answers each request by itself, from where its observation lies.
 
     Args:
-        model: One that :meth:`FusedPolicy.fits`.
+        model: One that :meth:`DenseNetwork.fits`.
     """
 
     def __init__(self, model: nn.Module, arena: Arena) -> None:
         self._flat, self._obs = FlatWeights(model), arena.obs[0]
-        self._policy = FusedPolicy(model)
+        self._network = DenseNetwork(model)
 
     def refresh(self, weights: WeightBoard) -> int:
         version = weights.read(self._flat.vector)
-        self._policy.refresh()
+        self._network.refresh()
         return version
 
     def answers(self, requests: list[Request]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for slot, _, t, _ in requests:
-            yield self._policy(self._obs[slot, t])
+            yield self._network(self._obs[slot, t])
 
 
 class TorchEngine:

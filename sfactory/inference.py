@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from sfactory.arena import Arena
+from sfactory.dense_network import DenseNetwork
 from sfactory.engines import CompiledEngine, Engine, Request, TorchEngine
-from sfactory.fused_policy import FusedPolicy
 from sfactory.graphed_engine import GraphedEngine
 from sfactory.queues import Queue, unpack_request
 from sfactory.sampling import sample_rows
@@ -103,6 +103,6 @@ def _engine_for(
     """The fastest engine for a model on a device."""
     if device.type != "cpu":
         return GraphedEngine(model, arena, groups, device, autocast, watch, graphs)
-    if FusedPolicy.fits(model, autocast):
+    if DenseNetwork.fits(model, autocast):
         return CompiledEngine(model, arena)
     return TorchEngine(model, arena, groups, autocast, watch)

@@ -17,10 +17,11 @@ from sfactory.board import PROGRESS_EVERY_S, Progress
 from sfactory.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
 from sfactory.compute import learner_threads
 from sfactory.config import Config
+from sfactory.dense_network import DenseNetwork
 from sfactory.errors import RunFailed
 from sfactory.losses import SUMS, LossStats, Targets, joint_sums, loss_stats
 from sfactory.model.normalizer import RunningMeanStd
-from sfactory.model.precision import mixed_precision
+from sfactory.networks import Network, Outputs, TorchNetwork
 from sfactory.objective import OWN_POLICY, Evaluation, Objective, valid_samples
 from sfactory.objective_cpu import CompiledObjective
 from sfactory.queues import Queue
@@ -35,8 +36,7 @@ LR_RANGE = (1e-6, 1e-2)
 class _Chunk(NamedTuple):
     """Some columns of a minibatch after the forward pass: the network's outputs and what the objective makes of them."""
 
-    params: Tensor
-    value: Tensor
+    outputs: Outputs
     evaluation: Evaluation
 
 
@@ -69,7 +69,7 @@ class Learner:
         watch: Stopwatch,
     ) -> None:
         self._config, self._model, self._arena, self._free = config, model.train(), arena, free
-        self._finished, self._emit, self._device, self._autocast, self._watch = finished, emit, device, autocast, watch
+        self._finished, self._emit, self._device, self._watch = finished, emit, device, watch
         self._per_batch = config.batch_size // (config.rollout * arena.rows)
         self._limit = max_lag(config, arena.rows)
         # Slots that are given back before the last weights are out begin one batch older: the bound must leave room for that.
@@ -77,14 +77,15 @@ class Learner:
         self._scheduler = SlotScheduler(arena, self._per_batch, config.updates_per_batch, self._limit)
         self._assemble = Assembler(arena, self._per_batch, device)
         self._flat = FlatWeights(model, gradients=True)
-        self._network = torch.compile(model.unroll) if config.optim.compile else model.unroll
+        dense = DenseNetwork.fits(model, autocast) and not config.optim.compile
+        self._network: Network = DenseNetwork(model) if dense else TorchNetwork(model, device, autocast, config.optim.compile)
         self._publisher = Publisher(weights, self._flat.vector)
         optim = config.optim
         self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
         threads = learner_threads(config) if device.type == "cpu" else 1
         columns = config.batch_size // config.rollout // config.optim.minibatches
-        images = any(leaf.is_image for leaf in model.observation.leaves)
-        self._chunk_columns = chunk_columns(columns, config.rollout, threads, images) if device.type == "cpu" else columns
+        kind = "dense" if dense else "image" if any(leaf.is_image for leaf in model.observation.leaves) else "flat"
+        self._chunk_columns = chunk_columns(columns, config.rollout, threads, kind) if device.type == "cpu" else columns
         self._threads = ChunkThreads(threads)
         self._returns = RunningMeanStd().to(device) if config.loss.normalize_returns else None
         objective = CompiledObjective if device.type == "cpu" else Objective
@@ -193,11 +194,11 @@ class Learner:
         if not hold:
             self._give_back(slots)
             self._watch.lap("queue")
-        fixed = self._gae_targets(batch) if config.algo == "ppo" else None
+        fixed = self._objective.gae_targets(batch, self.outputs(batch).value) if config.algo == "ppo" else None
         self._set_learning_rate()
         first_update = len(self._statistics)
         for _ in range(config.epochs):
-            for columns in self._minibatches(batch.all_columns.stop):
+            for columns in self._minibatches(batch):
                 self._update(batch, fixed, columns)
         if self._model.normalizer is not None:
             self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), valid_samples(batch))
@@ -218,8 +219,9 @@ class Learner:
         self._arena.state[slots] = FREE
         self._free.put_many(slots)
 
-    def _minibatches(self, columns: int) -> list[list[Columns]]:
+    def _minibatches(self, batch: Batch) -> list[list[Columns]]:
         """Random equal parts of a batch's columns, each by chunks."""
+        columns = batch.first.shape[1]
         if self._config.optim.minibatches == 1:
             return [chunk_slices(columns, self._chunk_columns)]
         order = torch.randperm(columns, generator=self._generator)
@@ -230,26 +232,32 @@ class Learner:
 
     def _update(self, batch: Batch, fixed: Targets | None, columns: list[Columns]) -> None:
         """One optimizer step on some columns of a batch, given by chunks; `fixed` are the targets where they do not change."""
+        sums_and_moments = self._gradient(batch, fixed, columns)
+        norm = self._step()
+        self._statistics.append(torch.cat((sums_and_moments, norm.double().reshape(1))))
+        self.updates += 1
+        self._watch.lap("optimizer")
+
+    def _gradient(self, batch: Batch, fixed: Targets | None, columns: list[Columns]) -> Tensor:
+        """Fill the parameters' ``grad``; gives the sums and moments of the loss."""
+        self._network.refresh()
         chunks = self._threads.map(lambda part: self._forward(batch, fixed, part), columns)
         moments = self._objective.joint([chunk.evaluation for chunk in chunks], fixed is not None)
         self._flat.parameters.grad.zero_()
         self._watch.lap("forward")
         sums = joint_sums(self._threads.map(lambda chunk: self._backward(chunk, moments), chunks))
         self._watch.lap("backward")
-        norm = self._step()
-        self._statistics.append(torch.cat((sums, moments, norm.double().reshape(1))))
-        self.updates += 1
-        self._watch.lap("optimizer")
+        return torch.cat((sums, moments))
 
     def _forward(self, batch: Batch, fixed: Targets | None, columns: Columns) -> _Chunk:
         """All of a chunk that comes before the gradients."""
-        params, value = self._unroll(batch, columns)
-        return _Chunk(params, value, self._objective.evaluate(params, value, batch, columns, fixed))
+        outputs = self._network.outputs(batch, columns)
+        return _Chunk(outputs, self._objective.evaluate(outputs.params, outputs.value, batch, columns, fixed))
 
     def _backward(self, chunk: _Chunk, moments: Tensor) -> Tensor:
         """Add a chunk's share to the gradient; its sums for the statistics."""
         gradients = self._objective.gradients(chunk.evaluation, moments)
-        torch.autograd.backward((chunk.params, chunk.value), (gradients.params, gradients.value))
+        self._network.backward(chunk.outputs, gradients.params, gradients.value)
         return gradients.sums
 
     def _step(self) -> Tensor:
@@ -263,26 +271,16 @@ class Learner:
         self._skipped_in_a_row = (self._skipped_in_a_row + 1) * skip
         return norm
 
-    def loss(self, batch: Batch) -> tuple[Tensor, LossStats]:
-        """The loss of the present weights on a batch ``[T(+1), B]``, whole, with V-trace's targets; and its statistics."""
-        chunk = self._forward(batch, None, batch.all_columns)
-        moments = self._objective.joint([chunk.evaluation], fixed=False)
-        found = self._objective.gradients(chunk.evaluation, moments)
-        # A number whose gradient with respect to the outputs is the one found.
-        pairs = ((chunk.params, found.params), (chunk.value, found.value))
-        loss = found.loss + sum(((output - output.detach()) * gradient).sum() for output, gradient in pairs)
-        return loss, loss_stats(self._config.loss, found.sums, moments)
+    def evaluate(self, batch: Batch) -> LossStats:
+        """The loss of the present weights on a whole batch, with V-trace's targets; its gradient goes into the parameters' ``grad``."""
+        found = self._gradient(batch, None, [batch.all_columns])
+        return loss_stats(self._config.loss, found[:SUMS], found[SUMS:])
 
-    def _unroll(self, batch: Batch, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Policy parameters ``[T+1, n, P]`` and values ``[T+1, n]`` of the present weights for some columns of a batch."""
-        obs, first, state = batch.inputs(columns)
-        with mixed_precision(self._device.type, self._autocast):
-            params, value = self._network(obs, first, state)
-        return params.float(), value.float()
-
-    def _gae_targets(self, batch: Batch) -> Targets:
+    def outputs(self, batch: Batch) -> Outputs:
+        """What the present weights make of a whole batch, without gradients."""
+        self._network.refresh()
         with torch.no_grad():
-            return self._objective.gae_targets(batch, self._unroll(batch, batch.all_columns)[1])
+            return self._network.outputs(batch, batch.all_columns)
 
     def _set_learning_rate(self) -> None:
         if self._config.optim.schedule == "linear":

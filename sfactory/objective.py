@@ -45,13 +45,11 @@ class Gradients(NamedTuple):
     Attributes:
         params: ``[T+1, B, P]``, with respect to the policy's parameters.
         value: ``[T+1, B]``, with respect to the values.
-        loss: The chunk's share, 0-d or a number.
         sums: For :func:`sfactory.losses.loss_stats`.
     """
 
     params: Tensor
     value: Tensor
-    loss: Tensor | float
     sums: Tensor
 
 
@@ -98,7 +96,7 @@ class Objective:
         """The gradients of a chunk's share of the loss; `moments` are those of all chunks."""
         config, own = self.config, evaluation
         loss, sums = chunk_loss(config.loss, config.algo, own.log_prob, own.value[:-1], own.exploration, own.targets, moments)
-        return Gradients(*torch.autograd.grad(loss, (own.params, own.value), materialize_grads=True), loss.detach(), sums)
+        return Gradients(*torch.autograd.grad(loss, (own.params, own.value), materialize_grads=True), sums)
 
     def normalized(self, returns: Sequence[Tensor], valid: Sequence[Tensor]) -> list[Tensor]:
         """Returns ``[T, n]`` of several chunks in the critic's units; the running moments learn of them first."""

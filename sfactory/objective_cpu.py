@@ -112,10 +112,10 @@ class CompiledObjective(Objective):
         return joint_moments(torch.tensor([each.moments for each in evaluations], dtype=torch.float64))
 
     def gradients(self, evaluation: _Evaluation, moments: Tensor) -> Gradients:
-        of_params, of_value, loss, sums = _gradients(
+        of_params, of_value, sums = _gradients(
             evaluation.actions, evaluation.samples, self._sizes, self._from_uniform, *moments.tolist(), *self._of_loss
         )
-        return Gradients(torch.from_numpy(of_params), torch.from_numpy(of_value), loss, torch.from_numpy(sums))
+        return Gradients(torch.from_numpy(of_params), torch.from_numpy(of_value), torch.from_numpy(sums))
 
     def _arrays(self, batch: Batch) -> _Experience:
         """A batch's arrays, made once for all its chunks."""
@@ -151,7 +151,7 @@ def _rows(x, columns, steps):
 
 @njit(cache=True, nogil=True)
 def _densities(columns, params, experience, sizes, from_uniform):
-    """Those of a chunk: what :class:`_Actions` holds, and log_prob and exploration ``[T, n]``."""
+    """What :class:`_Actions` holds of a chunk, and its log_prob and exploration ``[T, n]``."""
     steps = experience.reward.shape[0]
     rows, logits = steps * columns.size, sizes.sum()
     flat = params[:steps].reshape(rows, params.shape[2])
@@ -214,12 +214,12 @@ def _gradients(
     actions, samples, sizes, from_uniform, count, adv_mean, adv_squares,
     surrogate, normalize, clip, value_clip, value_coef, exploration_coef,
 ):  # fmt: skip
-    """Gradients ``[T+1, n, P]`` and ``[T+1, n]``, share of the loss, and sums of a chunk."""
+    """Gradients ``[T+1, n, P]`` and ``[T+1, n]``, and sums of a chunk."""
     steps, columns = samples.log_prob.shape
     rows, width = actions.params.shape
     of_params, of_value = np.zeros((steps + 1, columns, width), np.float32), np.zeros((steps + 1, columns), np.float32)
     of_log_prob, of_exploration, sums = np.empty(rows, np.float32), np.empty(rows, np.float32), np.empty(SUMS)
-    loss = loss_and_gradients(
+    loss_and_gradients(
         samples.log_prob.reshape(-1), samples.value.reshape(-1), samples.exploration.reshape(-1), samples.advantages.reshape(-1),
         samples.returns.reshape(-1), samples.old_values.reshape(-1), samples.behaviour_log_prob.reshape(-1), samples.valid.reshape(-1),
         count, adv_mean, adv_squares, surrogate, normalize, clip, value_clip, value_coef, exploration_coef,
@@ -229,4 +229,4 @@ def _gradients(
         actions.params, actions.categorical, actions.continuous, actions.log_probs, actions.probabilities, actions.entropies,
         sizes, from_uniform, of_log_prob, of_exploration, of_params[:-1].reshape(rows, width),
     )  # fmt: skip
-    return of_params, of_value, loss, sums
+    return of_params, of_value, sums

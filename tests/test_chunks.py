@@ -29,8 +29,7 @@ def test_chunks_have_the_gradient_and_statistics_of_the_whole_batch(core: str, w
         batch = learner._assemble(run.sample(learner._per_batch))
         batch.active[2, 5] = False
         moments = {name: value.clone() for name, value in learner.state()["returns"].items()}
-        whole, stats = learner.loss(batch)
-        whole.backward()
+        stats = learner.evaluate(batch)
         expected = learner._flat.parameters.grad.clone()
         assert expected.abs().sum() > 0
         seen = []
@@ -57,18 +56,19 @@ def test_slices_of_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "steps", "threads", "images", "expected"),
+    ("columns", "steps", "threads", "kind", "expected"),
     [
-        (512, 32, 2, False, 128),  # two chunks for each thread
-        (2048, 32, 1, False, 256),  # of 8192 samples, for the cache
-        (32, 32, 8, False, 32),  # too few to share out
-        (32, 32, 2, True, 8),
-        (32, 32, 1, True, 32),
-        (1, 32, 4, True, 1),
+        (512, 32, 2, "flat", 128),  # two chunks for each thread
+        (2048, 32, 1, "flat", 256),  # of 8192 samples, for the cache
+        (2048, 32, 1, "dense", 512),
+        (32, 32, 8, "dense", 32),  # too few to share out
+        (32, 32, 2, "image", 8),
+        (32, 32, 1, "image", 32),
+        (1, 32, 4, "image", 1),
     ],
 )
-def test_sizes_of_chunks(columns: int, steps: int, threads: int, images: bool, expected: int) -> None:
-    assert chunk_columns(columns, steps, threads, images) == expected
+def test_sizes_of_chunks(columns: int, steps: int, threads: int, kind: str, expected: int) -> None:
+    assert chunk_columns(columns, steps, threads, kind) == expected
 
 
 def test_an_error_in_a_thread_is_raised() -> None:

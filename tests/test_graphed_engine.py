@@ -31,6 +31,7 @@ from sfactory.errors import ConfigError
 from sfactory.graphed_engine import GraphedEngine, padded_sizes
 from sfactory.learner import Learner
 from sfactory.model import build_model
+from sfactory.networks import TorchNetwork
 from sfactory.planning import make_plan
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.staging import Packed
@@ -160,7 +161,7 @@ def test_sampling_is_the_same_and_importance_weights_are_one(core: str, env: obj
             shake(run)
             slots = run.sample(6)
             batch = run.learner._assemble(slots)
-            _, stats = run.learner.loss(batch)
+            stats = run.learner.evaluate(batch)
             assert abs(float(stats.ratio_min) - 1) < 1e-5 and abs(float(stats.ratio_max) - 1) < 1e-5
             segments[name] = batch
         finally:
@@ -314,13 +315,10 @@ def test_a_compiled_network_has_the_same_loss_and_gradient(tmp_path, monkeypatch
     try:
         learner, found = run.learner, []
         batch = learner._assemble(run.sample(1))
-        assert learner._network != learner._model.unroll
-        for network in (learner._network, learner._model.unroll):
+        for network in (learner._network, TorchNetwork(learner._model, learner._device, None, compiled=False)):
             learner._network = network
-            learner._flat.parameters.grad.zero_()
-            loss, _ = learner.loss(batch)
-            loss.backward()
-            found.append((loss.detach(), learner._flat.parameters.grad.clone()))
+            loss = learner.evaluate(batch).loss
+            found.append((loss, learner._flat.parameters.grad.clone()))
         torch.testing.assert_close(*found)
     finally:
         run.close()

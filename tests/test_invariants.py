@@ -55,10 +55,10 @@ def test_lag_zero_importance_weights_are_one(core, shared, env, tmp_path):
             assert (batch.terminated & batch.active[:-1]).any()
             assert (batch.truncated & batch.active[:-1]).any()
             assert not batch.mask.all()
-            _, stats = run.learner.loss(batch)
+            stats = run.learner.evaluate(batch)
             assert abs(float(stats.ratio_min) - 1) < 1e-5
             assert abs(float(stats.ratio_max) - 1) < 1e-5
-            values = run.learner._unroll(batch, batch.all_columns)[1][:-1].detach()
+            values = run.learner.outputs(batch).value[:-1]
             active = batch.active[:-1]
             torch.testing.assert_close(values[active], batch.value[:-1][active], rtol=1e-5, atol=1e-5)
             run.give_back(slots)
@@ -72,8 +72,8 @@ def test_the_mask_shapes_log_probabilities_and_entropy(tmp_path):
     try:
         shake(run)
         batch = run.learner._assemble(run.sample(2))
-        _, masked = run.learner.loss(batch)
-        _, unmasked = run.learner.loss(dataclasses.replace(batch, mask=torch.ones_like(batch.mask)))
+        masked = run.learner.evaluate(batch)
+        unmasked = run.learner.evaluate(dataclasses.replace(batch, mask=torch.ones_like(batch.mask)))
         assert abs(float(masked.ratio_mean) - 1) < 1e-5
         assert float(unmasked.ratio_min) < 0.95
         assert float(masked.entropy) < float(unmasked.entropy) - 0.05
@@ -127,9 +127,7 @@ def test_truncated_episodes_are_bootstrapped_with_the_value_of_their_final_obser
         for _ in range(3):
             slots = run.sample(2)
             batch = run.learner._assemble(slots)
-            with torch.no_grad():
-                _, values = run.learner._unroll(batch, batch.all_columns)
-                finals = run.learner._objective.final_values(batch, values)
+            finals = run.learner._objective.final_values(batch, run.learner.outputs(batch).value)
             arena_obs = batch.obs[0]
             for t, column in (batch.truncated & batch.active[:-1]).nonzero().tolist():
                 episode, count, length = arena_obs[t, column].tolist()

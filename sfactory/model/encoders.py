@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfactory.config import ModelConfig
 from sfactory.errors import ConfigError
 from sfactory.model.contracts import checked_encoder, construct
-from sfactory.model.fused import FUSED_ACTIVATIONS, fused_layers
 from sfactory.model.initialization import orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense, FlatInput, PixelConv
 from sfactory.objects import load_object
@@ -50,9 +48,7 @@ class MLPEncoder(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.activation not in FUSED_ACTIVATIONS or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-            return self.layers(x)
-        return fused_layers(self.layers[0](x), self.linears, self.activation)
+        return self.layers(x)
 
 
 class NatureCNN(nn.Module):

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfactory.model.fused import tanh_
 from sfactory.model.initialization import orthogonal
 from sfactory.model.precision import compute_dtype
+from sfactory.model.tanh_cpu import tanh_
 from sfactory.spaces import Leaf
 
 
@@ -28,7 +28,7 @@ class _FastTanh(torch.autograd.Function):
 
 
 class Tanh(nn.Module):
-    """The hyperbolic tangent, by :func:`sfactory.model.fused.tanh_` for float32 on the CPU."""
+    """The hyperbolic tangent, by :func:`sfactory.model.tanh_cpu.tanh_` for float32 on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _FastTanh.apply(x) if x.device.type == "cpu" and x.dtype == torch.float32 else torch.tanh(x)

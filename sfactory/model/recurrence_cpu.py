@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from sfactory.model.fused import tanh_of
+from sfactory.model.tanh_cpu import tanh_of
 
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 

@@ -1,0 +1,64 @@
+"""How the learner runs a network over chunks of a batch: to its outputs, and back from their gradients to those of the weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sfactory.batch import Batch
+from sfactory.chunks import Columns
+from sfactory.model.precision import mixed_precision
+
+
+class Outputs(NamedTuple):
+    """Of a chunk of n columns.
+
+    Attributes:
+        params: Policy parameters float32 ``[T+1, n, P]``.
+        value: Values float32 ``[T+1, n]``.
+        kept: What the way back needs.
+    """
+
+    params: Tensor
+    value: Tensor
+    kept: Any = None
+
+
+class Network(Protocol):
+    """A model in training. Several threads may be at work on chunks of their own."""
+
+    def refresh(self) -> None:
+        """Take note that the weights have changed."""
+
+    def outputs(self, batch: Batch, columns: Columns) -> Outputs:
+        """What the present weights make of some columns of a batch."""
+
+    def backward(self, outputs: Outputs, of_params: Tensor, of_value: Tensor) -> None:
+        """Add to the parameters' ``grad``, given the gradients with respect to the outputs."""
+
+
+class TorchNetwork:
+    """Any model, by autograd.
+
+    Args:
+        autocast: torch dtype to compute in, or None for float32.
+        compiled: By torch.compile.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, autocast: torch.dtype | None, compiled: bool) -> None:
+        self._unroll = torch.compile(model.unroll) if compiled else model.unroll
+        self._device, self._autocast = device, autocast
+
+    def refresh(self) -> None:
+        pass
+
+    def outputs(self, batch: Batch, columns: Columns) -> Outputs:
+        obs, first, state = batch.inputs(columns)
+        with mixed_precision(self._device.type, self._autocast):
+            params, value = self._unroll(obs, first, state)
+        return Outputs(params.float(), value.float())
+
+    def backward(self, outputs: Outputs, of_params: Tensor, of_value: Tensor) -> None:
+        torch.autograd.backward((outputs.params, outputs.value), (of_params, of_value))
