@@ -27,7 +27,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 1024,
         "epochs": 10,
         "optim": {"lr": 1e-3, "minibatches": 4, "schedule": "linear"},
-        "loss": {"gamma": 0.9, "normalize_returns": True},
+        "loss": {"gamma": 0.95, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
     "box2d": {
