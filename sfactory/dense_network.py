@@ -1,7 +1,7 @@
 """Fully connected actor-critics on the CPU without tensor operations, in training and inference, by :mod:`sfactory.dense_cpu`.
 
-A layer of 64 costs less there than by a BLAS, and much of what a small network costs in tensor operations is Python's share: a request
-of 32 rows takes 11 us and one of 128 rows 30, where tensor operations take 55 and 70; for training see perf/RESULTS.md.
+Much of what a small network costs in tensor operations is Python's share, and a product of 64 by 64 costs less there than by a BLAS. For
+two layers of 64 a step of 32 rows is 6 times as fast, one of 1,024 twice; training 3.7 times with 128 samples, 1.8 times with 16,384.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class DenseNetwork:
 
     def __init__(self, model: ActorCritic) -> None:
         self._model, self._lock = model, Lock()
-        self._features = math.prod(model.observation.leaves[0].shape)
-        self._mean, self._scale = np.zeros(self._features, np.float32), np.ones(self._features, np.float32)
+        features = math.prod(model.observation.leaves[0].shape)
+        self._mean, self._scale = np.zeros(features, np.float32), np.ones(features, np.float32)
         self._limit = np.float32(np.inf if model.normalizer is None else OBSERVATION_LIMIT)
         self._tanh = model.actor.encoders[0].activation == "tanh"
         hidden = [trunk.encoders[0].linears for trunk in (model.actor, model.critic) if trunk is not None]
