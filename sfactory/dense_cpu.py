@@ -109,45 +109,45 @@ def forward_pass(x, mean, scale, limit, layers, tanh, kept, outs):
         layers: Weights ``[out, in]`` and biases ``[out]``, filled up with zeros to multiples of four; the last one has no activation.
         tanh: The activation; else relu.
         kept: Takes the input and each layer's output, ``[tiles, features of all, TILE]``; one tile if nobody needs them afterwards.
-        outs: Arrays ``[N, K]``, the first `count` columns of each of which take their share of the last layer's outputs.
+        outs: Arrays ``[N, K]``, each with the number of its first columns that take its share of the last layer's outputs.
     """
     rows, features = x.shape
     for tile in range(-(-rows // TILE)):
         begin = tile * TILE
         n = min(TILE, rows - begin)
         width = -(-n // 16) * 16
-        own, top = kept[tile % len(kept)], 0
+        own, line = kept[tile % len(kept)], 0
         own[: layers[0][0].shape[1], :width] = 0  # also what is no row: so it stays finite
         for i in range(features):
             for r in range(n):
                 own[i, r] = min(max((x[begin + r, i] - mean[i]) * scale[i], -limit), limit)
         for i in range(len(layers)):
             weight, bias = layers[i]
-            below = own[top : top + weight.shape[1]]
-            top += weight.shape[1]
-            y = own[top : top + weight.shape[0]]
+            below = own[line : line + weight.shape[1]]
+            line += weight.shape[1]
+            y = own[line : line + weight.shape[0]]
             _product(weight, bias, below, y, width)
             if i < len(layers) - 1:
                 _activate(y, tanh, width)
         for out, count in outs:
             for r in range(n):
                 for i in range(count):
-                    out[begin + r, i] = own[top + i, r]
-            top += count
+                    out[begin + r, i] = own[line + i, r]
+            line += count
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
-def backward_pass(gradients, transposed, tanh, kept, of_layers):
+def backward_pass(gradients, layers, tanh, kept, of_layers):
     """The gradients of what :func:`forward_pass` computed and kept.
 
     Args:
         gradients: With respect to `outs`, likewise.
-        transposed: The layers' weights, ``[in, out]``.
+        layers, tanh, kept: As they were there.
         of_layers: Takes the gradients with respect to weights and biases: zeros like the layers.
     """
     rows = len(gradients[0][0])
     widest = 0
-    for weight in transposed:
+    for weight, _ in layers:
         widest = max(widest, weight.shape[0], weight.shape[1])
     above, below = np.empty((widest, TILE), np.float32), np.empty((widest, TILE), np.float32)
     zeros = np.zeros(widest, np.float32)
@@ -155,24 +155,25 @@ def backward_pass(gradients, transposed, tanh, kept, of_layers):
         begin = tile * TILE
         n = min(TILE, rows - begin)
         width = -(-n // 16) * 16
-        above[: transposed[-1].shape[1], :width] = 0
-        row = 0
+        above[: layers[-1][0].shape[0], :width] = 0
+        line = 0
         for gradient, count in gradients:
             for r in range(n):
                 for i in range(count):
-                    above[row + i, r] = gradient[begin + r, i]
-            row += count
+                    above[line + i, r] = gradient[begin + r, i]
+            line += count
         own = kept[tile]
         end = len(own)
-        for i in range(len(transposed) - 1, -1, -1):
-            inputs, outputs = transposed[i].shape
+        for i in range(len(layers) - 1, -1, -1):
+            weight = layers[i][0]
+            outputs, inputs = weight.shape
             y, x = own[end - outputs : end], own[end - outputs - inputs : end - outputs]
-            if i < len(transposed) - 1:
+            if i < len(layers) - 1:
                 _before_activation(above, y, tanh, width)
             of_weight, of_bias = of_layers[i]
             _add_gradients(above, x, of_weight, of_bias, width)
             if i > 0:
-                _product(transposed[i], zeros, above, below, width)
+                _product(weight.T, zeros, above, below, width)
                 above, below = below, above
             end -= outputs
 

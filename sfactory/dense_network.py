@@ -103,7 +103,7 @@ class DenseNetwork:
         found = []
         for layers, kept, share in zip(self._layers, outputs.kept, shares, strict=True):
             of_layers = tuple((np.zeros_like(weight), np.zeros_like(bias)) for weight, bias in layers)
-            backward_pass(share, tuple(np.ascontiguousarray(weight.T) for weight, _ in layers), self._tanh, kept, of_layers)
+            backward_pass(share, layers, self._tanh, kept, of_layers)
             found.append(of_layers)
         with self._lock:
             for of_layers, gradients in zip(found, self._gradients, strict=True):

@@ -36,7 +36,7 @@ class Network(Protocol):
         """What the present weights make of some columns of a batch."""
 
     def backward(self, outputs: Outputs, of_params: Tensor, of_value: Tensor) -> None:
-        """Add to the parameters' ``grad``, given the gradients with respect to the outputs."""
+        """Add to the parameters' ``grad``, given the gradients with respect to the outputs, which may be overwritten."""
 
 
 class TorchNetwork:
