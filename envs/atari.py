@@ -9,18 +9,23 @@ as are the arguments of the ids' own environments; actions repeat with the `repe
 
 Two backends play the same game: ALE's vector environment (auto, vector), stepped by `threads` threads, and single environments in
 Gymnasium's wrappers (gymnasium), used by auto also for videos and for the arguments `mode` and `difficulty`. They differ in how the random
-number of frames without action is drawn, and in that the vector environment does not count those frames towards the limit.
+number of frames without action is drawn, and in that the vector environment does not count those frames towards the limit. Both leave the
+shrinking of frames to :mod:`sfactory.envs.resampling`, which takes a quarter of OpenCV's time for the same pictures but for roundings;
+with one of the arguments `img_height`, `img_width`, `stack_num` and `grayscale` ALE's vector environment makes the whole observation.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
 
 from sfactory.envs import vector
 from sfactory.envs.group import EnvRequest, EnvSpec, Group
@@ -31,6 +36,8 @@ from sfactory.errors import ConfigError, EnvironmentFault
 
 _PREPROCESSING = {"frameskip": 4, "noop_max": 30, "episodic_life": False, "use_fire_reset": True}
 _SINGLE_ONLY = ("mode", "difficulty")
+_PICTURE = ("img_height", "img_width", "stack_num", "grayscale")
+_STACK, _SIDES = 4, (84, 84)
 
 
 def handles(env: Any, backend: str) -> bool:
@@ -101,8 +108,26 @@ def _make_vector(request: EnvRequest, count: int) -> VectorEnv:
         **differences,
         **_preprocessing(request),
     }
+    screen = None if any(key in request.kwargs for key in _PICTURE) else _screen(name)
+    if screen is not None:
+        settings |= {"img_height": screen[0], "img_width": screen[1], "stack_num": 1}
     request = dataclasses.replace(request, env=name, backend="vector", kwargs={**settings, **request.kwargs})
-    return _SeedArray(make_environment(request, count))
+    env = _SeedArray(make_environment(request, count))
+    return env if screen is None else _SmallStacks(env)
+
+
+def _screen(name: str) -> tuple[int, int] | None:
+    """Height and width of a game's frames in pixels; None if there is no such game here, of which making it will tell."""
+    try:
+        import ale_py
+    except ImportError:
+        return None
+    if name not in gymnasium.registry:
+        return None
+    console = ale_py.ALEInterface()
+    console.setLoggerMode(ale_py.LoggerMode.Error)
+    console.loadROM(ale_py.roms.get_rom_path(gymnasium.spec(name).kwargs["game"]))
+    return console.getScreenDims()
 
 
 class _SeedArray(VectorWrapper):
@@ -112,6 +137,41 @@ class _SeedArray(VectorWrapper):
         return self.env.reset(seed=np.array(seed, np.int64) if isinstance(seed, list) else seed, options=options)
 
 
+class _SmallStacks(VectorWrapper):
+    """Shrinks and stacks the frames of a vector environment that resets within the step and gives the newest frame alone, ``[N, 1, H, W]``.
+
+    Observations share memory with those of later steps.
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        from sfactory.envs.resampling import Resampler
+
+        super().__init__(env)
+        self._resampler = Resampler((*env.single_observation_space.shape[1:], 1), _SIDES)
+        self._stacks = np.zeros((env.num_envs, _STACK, *_SIDES), np.uint8)
+        self.single_observation_space = spaces.Box(0, 255, (_STACK, *_SIDES), np.uint8)
+        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        frames, info = self.env.reset(seed=seed, options=options)
+        self._stacks.fill(0)
+        return self._pushed(frames, self._stacks), info
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        frames, reward, terminated, truncated, info = self.env.step(actions)
+        ended = np.flatnonzero(terminated | truncated)
+        if len(ended):
+            finals = np.zeros_like(self._stacks)
+            finals[ended] = self._pushed(info["final_obs"][ended], self._stacks[ended])
+            info = {**info, "final_obs": finals}
+            self._stacks[ended] = 0
+        return self._pushed(frames, self._stacks), reward, terminated, truncated, info
+
+    def _pushed(self, frames: np.ndarray, stacks: np.ndarray) -> np.ndarray:
+        self._resampler.push(frames.reshape(len(frames), *frames.shape[2:], 1), stacks)
+        return stacks
+
+
 def _make_single(request: EnvRequest) -> gymnasium.Env:
     name, differences = canonical_id(request.env)
     chosen = _preprocessing(request)
@@ -119,13 +179,30 @@ def _make_single(request: EnvRequest) -> gymnasium.Env:
     # grey frames cost less than the colours that AtariPreprocessing does not look at
     kwargs = {**differences, "obs_type": "grayscale", **rest, "frameskip": 1}
     env = make_environment(dataclasses.replace(request, env=name, backend="gymnasium", kwargs=kwargs), 1)
+    height, width = env.observation_space.shape
     env = gymnasium.wrappers.AtariPreprocessing(
         _Console(env, chosen["use_fire_reset"]),
         noop_max=chosen["noop_max"],
         frame_skip=chosen["frameskip"],
+        screen_size=(width, height),
         terminal_on_life_loss=chosen["episodic_life"],
     )
-    return gymnasium.wrappers.FrameStackObservation(env, 4, padding_type="zero")
+    env = gymnasium.wrappers.TransformObservation(env, _shrinking((height, width)), spaces.Box(0, 255, _SIDES, np.uint8))
+    return gymnasium.wrappers.FrameStackObservation(env, _STACK, padding_type="zero")
+
+
+def _shrinking(sides: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
+    """Makes a small picture of a frame ``[H, W]``."""
+    from sfactory.envs.resampling import Resampler
+
+    resampler = Resampler((*sides, 1), _SIDES)
+
+    def shrink(frame: np.ndarray) -> np.ndarray:
+        out = np.empty((1, *_SIDES), np.uint8)
+        resampler(frame[..., None], out)
+        return out[0]
+
+    return shrink
 
 
 class _Console(gymnasium.Wrapper):

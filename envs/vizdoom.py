@@ -118,7 +118,7 @@ class DoomGame(gymnasium.Wrapper):
                         f"env_kwargs resolution is {resolution}, but screen_resolution renders {native}; lower one or raise the other"
                     )
                 shape = (space.shape[2], *resolution)
-                self._pictures[name] = Resampler(native, resolution, nearest=name == "labels"), np.empty(shape, np.uint8)
+                self._pictures[name] = Resampler(space.shape, resolution, nearest=name == "labels"), np.empty(shape, np.uint8)
                 entries[name] = spaces.Box(0, 255, shape, np.uint8)
         self.observation_space = spaces.Dict(entries)
         self._folder = tempfile.TemporaryDirectory(prefix="sfactory-vizdoom-")

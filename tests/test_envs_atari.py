@@ -43,6 +43,32 @@ def test_both_backends_play_the_same_game_pixel_by_pixel() -> None:
     np.testing.assert_array_equal(np.array(rewards)[:, 0], np.array(rewards)[:, 1])
 
 
+@pytest.mark.parametrize("kwargs", [{"max_num_frames_per_episode": 120}, {"episodic_life": True}])
+@pytest.mark.parametrize(("game", "height"), [("Breakout", 210), ("AirRaid", 250)])
+def test_small_pictures_are_those_of_ale_but_for_roundings(game: str, height: int, kwargs: dict[str, Any]) -> None:
+    """Over several episodes, truncated or terminated; told a size ALE shrinks and stacks by itself."""
+    with Play(f"ALE/{game}-v5", 3, kwargs) as play, Play(f"ALE/{game}-v5", 3, {**kwargs, "img_height": 84}) as of_ale:
+        assert play.group.env.env.single_observation_space.shape == (1, height, 160)
+        assert play.spec == of_ale.spec
+        different = terminated = truncated = 0
+        for action in np.random.default_rng(0).integers(0, play.spec.action.sizes[0], (400, 3)):
+            outcomes = play.step(action), of_ale.step(action)
+            for mine, theirs in zip(*outcomes, strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+            pairs = [(play.obs, of_ale.obs)]
+            if play.group.finals is not None:
+                np.testing.assert_array_equal(play.group.finals.rows, of_ale.group.finals.rows)
+                pairs.append((play.group.finals.obs[0], of_ale.group.finals.obs[0]))
+            for mine, theirs in pairs:
+                gap = np.abs(mine.astype(int) - theirs)
+                assert gap.max() <= 1
+                different += np.count_nonzero(gap)
+            terminated += np.count_nonzero(outcomes[0].terminated)
+            truncated += np.count_nonzero(outcomes[0].truncated)
+    assert (truncated > 10) if "max_num_frames_per_episode" in kwargs else (terminated > 0)
+    assert different < 0.01 * 400 * of_ale.obs.size
+
+
 def test_rewards_are_not_clipped(backend: str) -> None:
     with Play("ALE/SpaceInvaders-v5", 2, backend=backend) as play:
         largest = max(play.step(action).reward.max() for action in np.random.default_rng(0).integers(0, 6, (150, 2)))

@@ -36,7 +36,7 @@ def shares(source: int, target: int) -> np.ndarray:
 def test_pictures_are_shrunk_by_area(source: tuple[int, int], target: tuple[int, int], channels: int) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*source, channels), dtype=np.uint8)
     out = np.empty((channels, *target), np.uint8)
-    Resampler(source, target)(image, out)
+    Resampler(image.shape, target)(image, out)
     exact = np.einsum("yh,hwc,xw->cyx", shares(source[0], target[0]), image.astype(float), shares(source[1], target[1]))
     assert np.abs(out - exact).max() <= 0.51
 
@@ -44,7 +44,7 @@ def test_pictures_are_shrunk_by_area(source: tuple[int, int], target: tuple[int,
 def test_label_pictures_keep_their_values() -> None:
     image = np.array([3, 200], np.uint8)[np.random.default_rng(0).integers(0, 2, (24, 32, 1))]
     out = np.empty((1, 9, 10), np.uint8)
-    Resampler((24, 32), (9, 10), nearest=True)(image, out)
+    Resampler((24, 32, 1), (9, 10), nearest=True)(image, out)
     rows, columns = ((np.arange(9) + 0.5) * 24 / 9).astype(int), ((np.arange(10) + 0.5) * 3.2).astype(int)
     np.testing.assert_array_equal(out[0], image[rows][:, columns, 0])
 
@@ -73,7 +73,7 @@ def test_observations_are_the_small_screen_planar_and_the_game_variables() -> No
         state = play.group._envs[0].unwrapped.state
         assert state.screen_buffer.shape == (120, 160, 3)
         screen, variables = np.empty((3, 72, 128), np.uint8), state.game_variables
-        Resampler((120, 160), (72, 128))(state.screen_buffer, screen)
+        Resampler((120, 160, 3), (72, 128))(state.screen_buffer, screen)
         by_name = dict(zip(leaves, play.frame.obs, strict=True))
         np.testing.assert_array_equal(by_name["obs/screen"][0], screen)
         np.testing.assert_array_equal(by_name["obs/gamevariables"][0], variables)
