@@ -9,6 +9,7 @@ row of a group, a picture, or an element. NumPy and torch versions: perf/plain.p
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
 import json
@@ -39,7 +40,8 @@ from sfactory.envs.resampling import Resampler
 from sfactory.gae import gae, gae_torch
 from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
 from sfactory.losses_cpu import loss_and_gradients, valid_moments
-from sfactory.model import build_model, recurrence, recurrence_cpu
+from sfactory.model import NatureCNN, build_model, recurrence, recurrence_cpu
+from sfactory.model.precision import mixed_precision
 from sfactory.model.tanh_cpu import tanh_
 from sfactory.networks import Network, TorchNetwork
 from sfactory.rollout import end_episodes
@@ -293,7 +295,7 @@ def resampling(device: torch.device) -> Iterator[Case]:
     for source in PICTURES:
         image = np.random.default_rng(0).integers(0, 256, (*source, 3), np.uint8)
         out = np.empty((3, *POLICY_PICTURE), np.uint8)
-        resampler = Resampler(source, POLICY_PICTURE)
+        resampler = Resampler(image.shape, POLICY_PICTURE)
         matrices = [plain.area_matrix(a, b) for a, b in zip(source, POLICY_PICTURE, strict=True)]
 
         def compiled(resampler=resampler, image=image, out=out) -> Sequence[np.ndarray]:
@@ -415,6 +417,42 @@ def _training(network: Network, weights: torch.Tensor, batch: Batch) -> Call:
     return call
 
 
+def convolutions(device: torch.device) -> Iterator[Case]:
+    """A NatureCNN on pictures of Atari: forward, and forward and backward, over blocks of pixels and with ReLU in the same pass."""
+    (leaf,) = ObservationSpec.from_space(spaces.Box(0, 255, (4, 84, 84), np.uint8)).leaves
+    for dtype in (torch.float32, torch.bfloat16):
+        for rows in (32, 512):
+            ours = NatureCNN(leaf)
+            theirs = copy.deepcopy(ours).to(device)
+            pixels = torch.randint(0, 256, (rows, *leaf.shape), dtype=torch.uint8)
+            calls = ((ours, ours, pixels), (theirs, functools.partial(plain.nature_cnn, theirs), pixels.to(device)))
+            for doing, make in (("forward", _features), ("training", _features_and_gradient)):
+                names = ("numba", f"torch {device}")
+                versions = {name: make(module, call, x, dtype) for name, (module, call, x) in zip(names, calls, strict=True)}
+                yield Case(f"NatureCNN, {str(dtype)[6:]}, {doing}", f"{rows} rows", rows, versions, tolerance=0.05)
+
+
+def _features(module: torch.nn.Module, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, dtype: torch.dtype) -> Call:
+    @torch.inference_mode()
+    def features() -> Sequence[torch.Tensor]:
+        with mixed_precision(x.device.type, None if dtype == torch.float32 else dtype):
+            return (call(x).float(),)
+
+    return features
+
+
+def _features_and_gradient(
+    module: torch.nn.Module, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, dtype: torch.dtype
+) -> Call:
+    def training() -> Sequence[torch.Tensor]:
+        with mixed_precision(x.device.type, None if dtype == torch.float32 else dtype):
+            features = call(x).float()
+        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(features.sum(), list(module.parameters()))])
+        return features.detach(), gradient / gradient.norm()
+
+    return training
+
+
 def recurrent_scans(device: torch.device) -> Iterator[Case]:
     """LSTM and GRU of 128 units, forward and backward over a segment, without the input's matrix product."""
     rng = np.random.default_rng(0)
@@ -476,6 +514,7 @@ FAMILIES = (
     environments,
     activations,
     dense_networks,
+    convolutions,
     recurrent_scans,
     recurrent_steps,
 )

@@ -10,10 +10,16 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from sfactory.config import LossConfig
 from sfactory.distributions import FORBIDDEN
 from sfactory.envs.native.base import RESTING
+from sfactory.model.encoders import NatureCNN, flatten_pixels
+from sfactory.model.layers import PixelConv
+from sfactory.model.precision import compute_dtype
 
 Array = Any
 """A NumPy array or a tensor."""
@@ -158,6 +164,15 @@ def resample(xp: ModuleType, image: Array, rows: Array, columns: Array) -> tuple
     """:class:`sfactory.envs.resampling.Resampler` as two matrix products: uint8 ``[H, W, C]`` to ``[C, h, w]``."""
     narrow = xp.tensordot(columns, xp.asarray(image, dtype=xp.float32), ([1], [1]))
     return (xp.asarray(xp.tensordot(narrow, rows, ([1], [1])) + 0.5, dtype=xp.uint8).swapaxes(0, 1).swapaxes(1, 2),)
+
+
+def nature_cnn(encoder: NatureCNN, x: Tensor) -> Tensor:
+    """An encoder of planar pictures ``[N, C, H, W]`` as torch's own operations."""
+    for layer in encoder.convolutions:
+        weight = layer.weight * layer.scale if isinstance(layer, PixelConv) else layer.weight
+        dtype = compute_dtype(layer.weight)
+        x = F.relu_(F.conv2d(x.to(dtype, memory_format=torch.channels_last), weight, layer.bias, layer.stride, layer.padding))
+    return F.relu_(encoder.linear(flatten_pixels(x)))
 
 
 def uniform(xp: ModuleType, random: Array, which: Array) -> Array:

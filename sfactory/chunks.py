@@ -17,9 +17,9 @@ C, T = TypeVar("C"), TypeVar("T")
 Columns = Tensor | slice
 """Indices int64 ``[n]`` of columns, or a range of them."""
 
-_LIMITS = {"dense": (2048, 16384), "flat": (2048, 8192), "image": (64, 256)}
+_LIMITS = {"dense": (2048, 16384, 2), "flat": (2048, 8192, 2), "image": (64, 1024, 1)}
 """Fewest and most samples of a chunk: few enough for the second-level cache (of which compiled dense layers see to themselves), and so
-many that Python's share stays small."""
+many that Python's share, or that of the large layer behind an image encoder, stays small. Least number of chunks for each thread."""
 
 
 def select_columns(x: Tensor, columns: Columns, dim: int) -> Tensor:
@@ -38,12 +38,12 @@ def chunk_columns(columns: int, steps: int, threads: int, kind: Literal["dense",
     """Columns of each chunk of a batch ``[steps, columns]``.
 
     Args:
-        threads: That share the work; with several there are two chunks for each, if the batch is large enough.
+        threads: That share the work.
         kind: Of the network: compiled dense layers, others, or one that sees images, so that a sample takes as long as some thirty others.
     """
-    least, most = _LIMITS[kind]
+    least, most, for_each = _LIMITS[kind]
     samples = steps * columns
-    wanted = max(-(-samples // most), 2 * threads) if threads > 1 or kind != "image" else 1
+    wanted = max(-(-samples // most), for_each * threads)
     return -(-columns // max(1, min(wanted, samples // least)))
 
 

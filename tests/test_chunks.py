@@ -62,7 +62,7 @@ def test_slices_of_columns() -> None:
         (2048, 32, 1, "flat", 256),  # of 8192 samples, for the cache
         (2048, 32, 1, "dense", 512),
         (32, 32, 8, "dense", 32),  # too few to share out
-        (32, 32, 2, "image", 8),
+        (32, 32, 2, "image", 16),
         (32, 32, 1, "image", 32),
         (1, 32, 4, "image", 1),
     ],

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sfactory.config import ModelConfig
 from sfactory.errors import ConfigError
 from sfactory.model.contracts import checked_encoder, construct
+from sfactory.model.convolutions_cpu import Convolution, relu_convolutions
 from sfactory.model.initialization import orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense, FlatInput, PixelConv
 from sfactory.objects import load_object
@@ -79,9 +80,10 @@ class NatureCNN(nn.Module):
         self.out_features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        for convolution in self.convolutions:
-            x = F.relu_(convolution(x))
-        return F.relu_(self.linear(flatten_pixels(x)))
+        first, *others = self.convolutions
+        pixels, convolution = first.operands(x)
+        layers = [convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
+        return F.relu_(self.linear(flatten_pixels(relu_convolutions(pixels, layers))))
 
 
 class ImpalaResNet(nn.Module):

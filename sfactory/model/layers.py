@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfactory.model.convolutions_cpu import BLOCK, Convolution, block_weight, pixel_blocks
 from sfactory.model.initialization import orthogonal
 from sfactory.model.precision import compute_dtype
 from sfactory.model.tanh_cpu import tanh_
@@ -82,12 +83,22 @@ class PixelConv(nn.Conv2d):
         orthogonal(self)
         self.hwc = leaf.channels_last
         self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
+        sides = leaf.shape[:2] if leaf.channels_last else leaf.shape[1:]
+        by_blocks = stride == BLOCK and padding == 0 and not any(side % BLOCK for side in (kernel_size, *sides))
+        self._by_blocks = by_blocks and leaf.dtype == "uint8"
+
+    def operands(self, x: Tensor) -> tuple[Tensor, Convolution]:
+        """The pixels ``[N, C, H, W]`` in the dtype in which to compute, and what to convolve them with; on the CPU blocks if possible."""
+        dtype = compute_dtype(self.weight)
+        weight = self.weight if self.scale == 1.0 else self.weight * self.scale
+        if self._by_blocks and x.device.type == "cpu":
+            return pixel_blocks(x, self.hwc, dtype), Convolution(block_weight(weight, self.hwc), self.bias, (1, 1), (0, 0))
+        pixels = x.permute(0, 3, 1, 2).to(dtype) if self.hwc else _to_channels_last(x, dtype)
+        return pixels, Convolution(weight, self.bias, self.stride, self.padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        dtype = compute_dtype(self.weight)
-        pixels = x.permute(0, 3, 1, 2).to(dtype) if self.hwc else _to_channels_last(x, dtype)
-        weight = self.weight if self.scale == 1.0 else self.weight * self.scale
-        return F.conv2d(pixels, weight, self.bias, self.stride, self.padding)
+        pixels, convolution = self.operands(x)
+        return F.conv2d(pixels, *convolution)
 
 
 def _to_channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
