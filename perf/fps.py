@@ -31,12 +31,14 @@ from sfactory.ceiling import Ceiling, measure_ceiling
 from sfactory.config import from_command_line
 
 INLINE = "--runtime.policy-workers 0"
-CARTPOLE = f"--env CartPole-v1 --preset none --envs-per-worker 2048 --rollout 32 --batch-size 65536 {INLINE}"
-NATIVE = f"--env sfactory/CartPole --preset none --envs-per-worker 4096 --rollout 32 --batch-size 65536 {INLINE}"
+YIELDING = "--workers 2 --runtime.rollout-nice 5"
+SMALL = f"--preset none --rollout 32 --batch-size 65536 {INLINE}"
+CARTPOLE = f"--env CartPole-v1 --envs-per-worker 2048 {SMALL}"
+NATIVE = f"--env sfactory/CartPole --envs-per-worker 4096 {SMALL} {YIELDING}"
 PONG = "--env ALE/Pong-v5 --preset none --workers 2 --envs-per-worker 64 --rollout 32 --batch-size 1024"
 HALFCHEETAH = "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
 WORKLOADS = {
-    "cartpole": CARTPOLE,
+    "cartpole": f"{CARTPOLE} {YIELDING}",
     "cartpole-lstm": f"{CARTPOLE} --batch-size 32768 --model.core lstm",
     "cartpole-gru": f"{CARTPOLE} --batch-size 32768 --model.core gru",
     "cartpole-singles": f"{CARTPOLE} --batch-size 16384 --env-backend gymnasium --workers 2 --envs-per-worker 256",

@@ -204,6 +204,9 @@ class RuntimeConfig:
     """Threads of the learner; unset: from the number of cores."""
     inference_threads: int | None = None
     """torch threads of each policy worker; unset: from the number of cores."""
+    rollout_nice: int = 0
+    """By how much the priority of rollout workers is below the learner's, 0 to 19. Where they share cores and the learner limits, 5 and a
+    rollout worker for each core leave to sampling what the learner has no use for; where environments take most of the time, 0 is best."""
     env_threads: int = 1
     """Threads inside one vector environment that has its own (ALE, EnvPool)."""
     spare_batches: int = 1

@@ -112,6 +112,7 @@ RULES: dict[str, Rule] = {
     "runtime.cuda_graphs": _PLACE,
     "runtime.learner_threads": _PLACE,
     "runtime.inference_threads": _PLACE,
+    "runtime.rollout_nice": _PLACE,
     "runtime.env_threads": _PLACE,
     "runtime.spare_batches": _safe("the lag's bound follows"),
     "runtime.spin": _PLACE,

@@ -39,8 +39,12 @@ SEARCHED = (
     "runtime.groups",
     "runtime.learner_threads",
     "runtime.inference_threads",
+    "runtime.rollout_nice",
 )
 """The settings that are searched, in this order."""
+
+LOWER = 5
+"""What is tried for ``runtime.rollout_nice``."""
 
 Settings = dict[str, Any]
 
@@ -139,6 +143,7 @@ def settings_of(config: Config) -> Settings:
         "runtime.groups": runtime.groups,
         "runtime.learner_threads": compute.learner_threads(config),
         "runtime.inference_threads": compute.inference_threads(config),
+        "runtime.rollout_nice": runtime.rollout_nice,
     }
 
 
@@ -234,6 +239,10 @@ class _Search:
         if name == "precision":
             if direction == 1 and compute.computes_bfloat16(compute.learner_device(self._plan.config)):
                 yield "float32" if now == "bfloat16" else "bfloat16"
+            return
+        if name == "runtime.rollout_nice":
+            if direction == 1:
+                yield LOWER if now == 0 else 0
             return
         if name in ("envs_per_worker", "batch_size"):
             yield from (v for k in range(1, 5) if (v := int(now * 2.0 ** (direction * k))) >= 1)

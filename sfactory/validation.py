@@ -29,6 +29,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("runtime.learner_threads", "runtime.inference_threads", "runtime.env_threads"), (1, 1024)),
     **dict.fromkeys(("workers", "runtime.groups"), (1, 10_000)),
     "runtime.policy_workers": (0, 10_000),
+    "runtime.rollout_nice": (0, 19),
     "rollout": (1, 1_000_000),
     "model.core_layers": (1, 100),
 }

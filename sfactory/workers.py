@@ -348,6 +348,7 @@ def policy_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
 
 def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
     """A rollout worker's process. With inline inference its policy worker lives here too, and the two take turns."""
+    os.nice(plan.config.runtime.rollout_nice)
     torch.set_num_threads(compute.inference_threads(plan.config) if plan.inline_inference else 1)
     policies = []
     if plan.inline_inference:

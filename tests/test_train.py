@@ -530,3 +530,14 @@ def test_a_folder_in_use_is_refused(tmp_path):
 
     train(config_for(tmp_path, env=Faulty), [intrude])
     assert refusals
+
+
+def test_rollout_workers_run_at_the_priority_that_is_asked_for(tmp_path):
+    seen = {}
+
+    def look(report):
+        seen.update({p.name(): p.nice() for p in psutil.Process().children(recursive=True) if p.name().startswith("sf-")})
+
+    mine = psutil.Process().nice()
+    train(config_for(tmp_path, env="CartPole-v1", workers=2, steps=4096, runtime=RuntimeConfig(rollout_nice=3)), [look])
+    assert {name: nice - mine for name, nice in seen.items()} == {"sf-learner": 0, "sf-rollout-0": 3, "sf-rollout-1": 3}
