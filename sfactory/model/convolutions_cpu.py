@@ -108,9 +108,14 @@ def relu_convolutions(x: Tensor, layers: Sequence[Convolution]) -> Tensor:
     return _ReLUConvolutions.apply(x, [(layer.stride, layer.padding) for layer in layers], *weights)
 
 
+def is_eager_cpu(x: Tensor) -> bool:
+    """Whether compiled kernels can work on a tensor: torch.compile, which makes its own, cannot look into them."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def _fusible(x: Tensor) -> bool:
     """Whether oneDNN computes convolution and ReLU in one pass there; torch has this operation for its own compiler."""
-    if x.device.type != "cpu" or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
+    if not is_eager_cpu(x) or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
         return False
     return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfactory.model.convolutions_cpu import BLOCK, Convolution, block_weight, pixel_blocks
+from sfactory.model.convolutions_cpu import BLOCK, Convolution, block_weight, is_eager_cpu, pixel_blocks
 from sfactory.model.initialization import orthogonal
 from sfactory.model.precision import compute_dtype
 from sfactory.model.tanh_cpu import tanh_
@@ -91,7 +91,7 @@ class PixelConv(nn.Conv2d):
         """The pixels ``[N, C, H, W]`` in the dtype in which to compute, and what to convolve them with; on the CPU blocks if possible."""
         dtype = compute_dtype(self.weight)
         weight = self.weight if self.scale == 1.0 else self.weight * self.scale
-        if self._by_blocks and x.device.type == "cpu":
+        if self._by_blocks and is_eager_cpu(x):
             return pixel_blocks(x, self.hwc, dtype), Convolution(block_weight(weight, self.hwc), self.bias, (1, 1), (0, 0))
         pixels = x.permute(0, 3, 1, 2).to(dtype) if self.hwc else _to_channels_last(x, dtype)
         return pixels, Convolution(weight, self.bias, self.stride, self.padding)
