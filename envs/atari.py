@@ -11,7 +11,8 @@ Two backends play the same game: ALE's vector environment (auto, vector), steppe
 Gymnasium's wrappers (gymnasium), used by auto also for videos and for the arguments `mode` and `difficulty`. They differ in how the random
 number of frames without action is drawn, and in that the vector environment does not count those frames towards the limit. Both leave the
 shrinking of frames to :mod:`sfactory.envs.resampling`, which takes a quarter of OpenCV's time for the same pictures but for roundings;
-with one of the arguments `img_height`, `img_width`, `stack_num` and `grayscale` ALE's vector environment makes the whole observation.
+with one of the arguments `img_height`, `img_width`, `stack_num`, `grayscale` and `autoreset_mode` ALE's vector environment makes the
+whole observation.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from sfactory.errors import ConfigError, EnvironmentFault
 
 _PREPROCESSING = {"frameskip": 4, "noop_max": 30, "episodic_life": False, "use_fire_reset": True}
 _SINGLE_ONLY = ("mode", "difficulty")
-_PICTURE = ("img_height", "img_width", "stack_num", "grayscale")
+_WHOLLY_ALES = ("img_height", "img_width", "stack_num", "grayscale", "autoreset_mode")
 _STACK, _SIDES = 4, (84, 84)
 
 
@@ -108,7 +109,7 @@ def _make_vector(request: EnvRequest, count: int) -> VectorEnv:
         **differences,
         **_preprocessing(request),
     }
-    screen = None if any(key in request.kwargs for key in _PICTURE) else _screen(name)
+    screen = None if any(key in request.kwargs for key in _WHOLLY_ALES) else _screen(name)
     if screen is not None:
         settings |= {"img_height": screen[0], "img_width": screen[1], "stack_num": 1}
     request = dataclasses.replace(request, env=name, backend="vector", kwargs={**settings, **request.kwargs})

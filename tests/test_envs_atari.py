@@ -69,6 +69,13 @@ def test_small_pictures_are_those_of_ale_but_for_roundings(game: str, height: in
     assert different < 0.01 * 400 * of_ale.obs.size
 
 
+def test_another_autoreset_mode_is_left_to_ale() -> None:
+    with Play("ALE/Pong-v5", 1, {"autoreset_mode": "NextStep", "max_num_frames_per_episode": 40}) as play:
+        ends = [bool(play.step(np.ones(1)).truncated[0]) for _ in range(25)]
+    assert play.obs.shape == (1, 4, 84, 84)
+    assert sum(ends) == 2
+
+
 def test_rewards_are_not_clipped(backend: str) -> None:
     with Play("ALE/SpaceInvaders-v5", 2, backend=backend) as play:
         largest = max(play.step(action).reward.max() for action in np.random.default_rng(0).integers(0, 6, (150, 2)))
