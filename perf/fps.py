@@ -32,9 +32,9 @@ from sfactory.config import from_command_line
 
 INLINE = "--runtime.policy-workers 0"
 YIELDING = "--workers 2 --runtime.rollout-nice 5"
-SMALL = f"--preset none --rollout 32 --batch-size 65536 {INLINE}"
-CARTPOLE = f"--env CartPole-v1 --envs-per-worker 2048 {SMALL}"
-NATIVE = f"--env sfactory/CartPole --envs-per-worker 4096 {SMALL} {YIELDING}"
+DENSE = f"--preset none --rollout 32 --batch-size 65536 {INLINE}"
+CARTPOLE = f"--env CartPole-v1 --envs-per-worker 2048 {DENSE}"
+NATIVE = f"--env sfactory/CartPole --envs-per-worker 4096 {DENSE} {YIELDING}"
 PONG = "--env ALE/Pong-v5 --preset none --workers 2 --envs-per-worker 256 --runtime.groups 8 --rollout 32 --batch-size 1024"
 HALFCHEETAH = "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
 WORKLOADS = {

@@ -51,6 +51,11 @@ class Leaf:
         """Whether an image's channels are its last dimension (H, W, C); else (C, H, W)."""
         return self.is_image and self.shape[2] < self.shape[0]
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width of an image."""
+        return self.shape[:2] if self.channels_last else self.shape[1:]
+
 
 @dataclass(frozen=True)
 class ObservationSpec:

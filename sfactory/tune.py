@@ -43,7 +43,7 @@ SEARCHED = (
 )
 """The settings that are searched, in this order."""
 
-LOWER = 5
+NICE_TRIED = 5
 """What is tried for ``runtime.rollout_nice``."""
 
 Settings = dict[str, Any]
@@ -242,7 +242,7 @@ class _Search:
             return
         if name == "runtime.rollout_nice":
             if direction == 1:
-                yield LOWER if now == 0 else 0
+                yield NICE_TRIED if now == 0 else 0
             return
         if name in ("envs_per_worker", "batch_size"):
             yield from (v for k in range(1, 5) if (v := int(now * 2.0 ** (direction * k))) >= 1)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from perf.plain import nature_cnn
 from sfactory.model import NatureCNN
 from sfactory.model.convolutions_cpu import Convolution, _cut_off, _fusible, block_weight, pixel_blocks, relu_convolutions
 from sfactory.model.precision import mixed_precision
@@ -25,16 +26,6 @@ def image_leaf(shape: tuple[int, ...], dtype: type = np.uint8) -> Leaf:
 
 def pictures(shape: tuple[int, ...], seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
-
-
-def plainly(encoder: NatureCNN, x: Tensor) -> Tensor:
-    """The encoder's numbers by torch's convolutions, the first of stride 4."""
-    first = encoder.convolutions[0]
-    x = (x.permute(0, 3, 1, 2) if first.hwc else x).float()
-    for layer in encoder.convolutions:
-        weight = layer.weight / 255 if layer is first else layer.weight
-        x = F.relu(F.conv2d(x, weight, layer.bias, layer.stride, layer.padding))
-    return F.relu(encoder.linear(x.permute(0, 2, 3, 1).flatten(1)))
 
 
 def gradients(module: nn.Module, output: Tensor, seed: int = 1) -> Tensor:
@@ -72,7 +63,7 @@ def test_the_encoder_computes_what_plain_convolutions_do(shape: tuple[int, ...])
     torch.manual_seed(0)
     encoder = NatureCNN(image_leaf(shape), 64)
     x = pictures((11, *shape))
-    found, expected = encoder(x), plainly(encoder, x)
+    found, expected = encoder(x), nature_cnn(encoder, x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert error(gradients(encoder, found), gradients(encoder, expected)) < 1e-4
     with torch.inference_mode():
@@ -84,9 +75,9 @@ def test_in_bfloat16_it_is_as_exact_as_autocast(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     encoder = NatureCNN(image_leaf(shape), 64)
     x = pictures((32, *shape))
-    exact = plainly(encoder, x)
+    exact = nature_cnn(encoder, x)
     with mixed_precision("cpu", torch.bfloat16):
-        found, usual = encoder(x).float(), plainly(encoder, x).float()
+        found, usual = encoder(x).float(), nature_cnn(encoder, x).float()
     assert error(found, exact) < 1.1 * error(usual, exact) < 0.02
     of_exact = gradients(encoder, exact)
     assert error(gradients(encoder, found), of_exact) < 1.1 * error(gradients(encoder, usual), of_exact) < 0.2

@@ -24,27 +24,15 @@ IMAGES_AT_ONCE = 8
 
 
 @njit(cache=True, nogil=True)
-def _blocks_of_planes(words, blocks):
-    """Move words ``[N, C, H/4, 4, W/4]`` to ``[N, H/4, W/4, C, 4]``."""
-    images, channels, height, _, width = words.shape
+def _move(words, blocks):
+    """Copy an array of five dimensions; on a strided view faster than NumPy, which goes through both as the input lies."""
+    images, height, width, outer, inner = blocks.shape
     for i in range(images):
         for y in range(height):
             for x in range(width):
-                for channel in range(channels):
-                    for row in range(BLOCK):
-                        blocks[i, y, x, channel, row] = words[i, channel, y, row, x]
-
-
-@njit(cache=True, nogil=True)
-def _blocks_of_pixels(words, blocks):
-    """Move words ``[N, H/4, 4, W/4, C]`` to ``[N, H/4, W/4, 4, C]``."""
-    images, height, _, width, channels = words.shape
-    for i in range(images):
-        for y in range(height):
-            for row in range(BLOCK):
-                for x in range(width):
-                    for part in range(channels):
-                        blocks[i, y, x, row, part] = words[i, y, row, x, part]
+                for a in range(outer):
+                    for b in range(inner):
+                        blocks[i, y, x, a, b] = words[i, y, x, a, b]
 
 
 def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:
@@ -61,13 +49,15 @@ def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:
     height, width = height // BLOCK, width // BLOCK
     out = torch.empty((len(x), height, width, channels * BLOCK * BLOCK), dtype=dtype)
     moved = torch.empty((min(len(x), IMAGES_AT_ONCE), *out.shape[1:]), dtype=torch.uint8)
-    before = (-1, height, BLOCK, width, channels) if hwc else (-1, channels, height, BLOCK, width)
-    after = (-1, height, width, BLOCK, channels) if hwc else (-1, height, width, channels, BLOCK)
-    words, blocks = _words(x.contiguous()).reshape(before), _words(moved).reshape(after)
-    move = _blocks_of_pixels if hwc else _blocks_of_planes
+    words = _words(x.contiguous())
+    if hwc:
+        words = words.reshape(-1, height, BLOCK, width, channels).transpose(0, 1, 3, 2, 4)
+    else:
+        words = words.reshape(-1, channels, height, BLOCK, width).transpose(0, 2, 4, 1, 3)
+    blocks = _words(moved).reshape(-1, *words.shape[1:])
     for begin in range(0, len(x), IMAGES_AT_ONCE):
         end = min(begin + IMAGES_AT_ONCE, len(x))
-        move(words[begin:end], blocks)
+        _move(words[begin:end], blocks[: end - begin])
         out[begin:end] = moved[: end - begin]
     return out.permute(0, 3, 1, 2)
 

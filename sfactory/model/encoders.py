@@ -66,7 +66,7 @@ class NatureCNN(nn.Module):
 
     def __init__(self, leaf: Leaf, features: int = 512) -> None:
         super().__init__()
-        sides = leaf.shape[:2] if leaf.channels_last else leaf.shape[1:]
+        sides = leaf.sides
         table = NATURE_LAYERS if min(sides) >= NATURE_MIN_SIDE else _small_layers(max(sides))
         convolutions: list[nn.Conv2d] = []
         for channels, kernel, stride, padding in table:
@@ -99,7 +99,7 @@ class ImpalaResNet(nn.Module):
 
     def __init__(self, leaf: Leaf, features: int = 512, channels: Sequence[int] = (16, 32, 32)) -> None:
         super().__init__()
-        sides = leaf.shape[:2] if leaf.channels_last else leaf.shape[1:]
+        sides = leaf.sides
         stages: list[nn.Module] = []
         for i, width in enumerate(channels):
             first = PixelConv(leaf, width, 3, 1, 1) if i == 0 else orthogonal(nn.Conv2d(channels[i - 1], width, 3, padding=1))

@@ -83,8 +83,7 @@ class PixelConv(nn.Conv2d):
         orthogonal(self)
         self.hwc = leaf.channels_last
         self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
-        sides = leaf.shape[:2] if leaf.channels_last else leaf.shape[1:]
-        by_blocks = stride == BLOCK and padding == 0 and not any(side % BLOCK for side in (kernel_size, *sides))
+        by_blocks = stride == BLOCK and padding == 0 and not any(side % BLOCK for side in (kernel_size, *leaf.sides))
         self._by_blocks = by_blocks and leaf.dtype == "uint8"
 
     def operands(self, x: Tensor) -> tuple[Tensor, Convolution]:
