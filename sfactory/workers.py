@@ -378,6 +378,7 @@ def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., N
         folder: Where this process and what it starts put their temporary files.
     """
     Path("/proc/self/comm").write_text(f"sf-{name}")  # its name in top and ps
+    _schedule_as_batch()
     os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds by it what environments have started
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -395,6 +396,13 @@ def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., N
         outbox.put(Fault(name, str(error) or repr(error), traceback.format_exc()))
     finally:
         wires.board.close()
+
+
+def _schedule_as_batch() -> None:
+    """Let a message that comes in wait until the worker that it finds on its core has had its turn: fewer switches, fuller batches."""
+    with contextlib.suppress(OSError):  # a container may forbid it
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else the user has chosen one
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _end_with_parent(folder: str) -> None:
