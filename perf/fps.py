@@ -35,7 +35,8 @@ YIELDING = "--workers 2 --runtime.rollout-nice 5"
 DENSE = f"--preset none --rollout 32 --batch-size 65536 {INLINE}"
 CARTPOLE = f"--env CartPole-v1 --envs-per-worker 2048 {DENSE}"
 NATIVE = f"--env sfactory/CartPole --envs-per-worker 4096 {DENSE} {YIELDING}"
-PONG = "--env ALE/Pong-v5 --preset none --workers 2 --envs-per-worker 256 --runtime.groups 8 --rollout 32 --batch-size 1024"
+IMAGES = "--preset none --workers 2 --rollout 32 --batch-size 1024 --runtime.learner-threads 1"
+PONG = f"--env ALE/Pong-v5 --envs-per-worker 256 --runtime.groups 8 {IMAGES}"
 HALFCHEETAH = "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
 WORKLOADS = {
     "cartpole": f"{CARTPOLE} {YIELDING}",
@@ -48,7 +49,7 @@ WORKLOADS = {
     "pong-gru": f"{PONG} --model.core gru",
     "halfcheetah": HALFCHEETAH,
     "halfcheetah-envpool": f"{HALFCHEETAH} --env-backend envpool",
-    "vizdoom-basic": "--env VizdoomBasic-v1 --preset none --workers 2 --envs-per-worker 32 --rollout 32 --batch-size 1024",
+    "vizdoom-basic": f"--env VizdoomBasic-v1 --envs-per-worker 32 {IMAGES}",
 }
 """Throughput settings: one epoch, large groups."""
 START_S = 120.0

@@ -14,6 +14,8 @@ SATURATED = 0.85
 """Busy share from which on a kind of worker is what the others wait for."""
 FULL = 0.9
 """Share of the machine's cores at work from which on no core is to spare."""
+ONE_THREAD = 0.8
+"""Cores at work for the learner up to which one thread keeps up."""
 NAMES = {"rollout": "environments", "policy": "policy workers", "learner": "learner"}
 
 
@@ -75,6 +77,7 @@ def _for_environments(profile: Profile) -> tuple[str, ...]:
     advice = [] if _is_full(profile) else [_raise(profile, "workers")]
     if shares["environment"] < shares["copying"] + shares["queue"]:
         advice.append(_raise(profile, "envs_per_worker"))
+    advice += _one_learner_thread(profile)
     if _is_full(profile):
         advice.append(f"a faster environment or --env-backend (now {profile.plan.config.env_backend}); no core is to spare for --workers")
     return tuple(advice)
@@ -119,6 +122,14 @@ def _inline(profile: Profile) -> list[str]:
 
 def _threads(profile: Profile, name: str, now: int, device: torch.device) -> list[str]:
     return [f"--runtime.{name.replace('_', '-')} {now + 1}"] if device.type == "cpu" and now < compute.cores() else []
+
+
+def _one_learner_thread(profile: Profile) -> list[str]:
+    """On cores that the learner shares with the environments, several threads of it disturb more where one would do."""
+    config = profile.plan.config
+    threads = compute.learner_threads(config)
+    enough = compute.learner_device(config).type == "cpu" and profile.cpu("learner") < ONE_THREAD
+    return [f"--runtime.learner-threads 1 (now {threads})"] if threads > 1 and enough and not profile.plan.sample_only else []
 
 
 def _raise(profile: Profile, field: str) -> str:

@@ -260,6 +260,16 @@ def test_the_bottleneck_comes_with_its_flag(busy, cpu, blocked, name, flag, monk
     assert any(flag in advice for advice in found.advice)
 
 
+@pytest.mark.parametrize(("threads", "cpu", "advised"), [(2, 0.6, True), (2, 1.2, False), (1, 0.6, False)])
+def test_a_learner_that_needs_one_core_is_advised_to_have_one_thread(threads, cpu, advised, monkeypatch):
+    monkeypatch.setattr("sfactory.compute.cores", lambda: 2)
+    plan = plan_for(runtime=RuntimeConfig(learner_threads=threads))
+    at_work = {"learner": cpu, "policy": 0.2, "rollout": 1.2}
+    found = find_bottleneck(profile_of(plan, {"learner": 0.7, "policy": 0.3, "rollout": 0.97}, at_work))
+    assert found.name == "environments"
+    assert any("--runtime.learner-threads 1" in advice for advice in found.advice) == advised
+
+
 def test_the_two_halves_of_a_process_that_infers_inline_are_one_stage(monkeypatch):
     monkeypatch.setattr("sfactory.compute.cores", lambda: 4)
     plan = plan_for(workers=2)
