@@ -339,6 +339,7 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
 
 
 def policy_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
+    _schedule_as_batch()
     torch.set_num_threads(compute.inference_threads(plan.config))
     keep_freed_memory()
     worker = make_policy_worker(plan, wires, index, generation)
@@ -349,6 +350,7 @@ def policy_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
 def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
     """A rollout worker's process. With inline inference its policy worker lives here too, and the two take turns."""
     os.nice(plan.config.runtime.rollout_nice)
+    _schedule_as_batch()
     torch.set_num_threads(compute.inference_threads(plan.config) if plan.inline_inference else 1)
     policies = []
     if plan.inline_inference:
@@ -378,7 +380,6 @@ def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., N
         folder: Where this process and what it starts put their temporary files.
     """
     Path("/proc/self/comm").write_text(f"sf-{name}")  # its name in top and ps
-    _schedule_as_batch()
     os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds by it what environments have started
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -399,7 +400,10 @@ def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., N
 
 
 def _schedule_as_batch() -> None:
-    """Let a message that comes in wait until the worker that it finds on its core has had its turn: fewer switches, fuller batches."""
+    """Let this process, when a message wakes it up, wait until the one on its core has had its turn: fewer switches, fuller batches.
+
+    The learner, for which all others wait, is left as it is.
+    """
     with contextlib.suppress(OSError):  # a container may forbid it
         if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else the user has chosen one
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -532,15 +532,15 @@ def test_a_folder_in_use_is_refused(tmp_path):
     assert refusals
 
 
-def test_workers_run_as_batch_processes_at_the_priority_that_is_asked_for(tmp_path):
+def test_sampling_is_scheduled_as_batch_processes_at_the_priority_that_is_asked_for(tmp_path):
     seen = {}
 
     def look(report):
         workers = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("sf-")]
         seen.update({p.name(): p.nice() for p in workers})
-        policies.update(os.sched_getscheduler(thread.id) for p in workers for thread in p.threads())
+        policies.update({p.name(): os.sched_getscheduler(p.pid) for p in workers})
 
-    mine, policies = psutil.Process().nice(), set()
+    mine, policies = psutil.Process().nice(), {}
     train(config_for(tmp_path, env="CartPole-v1", workers=2, steps=4096, runtime=RuntimeConfig(rollout_nice=3)), [look])
     assert {name: nice - mine for name, nice in seen.items()} == {"sf-learner": 0, "sf-rollout-0": 3, "sf-rollout-1": 3}
-    assert policies == {os.SCHED_BATCH}
+    assert policies == {"sf-learner": os.SCHED_OTHER, "sf-rollout-0": os.SCHED_BATCH, "sf-rollout-1": os.SCHED_BATCH}
