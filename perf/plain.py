@@ -167,7 +167,7 @@ def resample(xp: ModuleType, image: Array, rows: Array, columns: Array) -> tuple
 
 
 def nature_cnn(encoder: NatureCNN, x: Tensor) -> Tensor:
-    """An encoder as torch's own operations, the first convolution of stride 4."""
+    """An encoder as torch's own operations, the first convolution over single pixels."""
     x = x.permute(0, 3, 1, 2) if encoder.convolutions[0].hwc else x
     for layer in encoder.convolutions:
         weight = layer.weight * layer.scale if isinstance(layer, PixelConv) else layer.weight

@@ -532,15 +532,18 @@ def test_a_folder_in_use_is_refused(tmp_path):
     assert refusals
 
 
-def test_sampling_is_scheduled_as_batch_processes_at_the_priority_that_is_asked_for(tmp_path):
-    seen = {}
+@pytest.mark.parametrize("policy_workers", [0, 1])
+def test_sampling_is_scheduled_as_batch_processes_at_the_priority_that_is_asked_for(policy_workers, tmp_path):
+    nice, scheduling = {}, {}
 
     def look(report):
         workers = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("sf-")]
-        seen.update({p.name(): p.nice() for p in workers})
-        policies.update({p.name(): os.sched_getscheduler(p.pid) for p in workers})
+        nice.update({p.name(): p.nice() - psutil.Process().nice() for p in workers})
+        scheduling.update({p.name(): os.sched_getscheduler(p.pid) for p in workers})
 
-    mine, policies = psutil.Process().nice(), {}
-    train(config_for(tmp_path, env="CartPole-v1", workers=2, steps=4096, runtime=RuntimeConfig(rollout_nice=3)), [look])
-    assert {name: nice - mine for name, nice in seen.items()} == {"sf-learner": 0, "sf-rollout-0": 3, "sf-rollout-1": 3}
-    assert policies == {"sf-learner": os.SCHED_OTHER, "sf-rollout-0": os.SCHED_BATCH, "sf-rollout-1": os.SCHED_BATCH}
+    runtime = RuntimeConfig(rollout_nice=3, policy_workers=policy_workers)
+    train(config_for(tmp_path, env="CartPole-v1", workers=2, steps=4096, runtime=runtime), [look])
+    policies = [f"sf-policy-{i}" for i in range(policy_workers)]
+    assert nice == {"sf-learner": 0, "sf-rollout-0": 3, "sf-rollout-1": 3} | dict.fromkeys(policies, 0)
+    batch = dict.fromkeys(("sf-rollout-0", "sf-rollout-1", *policies), os.SCHED_BATCH)
+    assert scheduling == {"sf-learner": os.SCHED_OTHER} | batch
