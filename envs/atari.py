@@ -7,12 +7,10 @@ are the game's own. With `episodic_life` the loss of a life terminates the episo
 as are the arguments of the ids' own environments; actions repeat with the `repeat_action_probability` registered for the id (v5 and v0:
 0.25; v4: 0).
 
-Two backends play the same game: ALE's vector environment (auto, vector), stepped by `threads` threads, and single environments in
-Gymnasium's wrappers (gymnasium), used by auto also for videos and for the arguments `mode` and `difficulty`. They differ in how the random
-number of frames without action is drawn, and in that the vector environment does not count those frames towards the limit. Both leave the
-shrinking of frames to :mod:`sfactory.envs.resampling`, which takes a quarter of OpenCV's time for the same pictures but for roundings;
-with one of the arguments `img_height`, `img_width`, `stack_num`, `grayscale` and `autoreset_mode` ALE's vector environment makes the
-whole observation.
+Three backends play the same game: games stepped one by one (auto; :mod:`sfactory.envs.atari_games`), of whose screens only what has
+changed is drawn; ALE's vector environment (vector), stepped by `threads` threads, which auto also takes for more than one thread and for
+arguments that only it has, such as `img_height` or `grayscale`; and single environments in Gymnasium's wrappers (gymnasium). They differ
+in how the random number of frames without action is drawn, and Gymnasium's counts those frames towards the limit.
 """
 
 from __future__ import annotations
@@ -26,19 +24,16 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from gymnasium.vector.utils import batch_space
 
 from sfactory.envs import vector
+from sfactory.envs.atari_games import ENV_KWARGS, OBSERVATION_SPACE, SIDES, STACK, AtariGroup, GameSettings
 from sfactory.envs.group import EnvRequest, EnvSpec, Group
 from sfactory.envs.gymnasium import SingleGroup, read_spec
-from sfactory.envs.making import make_environment
+from sfactory.envs.making import find_spec, make_environment
+from sfactory.envs.seeds import env_seed
 from sfactory.envs.vector import VectorGroup
 from sfactory.errors import ConfigError, EnvironmentFault
-
-_PREPROCESSING = {"frameskip": 4, "noop_max": 30, "episodic_life": False, "use_fire_reset": True}
-_SINGLE_ONLY = ("mode", "difficulty")
-_WHOLLY_ALES = ("img_height", "img_width", "stack_num", "grayscale", "autoreset_mode")
-_STACK, _SIDES = 4, (84, 84)
+from sfactory.spaces import ActionSpec, ObservationSpec
 
 
 def handles(env: Any, backend: str) -> bool:
@@ -62,41 +57,49 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If ale-py is missing, the game is unknown, or `env_kwargs` do not fit.
     """
-    if _is_vector(request):
-        env, read = _make_vector(request, 1), vector.read_spec
+    settings, backend = _settings(request), _backend(request)
+    if backend == "auto":
+        actions = spaces.Discrete(AtariGroup(settings, [0]).actions)
+        spec = EnvSpec(ObservationSpec.from_space(OBSERVATION_SPACE), ActionSpec.from_space(actions, request.squash))
     else:
-        env, read = _make_single(request), read_spec
-    try:
-        frameskip = _preprocessing(request)["frameskip"]
-        return dataclasses.replace(read(env, request), family="atari", frameskip=frameskip, render_fps=60 / frameskip)
-    except EnvironmentFault as fault:
-        raise ConfigError(str(fault)) from fault
-    finally:
-        env.close()
+        env, read = (_make_vector(request, 1), vector.read_spec) if backend == "vector" else (_make_single(request), read_spec)
+        try:
+            spec = read(env, request)
+        except EnvironmentFault as fault:
+            raise ConfigError(str(fault)) from fault
+        finally:
+            env.close()
+    return dataclasses.replace(spec, family="atari", frameskip=settings.frameskip, render_fps=60 / settings.frameskip)
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:
     """A group of `count` games. Raises as `probe` does."""
-    if _is_vector(request):
+    backend = _backend(request)
+    if backend == "auto":
+        return AtariGroup(_settings(request), [env_seed(seed, first_index + row) for row in range(count)])
+    if backend == "vector":
         return VectorGroup([_make_vector(request, count)], lambda seeds: _make_vector(request, count), request, spec, first_index, seed)
     games = [_make_single(request) for _ in range(count)]
     return SingleGroup(games, lambda seeds: _make_single(request), request, spec, first_index, seed)
 
 
-def _is_vector(request: EnvRequest) -> bool:
-    if request.render_mode is not None or request.backend == "gymnasium":  # the vector environment cannot render
-        return False
-    single_only = [key for key in _SINGLE_ONLY if key in request.kwargs]
-    if single_only and request.backend == "vector":
-        raise ConfigError(f"env_kwargs {single_only[0]!r} is not known to ALE's vector environment; use env_backend auto or gymnasium")
-    return not single_only
+def _backend(request: EnvRequest) -> str:
+    """auto, vector or gymnasium."""
+    if request.backend == "gymnasium":
+        return "gymnasium"
+    if request.render_mode is not None:  # ALE's vector environment cannot render
+        return "auto"
+    if request.backend == "vector":
+        if single := [key for key in ("mode", "difficulty") if key in request.kwargs]:
+            raise ConfigError(f"env_kwargs {single[0]!r} is not known to ALE's vector environment; use env_backend auto or gymnasium")
+        return "vector"
+    return "vector" if request.threads > 1 or not request.kwargs.keys() <= ENV_KWARGS else "auto"
 
 
-def _preprocessing(request: EnvRequest) -> dict[str, Any]:
-    chosen = {key: request.kwargs.get(key, default) for key, default in _PREPROCESSING.items()}
-    if not isinstance(chosen["frameskip"], int) or chosen["frameskip"] < 1:
-        raise ConfigError(f"env_kwargs frameskip is {chosen['frameskip']!r}; it must be a whole number of frames, at least 1")
-    return chosen
+def _settings(request: EnvRequest) -> GameSettings:
+    name, differences = canonical_id(request.env)
+    given = {**find_spec(name).kwargs, **differences, **request.kwargs}
+    return GameSettings(**{key: value for key, value in given.items() if key == "game" or key in ENV_KWARGS})
 
 
 def _make_vector(request: EnvRequest, count: int) -> VectorEnv:
@@ -107,28 +110,9 @@ def _make_vector(request: EnvRequest, count: int) -> VectorEnv:
         # not NEXT_STEP, which loses an env step after every end; both cost the same
         "autoreset_mode": AutoresetMode.SAME_STEP,
         **differences,
-        **_preprocessing(request),
     }
-    screen = None if any(key in request.kwargs for key in _WHOLLY_ALES) else _screen(name)
-    if screen is not None:
-        settings |= {"img_height": screen[0], "img_width": screen[1], "stack_num": 1}
     request = dataclasses.replace(request, env=name, backend="vector", kwargs={**settings, **request.kwargs})
-    env = _SeedArray(make_environment(request, count))
-    return env if screen is None else _SmallStacks(env)
-
-
-def _screen(name: str) -> tuple[int, int] | None:
-    """Height and width of a game's frames in pixels; None if there is no such game here, of which making it will tell."""
-    try:
-        import ale_py
-    except ImportError:
-        return None
-    if name not in gymnasium.registry:
-        return None
-    console = ale_py.ALEInterface()
-    console.setLoggerMode(ale_py.LoggerMode.Error)
-    console.loadROM(ale_py.roms.get_rom_path(gymnasium.spec(name).kwargs["game"]))
-    return console.getScreenDims()
+    return _SeedArray(make_environment(request, count))
 
 
 class _SeedArray(VectorWrapper):
@@ -138,68 +122,37 @@ class _SeedArray(VectorWrapper):
         return self.env.reset(seed=np.array(seed, np.int64) if isinstance(seed, list) else seed, options=options)
 
 
-class _SmallStacks(VectorWrapper):
-    """Shrinks and stacks the frames of a vector environment that resets within the step and gives the newest frame alone, ``[N, 1, H, W]``.
-
-    Observations share memory with those of later steps.
-    """
-
-    def __init__(self, env: VectorEnv) -> None:
-        from sfactory.envs.resampling import Resampler
-
-        super().__init__(env)
-        self._resampler = Resampler((*env.single_observation_space.shape[1:], 1), _SIDES)
-        self._stacks = np.zeros((env.num_envs, _STACK, *_SIDES), np.uint8)
-        self.single_observation_space = spaces.Box(0, 255, (_STACK, *_SIDES), np.uint8)
-        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
-
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        frames, info = self.env.reset(seed=seed, options=options)
-        self._stacks.fill(0)
-        return self._pushed(frames, self._stacks), info
-
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        frames, reward, terminated, truncated, info = self.env.step(actions)
-        ended = np.flatnonzero(terminated | truncated)
-        if len(ended):
-            finals = np.zeros_like(self._stacks)
-            finals[ended] = self._pushed(info["final_obs"][ended], self._stacks[ended])
-            info = {**info, "final_obs": finals}
-            self._stacks[ended] = 0
-        return self._pushed(frames, self._stacks), reward, terminated, truncated, info
-
-    def _pushed(self, frames: np.ndarray, stacks: np.ndarray) -> np.ndarray:
-        self._resampler.push(frames.reshape(len(frames), *frames.shape[2:], 1), stacks)
-        return stacks
+_WRAPPED = ("noop_max", "frameskip", "episodic_life", "use_fire_reset")
+"""Arguments of the wrappers rather than of Gymnasium's environment."""
 
 
 def _make_single(request: EnvRequest) -> gymnasium.Env:
     name, differences = canonical_id(request.env)
-    chosen = _preprocessing(request)
-    rest = {key: value for key, value in request.kwargs.items() if key not in chosen}
+    settings = _settings(request)
+    rest = {key: value for key, value in request.kwargs.items() if key not in _WRAPPED}
     # grey frames cost less than the colours that AtariPreprocessing does not look at
     kwargs = {**differences, "obs_type": "grayscale", **rest, "frameskip": 1}
     env = make_environment(dataclasses.replace(request, env=name, backend="gymnasium", kwargs=kwargs), 1)
     height, width = env.observation_space.shape
     env = gymnasium.wrappers.AtariPreprocessing(
-        _Console(env, chosen["use_fire_reset"]),
-        noop_max=chosen["noop_max"],
-        frame_skip=chosen["frameskip"],
+        _Console(env, settings.use_fire_reset),
+        noop_max=settings.noop_max,
+        frame_skip=settings.frameskip,
         screen_size=(width, height),
-        terminal_on_life_loss=chosen["episodic_life"],
+        terminal_on_life_loss=settings.episodic_life,
     )
-    env = gymnasium.wrappers.TransformObservation(env, _shrinking((height, width)), spaces.Box(0, 255, _SIDES, np.uint8))
-    return gymnasium.wrappers.FrameStackObservation(env, _STACK, padding_type="zero")
+    env = gymnasium.wrappers.TransformObservation(env, _shrinking((height, width)), spaces.Box(0, 255, SIDES, np.uint8))
+    return gymnasium.wrappers.FrameStackObservation(env, STACK, padding_type="zero")
 
 
 def _shrinking(sides: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
     """Makes a small picture of a frame ``[H, W]``."""
     from sfactory.envs.resampling import Resampler
 
-    resampler = Resampler((*sides, 1), _SIDES)
+    resampler = Resampler((*sides, 1), SIDES)
 
     def shrink(frame: np.ndarray) -> np.ndarray:
-        out = np.empty((1, *_SIDES), np.uint8)
+        out = np.empty((1, *SIDES), np.uint8)
         resampler(frame[..., None], out)
         return out[0]
 

@@ -175,7 +175,7 @@ def make_environment(request: EnvRequest, count: int) -> Any:
 
 
 def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
-    spec = _find_spec(request.env)
+    spec = find_spec(request.env)
     if request.backend == "vector" and spec.vector_entry_point is None:
         raise ConfigError(f"env_backend is vector, but {spec.id} has no vector environment of its own; use env_backend auto")
     vector = request.backend == "vector" or spec.entry_point is None or (request.backend == "auto" and _own_vector_serves(spec, kwargs))
@@ -241,7 +241,7 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
     raise ConfigError(f"{name} returned {shown(env)}; {remedy}")
 
 
-def _find_spec(env: str) -> EnvSpec:
+def find_spec(env: str) -> EnvSpec:
     """The registered spec of an id or ``module:Id``; an id without a version means its latest one."""
     module, colon, name = env.rpartition(":")
     if colon:

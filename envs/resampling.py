@@ -19,24 +19,22 @@ class Resampler:
     """
 
     def __init__(self, source: tuple[int, int, int], target: tuple[int, int], nearest: bool = False) -> None:
-        make = _centre_taps if nearest else _area_taps
-        rows, row_weights = _in_threes(*make(source[0], target[0]))
-        columns, column_weights = _in_threes(*make(source[1], target[1]))
-        places = columns[:, None] * source[2] + np.arange(source[2])[:, None]
-        # unsigned: no look at whether an index counts from the end
-        self._taps = rows.astype(np.uint64), row_weights, places.astype(np.uint64), column_weights
+        self._taps = taps(source, target, nearest)
 
     def __call__(self, image: np.ndarray, out: np.ndarray) -> None:
         _resample(image, *self._taps, out)
 
-    def push(self, images: np.ndarray, stacks: np.ndarray) -> None:
-        """Append a picture of one channel to each of N stacks, and drop their oldest.
 
-        Args:
-            images: uint8 ``[N, H, W, 1]``.
-            stacks: uint8 ``[N, K, h, w]``, oldest first; changed in place.
-        """
-        _push(images, *self._taps, stacks)
+def taps(source: tuple[int, int, int], target: tuple[int, int], nearest: bool = False) -> tuple[np.ndarray, ...]:
+    """What enters each output pixel: the input's rows ``[taps, h]``, their weights ``[taps, h]``, the places in a line of interleaved
+    channels ``[taps, C, w]``, and their weights ``[taps, w]``; numbers of taps are multiples of three. Arguments as of :class:`Resampler`.
+    """
+    make = _centre_taps if nearest else _area_taps
+    rows, row_weights = _in_threes(*make(source[0], target[0]))
+    columns, column_weights = _in_threes(*make(source[1], target[1]))
+    places = columns[:, None] * source[2] + np.arange(source[2])[:, None]
+    # unsigned: no look at whether an index counts from the end
+    return rows.astype(np.uint64), row_weights, places.astype(np.uint64), column_weights
 
 
 def _area_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,37 +65,48 @@ def _in_threes(starts: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.
 
 @njit(cache=True, nogil=True, fastmath=True)
 def _resample(image, rows, row_weights, places, column_weights, out):
-    """Three taps at a time, so that sums are seldom read and written.
-
-    Args:
-        rows: ``[taps, h]``.
-        places: ``[taps, C, w]`` in a line of interleaved channels.
-    """
     wide = image.shape[1] * image.shape[2]
     line, sums = np.empty(wide, np.float32), np.empty(out.shape[2], np.float32)
     flat = image.reshape(image.shape[0], wide)
     for y in range(out.shape[1]):
-        line[:] = 0.0
-        for tap in range(0, len(rows), 3):
-            a, b, c = flat[rows[tap, y]], flat[rows[tap + 1, y]], flat[rows[tap + 2, y]]
-            of_a, of_b, of_c = row_weights[tap, y], row_weights[tap + 1, y], row_weights[tap + 2, y]
-            for x in range(wide):
-                line[x] += of_a * a[x] + of_b * b[x] + of_c * c[x]
+        join_lines(flat, rows, row_weights, y, line)
         for channel in range(out.shape[0]):
-            sums[:] = 0.5  # rounds when it is cut off
-            for tap in range(0, len(places), 3):
-                left, middle, right = places[tap, channel], places[tap + 1, channel], places[tap + 2, channel]
-                of_l, of_m, of_r = column_weights[tap], column_weights[tap + 1], column_weights[tap + 2]
-                for x in range(len(sums)):
-                    sums[x] += of_l[x] * line[left[x]] + of_m[x] * line[middle[x]] + of_r[x] * line[right[x]]
-            for x in range(len(sums)):
-                out[channel, y, x] = np.uint8(np.int32(sums[x]))
+            shrink_line(line, places, channel, column_weights, sums, out[channel, y])
 
 
-@njit(cache=True, nogil=True)
-def _push(images, rows, row_weights, places, column_weights, stacks):
-    newest = stacks.shape[1] - 1
-    for i in range(len(stacks)):
-        for k in range(newest):
-            stacks[i, k] = stacks[i, k + 1]
-        _resample(images[i], rows, row_weights, places, column_weights, stacks[i, newest:])
+@njit(nogil=True, fastmath=True, inline="always")
+def join_lines(lines, rows, weights, y, line):
+    """The weighted sum of the source's lines that make line `y` of a picture; three at a time, so that sums are seldom read and written.
+
+    Args:
+        lines: uint8 ``[H, W * C]``.
+        rows, weights: ``[taps, h]``.
+        line: float32 ``[W * C]``, filled.
+    """
+    line[:] = 0.0
+    for tap in range(0, len(rows), 3):
+        a, b, c = lines[rows[tap, y]], lines[rows[tap + 1, y]], lines[rows[tap + 2, y]]
+        of_a, of_b, of_c = weights[tap, y], weights[tap + 1, y], weights[tap + 2, y]
+        for x in range(len(line)):
+            line[x] += of_a * a[x] + of_b * b[x] + of_c * c[x]
+
+
+@njit(nogil=True, fastmath=True, inline="always")
+def shrink_line(line, places, channel, weights, sums, out):
+    """Make a line of a picture from what :func:`join_lines` gave.
+
+    Args:
+        line: float32 ``[W * C]``.
+        places: ``[taps, C, w]``.
+        weights: ``[taps, w]``.
+        sums: float32 ``[w]``, room to work in.
+        out: uint8 ``[w]``, of that channel.
+    """
+    sums[:] = 0.5  # rounds when it is cut off
+    for tap in range(0, len(places), 3):
+        left, middle, right = places[tap, channel], places[tap + 1, channel], places[tap + 2, channel]
+        of_l, of_m, of_r = weights[tap], weights[tap + 1], weights[tap + 2]
+        for x in range(len(sums)):
+            sums[x] += of_l[x] * line[left[x]] + of_m[x] * line[middle[x]] + of_r[x] * line[right[x]]
+    for x in range(len(out)):
+        out[x] = np.uint8(np.int32(sums[x]))

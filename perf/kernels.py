@@ -12,6 +12,7 @@ import argparse
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ from sfactory.envs.native.cartpole import CartPole
 from sfactory.envs.native.memory_grid import MemoryGrid
 from sfactory.envs.native.pendulum import Pendulum
 from sfactory.envs.resampling import Resampler
+from sfactory.envs.screens import ScreenStacks
 from sfactory.gae import gae, gae_torch
 from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
 from sfactory.losses_cpu import loss_and_gradients, valid_moments
@@ -310,6 +312,35 @@ def resampling(device: torch.device) -> Iterator[Case]:
         yield Case("resample", f"{source[0]} x {source[1]}", 1, versions, tolerance=1.0)
 
 
+def screens(device: torch.device) -> Iterator[Case]:
+    """Two screens of an Atari game to the newest picture of its stack, with what a tenth, and all, of the lines change."""
+    sides, small = (210, 160), (84, 84)
+    matrices = [plain.area_matrix(a, b) for a, b in zip(sides, small, strict=True)]
+    for changing in (0.1, 1.0):
+        console = plain.RecordedConsole(64, sides, changing, seed=0)
+        stacks, out = ScreenStacks([console], 4, small), np.empty((4, *small), np.uint8)
+        stacks.clear(0, out)
+
+        def compiled(console=console, stacks=stacks, out=out) -> Sequence[np.ndarray]:
+            for which in range(2):
+                console.show(console.shown + 1)
+                stacks.look(0, which)
+            stacks.push(0, out)
+            return (out[-1],)
+
+        def whole(xp: Any, shown: Any, *others: Any, first: Iterator[int]) -> Sequence[Any]:
+            number = next(first)
+            return (plain.picture(xp, shown[[number % len(shown), (number + 1) % len(shown)]], *others),)
+
+        arrays = (console.screens, console.greys, *matrices)
+        versions: dict[str, Call] = {
+            "numba": compiled,
+            "numpy": functools.partial(whole, np, *arrays, first=itertools.count(1, 2)),
+            f"torch {device}": functools.partial(whole, torch, *_copy(arrays, device), first=itertools.count(1, 2)),
+        }
+        yield Case("screens", f"{changing:.0%} changing", 1, versions, calls=50, tolerance=1.0)
+
+
 class CompiledEnvironments:
     """A native group with arrays of its own to write into."""
 
@@ -511,6 +542,7 @@ FAMILIES = (
     sampling,
     episodes,
     resampling,
+    screens,
     environments,
     activations,
     dense_networks,

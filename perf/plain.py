@@ -6,6 +6,7 @@ Most functions take ``xp``, the module whose arrays they are given: NumPy or tor
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -164,6 +165,41 @@ def resample(xp: ModuleType, image: Array, rows: Array, columns: Array) -> tuple
     """:class:`sfactory.envs.resampling.Resampler` as two matrix products: uint8 ``[H, W, C]`` to ``[C, h, w]``."""
     narrow = xp.tensordot(columns, xp.asarray(image, dtype=xp.float32), ([1], [1]))
     return (xp.asarray(xp.tensordot(narrow, rows, ([1], [1])) + 0.5, dtype=xp.uint8).swapaxes(0, 1).swapaxes(1, 2),)
+
+
+class RecordedConsole:
+    """Shows one random screen after the other, as an ``ale_py.ALEInterface`` does; of each, some lines are other than before.
+
+    Args:
+        changing: Lines that may change, a share of all; a third of the screens are as the one before. The first screen is black.
+    """
+
+    def __init__(self, screens: int, sides: tuple[int, int], changing: float, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.greys = rng.permutation(256).astype(np.uint8)
+        self.screens = np.zeros((screens, *sides), np.uint8)
+        for before, screen in pairwise(self.screens):
+            lines = rng.random(sides[0]) < changing * (rng.random() < 2 / 3)
+            screen[:] = np.where(lines[:, None], rng.integers(0, 128, sides) * 2, before)
+        self.shown = 0
+
+    def show(self, screen: int) -> None:
+        self.shown = screen % len(self.screens)
+
+    def getScreenDims(self) -> tuple[int, int]:
+        return self.screens.shape[1:]
+
+    def getScreen(self, out: np.ndarray) -> None:
+        out[:] = self.screens[self.shown]
+
+    def getScreenGrayscale(self) -> np.ndarray:
+        return self.greys[self.screens[self.shown]]
+
+
+def picture(xp: ModuleType, screens: Array, greys: Array, rows: Array, columns: Array) -> Array:
+    """What :class:`sfactory.envs.screens.ScreenStacks` makes of two screens: uint8 ``[2, H, W]`` to ``[h, w]``."""
+    both = greys[xp.asarray(screens, dtype=xp.int64)]
+    return resample(xp, xp.maximum(both[0], both[1])[..., None], rows, columns)[0][0]
 
 
 def nature_cnn(encoder: NatureCNN, x: Tensor) -> Tensor:

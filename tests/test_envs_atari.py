@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 from playing import Play
 
+from perf import plain
 from sfactory import envs
 from sfactory.envs.group import EnvRequest
+from sfactory.envs.resampling import Resampler
+from sfactory.envs.screens import ScreenStacks
+from sfactory.envs.vector import VectorGroup
 from sfactory.errors import ConfigError
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
 
-BACKENDS = ["vector", "gymnasium"]
+BACKENDS = ["auto", "vector", "gymnasium"]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -23,50 +27,88 @@ def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_both_backends_have_the_same_spec() -> None:
-    specs = [envs.probe(EnvRequest("ALE/Pong-v5", {}, backend=backend)) for backend in ("auto", *BACKENDS)]
+def test_the_backends_have_the_same_spec() -> None:
+    specs = [envs.probe(EnvRequest("ALE/Pong-v5", {}, backend=backend)) for backend in BACKENDS]
     assert specs[0] == specs[1] == specs[2]
     (leaf,) = specs[0].observation.leaves
     assert (leaf.shape, leaf.dtype, specs[0].action.sizes) == ((4, 84, 84), np.uint8, (6,))
     assert (specs[0].family, specs[0].frameskip) == ("atari", 4)
 
 
-def test_both_backends_play_the_same_game_pixel_by_pixel() -> None:
-    """Without the random frames at the start and without sticky actions; Pong presses FIRE at a reset."""
-    plays = [Play("PongNoFrameskip-v4", 1, {"noop_max": 0}, backend=backend) for backend in BACKENDS]
-    assert not plays[0].obs[0, :3].any()
-    rewards = []
-    for action in np.random.default_rng(0).integers(0, 6, 250):
-        np.testing.assert_array_equal(plays[0].obs, plays[1].obs)
-        rewards.append([play.step(action).reward[0] for play in plays])
-    assert np.any(rewards)
-    np.testing.assert_array_equal(np.array(rewards)[:, 0], np.array(rewards)[:, 1])
+@pytest.mark.parametrize("game", ["Pong", "Breakout", "SpaceInvaders"])
+@pytest.mark.parametrize("kwargs", [{}, {"frameskip": 1}, {"frameskip": 3}, {"episodic_life": True}, {"max_num_frames_per_episode": 1000}])
+def test_games_play_as_in_gymnasiums_wrappers_pixel_by_pixel(game: str, kwargs: dict[str, Any]) -> None:
+    """Without the random frames at the start, sticky actions, and FIRE, which Gymnasium's counts towards the limit; at which its picture is
+    that of the env step before, pooled with the last screen but one.
+    """
+    kwargs = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.0, **kwargs}
+    with Play(f"ALE/{game}-v5", 1, kwargs) as play, Play(f"ALE/{game}-v5", 1, kwargs, backend="gymnasium") as single:
+        assert not play.obs[0, :3].any()
+        ends = 0
+        for action in np.random.default_rng(0).integers(0, play.spec.action.sizes[0], 1200):
+            mine, theirs = ((*each.outcome, each.frame.first, each.frame.active) for each in (play, single))
+            assert mine == theirs
+            if not play.outcome.truncated[0]:
+                np.testing.assert_array_equal(play.obs, single.obs)
+            play.step(action), single.step(action)
+            ends += int(play.outcome.terminated[0] + play.outcome.truncated[0])
+    assert ends >= (1200 // 251 if "max_num_frames_per_episode" in kwargs else game == "Breakout")
 
 
-@pytest.mark.parametrize("kwargs", [{"max_num_frames_per_episode": 120}, {"episodic_life": True}])
-@pytest.mark.parametrize(("game", "height"), [("Breakout", 210), ("AirRaid", 250)])
-def test_small_pictures_are_those_of_ale_but_for_roundings(game: str, height: int, kwargs: dict[str, Any]) -> None:
-    """Over several episodes, truncated or terminated; told a size ALE shrinks and stacks by itself."""
-    with Play(f"ALE/{game}-v5", 3, kwargs) as play, Play(f"ALE/{game}-v5", 3, {**kwargs, "img_height": 84}) as of_ale:
-        assert play.group.env.env.single_observation_space.shape == (1, height, 160)
-        assert play.spec == of_ale.spec
-        different = terminated = truncated = 0
-        for action in np.random.default_rng(0).integers(0, play.spec.action.sizes[0], (400, 3)):
-            outcomes = play.step(action), of_ale.step(action)
-            for mine, theirs in zip(*outcomes, strict=True):
+@pytest.mark.parametrize("kwargs", [{}, {"episodic_life": True}])
+@pytest.mark.parametrize("game", ["Breakout", "AirRaid"])
+def test_games_play_as_in_ales_vector_environment_but_for_roundings(game: str, kwargs: dict[str, Any]) -> None:
+    """Over several episodes, with FIRE and sticky actions, in groups of three; OpenCV rounds a few pixels otherwise."""
+    kwargs = {"noop_max": 0, **kwargs}
+    with Play(f"ALE/{game}-v5", 3, kwargs) as play, Play(f"ALE/{game}-v5", 3, kwargs, backend="vector") as of_ale:
+        different = ends = 0
+        for action in np.random.default_rng(0).integers(0, play.spec.action.sizes[0], (600, 3)):
+            for mine, theirs in zip(play.step(action), of_ale.step(action), strict=True):
                 np.testing.assert_array_equal(mine, theirs)
-            pairs = [(play.obs, of_ale.obs)]
-            if play.group.finals is not None:
-                np.testing.assert_array_equal(play.group.finals.rows, of_ale.group.finals.rows)
-                pairs.append((play.group.finals.obs[0], of_ale.group.finals.obs[0]))
-            for mine, theirs in pairs:
-                gap = np.abs(mine.astype(int) - theirs)
-                assert gap.max() <= 1
-                different += np.count_nonzero(gap)
-            terminated += np.count_nonzero(outcomes[0].terminated)
-            truncated += np.count_nonzero(outcomes[0].truncated)
-    assert (truncated > 10) if "max_num_frames_per_episode" in kwargs else (terminated > 0)
-    assert different < 0.01 * 400 * of_ale.obs.size
+            gap = np.abs(play.obs.astype(int) - of_ale.obs)
+            assert gap.max() <= 1
+            different += np.count_nonzero(gap)
+            ends += np.count_nonzero(play.outcome.terminated)
+    assert ends > 0
+    assert different < 0.01 * 600 * play.obs.size
+
+
+@pytest.mark.parametrize("changing", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("sides", [(210, 160), (250, 160), (84, 88)])
+def test_pictures_of_what_has_changed_are_whole_pictures(sides: tuple[int, int], changing: float) -> None:
+    """Of three consoles in turn, the first screens of which are black; each begins again now and then."""
+    consoles = [plain.RecordedConsole(120, sides, changing, seed) for seed in range(3)]
+    for console in consoles:
+        console.greys = consoles[0].greys
+    stacks, resample = ScreenStacks(consoles, 3, (84, 84)), Resampler((*sides, 1), (84, 84))
+    expected, out = np.zeros((3, 3, 1, 84, 84), np.uint8), np.empty((3, 84, 84), np.uint8)
+    rng = np.random.default_rng(0)
+    for step in range(300):
+        row = step % 3
+        console, pictures = consoles[row], expected[row]
+        if step < 3 or rng.random() < 0.05:
+            stacks.clear(row, out)
+            pictures[:-1] = 0
+            screens = [console.getScreenGrayscale()] * 2
+        else:
+            pictures[:-1] = pictures[1:]
+            screens = []
+            for which in range(2):
+                console.show(console.shown + 1)
+                stacks.look(row, which)
+                screens.append(console.getScreenGrayscale())
+            stacks.push(row, out)
+        resample(np.maximum(*screens)[..., None], pictures[-1])
+        np.testing.assert_array_equal(out, pictures[:, 0])
+
+
+@pytest.mark.parametrize(("kwargs", "threads"), [({"img_height": 42}, 1), ({"grayscale": False}, 1), ({}, 2)])
+def test_what_only_ale_can_do_is_left_to_its_vector_environment(kwargs: dict[str, Any], threads: int) -> None:
+    with Play("ALE/Pong-v5", 2, kwargs, threads=threads) as play:
+        assert isinstance(play.group, VectorGroup)
+        play.step(np.ones(2))
+    with Play("ALE/Pong-v5", 2) as play:
+        assert not isinstance(play.group, VectorGroup)
 
 
 def test_another_autoreset_mode_is_left_to_ale() -> None:
@@ -100,8 +142,9 @@ def test_the_vector_environment_hands_over_final_observations_of_truncated_episo
                 assert not play.obs[:, :3].any()
 
 
-def test_single_games_rest_after_a_truncation() -> None:
-    with Play("ALE/Pong-v5", 1, {"max_num_frames_per_episode": 20, "noop_max": 0}, backend="gymnasium") as play:
+@pytest.mark.parametrize("backend", ["auto", "gymnasium"])
+def test_single_games_rest_after_a_truncation(backend: str) -> None:
+    with Play("ALE/Pong-v5", 1, {"max_num_frames_per_episode": 20, "noop_max": 0}, backend=backend) as play:
         steps = 1
         while not play.step(np.ones(1)).truncated[0]:
             steps += 1
@@ -135,10 +178,10 @@ def test_an_episode_terminates_with_the_game_or_if_asked_with_a_life(backend: st
 def test_games_differ_by_their_index_in_the_run_and_not_by_their_group(backend: str) -> None:
     whole = Play("ALE/Pong-v5", 4, backend=backend)
     parts = [Play("ALE/Pong-v5", 1, first_index=0, backend=backend), Play("ALE/Pong-v5", 3, first_index=1, backend=backend)]
-    for _ in range(25):
-        whole.step(np.full(4, 3))
+    for action in np.random.default_rng(0).integers(0, 6, 25):
+        whole.step(np.full(4, action))
         for part in parts:
-            part.step(np.full(part.group.rows, 3))
+            part.step(np.full(part.group.rows, action))
         np.testing.assert_array_equal(np.concatenate([part.obs for part in parts]), whole.obs)
     assert len({row.tobytes() for row in whole.obs}) == 4
 
@@ -153,13 +196,17 @@ def test_actions_stick_as_registered_for_the_id(backend: str, env: str, probabil
         assert (len({row.tobytes() for row in play.obs}) > 1) == (probability > 0)
 
 
-def test_games_with_a_mode_or_for_a_video_use_single_environments() -> None:
-    with Play("ALE/Breakout-v5", 1, {"mode": 4, "difficulty": 1}, render_mode="rgb_array") as play:
+def test_games_have_modes_and_can_be_filmed(backend: str) -> None:
+    with Play("ALE/Breakout-v5", 1, {"mode": 4, "difficulty": 1}, render_mode="rgb_array", backend=backend) as play:
         (picture,) = play.group.render()
     assert picture.shape == (210, 160, 3)
-    with Play("ALE/Breakout-v5", 1) as plain, Play("ALE/Breakout-v5", 1, {"mode": 24}) as other:
-        assert plain.spec == other.spec
-        assert (plain.obs[0, 3] != other.obs[0, 3]).any()
+    if backend != "vector":
+        settings = {"noop_max": 0, "repeat_action_probability": 0.0}
+        plays = [Play("ALE/SpaceInvaders-v5", 1, {**settings, **chosen}, backend=backend) for chosen in ({}, {"mode": 9})]
+        assert plays[0].spec == plays[1].spec
+        for action in range(6):
+            obs = [play.step(np.full(1, action)) and play.obs for play in plays]
+        assert (obs[0] != obs[1]).any()
 
 
 @pytest.mark.parametrize(
