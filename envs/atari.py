@@ -10,7 +10,8 @@ as are the arguments of the ids' own environments; actions repeat with the `repe
 Three backends play the same game: games stepped one by one (auto; :mod:`sfactory.envs.atari_games`), of whose screens only what has
 changed is drawn; ALE's vector environment (vector), stepped by `threads` threads, which auto also takes for more than one thread and for
 arguments that only it has, such as `img_height` or `grayscale`; and single environments in Gymnasium's wrappers (gymnasium). They differ
-in how the random number of frames without action is drawn, and Gymnasium's counts those frames towards the limit.
+in how the random number of frames without action is drawn; Gymnasium's counts those frames towards the limit, and OpenCV, which makes
+the vector environment's pictures, rounds a few pixels otherwise.
 """
 
 from __future__ import annotations
@@ -84,16 +85,15 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
 
 
 def _backend(request: EnvRequest) -> str:
-    """auto, vector or gymnasium."""
-    if request.backend == "gymnasium":
-        return "gymnasium"
-    if request.render_mode is not None:  # ALE's vector environment cannot render
-        return "auto"
-    if request.backend == "vector":
-        if single := [key for key in ("mode", "difficulty") if key in request.kwargs]:
-            raise ConfigError(f"env_kwargs {single[0]!r} is not known to ALE's vector environment; use env_backend auto or gymnasium")
-        return "vector"
-    return "vector" if request.threads > 1 or not request.kwargs.keys() <= ENV_KWARGS else "auto"
+    """Which of the three it is: auto, vector or gymnasium."""
+    is_known = request.kwargs.keys() <= ENV_KWARGS
+    if request.render_mode is not None and request.backend != "gymnasium":  # ALE's vector environment cannot render
+        return "auto" if is_known else "gymnasium"
+    if request.backend == "auto":
+        return "auto" if is_known and request.threads == 1 else "vector"
+    if request.backend == "vector" and (other := [key for key in ("mode", "difficulty") if key in request.kwargs]):
+        raise ConfigError(f"env_kwargs {other[0]!r} is not known to ALE's vector environment; use env_backend auto or gymnasium")
+    return request.backend
 
 
 def _settings(request: EnvRequest) -> GameSettings:

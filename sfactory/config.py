@@ -255,7 +255,7 @@ class Config:
     env_kwargs: Mapped = field(default_factory=dict)
     """Keyword arguments of the environment."""
     env_backend: Literal["auto", "gymnasium", "vector", "envpool"] = "auto"
-    """auto: an id's own vector environment where it has one; gymnasium: single environments; vector: that, or an error."""
+    """auto: what is fastest for the id; gymnasium: single environments; vector: the vector environment that comes with it, or an error."""
     steps: int = 1_000_000
     """Env steps to train for."""
     seed: int = 0

@@ -216,7 +216,13 @@ def test_games_have_modes_and_can_be_filmed(backend: str) -> None:
         (EnvRequest("ALE/Pong-v5", {"noops": 3}), "env_kwargs .* do not fit"),
         (EnvRequest("ALE/Pong-v5", {"noops": 3}, backend="gymnasium"), "env_kwargs .* do not fit"),
         (EnvRequest("ALE/Pong-v5", {"mode": 3}, backend="vector"), "'mode' .* env_backend auto"),
+        (EnvRequest("ALE/Pong-v5", {"grayscale": False}, render_mode="rgb_array"), "env_kwargs .* do not fit"),
+        (EnvRequest("ALE/Pong-v5", {"mode": 3}), "env_kwargs mode is 3; pong has 0, 1"),
+        (EnvRequest("ALE/Pong-v5", {"difficulty": 7}), "env_kwargs difficulty is 7; pong has 0, 1, 2, 3"),
         (EnvRequest("ALE/Pong-v5", {"frameskip": (2, 5)}), "frameskip is"),
+        (EnvRequest("ALE/Pong-v5", {"noop_max": -1}), "noop_max is -1; .* at least 0"),
+        (EnvRequest("ALE/Pong-v5", {"episodic_life": 1}), "episodic_life is 1; .* true or false"),
+        (EnvRequest("ALE/Pong-v5", {"repeat_action_probability": 25}), "repeat_action_probability is 25; .* from 0 to 1"),
     ],
 )
 def test_what_cannot_be_made_is_a_config_error_that_helps(request_: EnvRequest, message: str) -> None:
