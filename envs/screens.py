@@ -48,9 +48,9 @@ class ScreenStacks:
         """Begin a console's stack again, with pictures of zeros and the screen that it shows now. Arguments as of `push`."""
         self._pictures[row] = 0
         self._mixed[row] = True  # so that every line is drawn
-        for which in range(2):
-            self.look(row, which)
-        self._learn(row, which)
+        self.look(row, 0)
+        self.look(row, 1)
+        self._learn(row, 1)  # also the greys of lines that look as before the first screen, of zeros
         self.push(row, out)
 
     def look(self, row: int, which: int) -> None:

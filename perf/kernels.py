@@ -316,6 +316,11 @@ def screens(device: torch.device) -> Iterator[Case]:
     """Two screens of an Atari game to the newest picture of its stack, with what a tenth, and all, of the lines change."""
     sides, small = (210, 160), (84, 84)
     matrices = [plain.area_matrix(a, b) for a, b in zip(sides, small, strict=True)]
+
+    def whole(xp: Any, shown: Any, *others: Any, first: Iterator[int]) -> Sequence[Any]:
+        number = next(first)
+        return (plain.picture(xp, shown[[number % len(shown), (number + 1) % len(shown)]], *others),)
+
     for changing in (0.1, 1.0):
         console = plain.RecordedConsole(64, sides, changing, seed=0)
         stacks, out = ScreenStacks([console], 4, small), np.empty((4, *small), np.uint8)
@@ -327,10 +332,6 @@ def screens(device: torch.device) -> Iterator[Case]:
                 stacks.look(0, which)
             stacks.push(0, out)
             return (out[-1],)
-
-        def whole(xp: Any, shown: Any, *others: Any, first: Iterator[int]) -> Sequence[Any]:
-            number = next(first)
-            return (plain.picture(xp, shown[[number % len(shown), (number + 1) % len(shown)]], *others),)
 
         arrays = (console.screens, console.greys, *matrices)
         versions: dict[str, Call] = {

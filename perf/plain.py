@@ -168,10 +168,10 @@ def resample(xp: ModuleType, image: Array, rows: Array, columns: Array) -> tuple
 
 
 class RecordedConsole:
-    """Shows one random screen after the other, as an ``ale_py.ALEInterface`` does; of each, some lines are other than before.
+    """Stands for an ``ale_py.ALEInterface``: shows recorded screens, random ones that differ from those before in some lines.
 
     Args:
-        changing: Lines that may change, a share of all; a third of the screens are as the one before. The first screen is black.
+        changing: Share of the lines that change with a screen; with one in three, at random, none does. The first screen is all zeros.
     """
 
     def __init__(self, screens: int, sides: tuple[int, int], changing: float, seed: int) -> None:
