@@ -195,22 +195,32 @@ def test_bfloat16_stays_close_and_gives_float32(kind: str, core: str) -> None:
     assert not torch.equal(values, exact[1])
 
 
-def test_lowered_weights_change_nothing_until_the_weights_do() -> None:
-    model = _model(OBSERVATIONS["image_chw"])
-    obs = _observations(model.observation, ROWS)
+@pytest.mark.parametrize("kind", ["image_chw", "image_hwc"])
+@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
+def test_lowered_weights_change_nothing_until_the_weights_do(core: str, kind: str) -> None:
+    model = _model(OBSERVATIONS[kind], core=core, core_layers=2)
+    obs, state = _observations(model.observation, ROWS), torch.randn(ROWS, model.state_size) if model.state_size else None
+    encoder = model.actor.encoders[0]
+    weights = [layer.weight for layer in (*encoder.convolutions, encoder.linear)]
+    if core != "none":
+        weights += [model.actor.core.weight_ih_l0, model.actor.core.bias_ih_l1]
 
     def values() -> Tensor:
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            return model(obs)[1]
+            return model(obs, state)[1]
 
-    before = values()
+    given = values()
     lower_weights(model, torch.bfloat16)
-    assert torch.equal(values(), before)
-    with torch.no_grad():
-        model.actor.encoders[0].linear.weight.mul_(2)
-    assert torch.equal(values(), before)
-    lower_weights(model, torch.bfloat16)
-    assert not torch.equal(values(), before)
+    assert torch.equal(values(), given)
+    for weight in weights:
+        before = values()
+        with torch.no_grad():
+            weight.mul_(1.25)
+        assert torch.equal(values(), before)
+        lower_weights(model, torch.bfloat16)
+        assert not torch.equal(values(), before)
+    lower_weights(model, None)
+    assert not torch.equal(values(), given)
 
 
 @pytest.mark.parametrize("kind", ["image_chw", "image_hwc"])

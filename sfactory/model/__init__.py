@@ -21,8 +21,8 @@ Parts that break their contract raise :class:`~sfactory.errors.ConfigError` befo
 from sfactory.model.actor_critic import ActorCritic, build_model, describe
 from sfactory.model.cores import Core, GRUCore, LSTMCore
 from sfactory.model.encoders import ImpalaResNet, MLPEncoder, NatureCNN
-from sfactory.model.layers import lower_weights
 from sfactory.model.normalizer import ObservationNormalizer, RunningMeanStd
+from sfactory.model.precision import lower_weights
 
 __all__ = [
     "ActorCritic",

@@ -18,21 +18,35 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 BLOCK = 4
-"""Pixels on a side of a block, and pixels of a machine word, by which they are moved."""
-IMAGES_AT_ONCE = 8
-"""So few that they are still in the cache when they are converted."""
+"""Pixels on a side of a block."""
+_BLOCK_TYPES = {torch.bfloat16: (np.uint16, np.uint64), torch.float32: (np.float32, np.complex128)}
+"""For each dtype of blocks: how NumPy holds a pixel, and four pixels, which move as one word."""
 
 
 @njit(cache=True, nogil=True)
-def _move(words, blocks):
-    """Copy an array of five dimensions; on a strided view faster than NumPy, which goes through both as the input lies."""
-    images, height, width, outer, inner = blocks.shape
-    for i in range(images):
-        for y in range(height):
-            for x in range(width):
-                for a in range(outer):
-                    for b in range(inner):
-                        blocks[i, y, x, a, b] = words[i, y, x, a, b]
+def _fill_blocks(rows, strip, words, blocks):
+    """Convert four rows of an image at a time into `strip`, and move the words that it holds into their blocks, out of the nearest cache.
+
+    Args:
+        rows: uint8 ``[N, H/4, A, 4, L]``.
+        strip: ``[A * 4, L]``, the bits of bfloat16 or float32.
+        words: A view of `strip`, ``[W/4, C, 4]``: of each block and channel the four rows.
+        blocks: Words ``[N, H/4, W/4, C, 4]``.
+    """
+    images, strips, outer, inner, length = rows.shape
+    across, channels, _ = words.shape
+    for n in range(images):
+        for y in range(strips):
+            for a in range(outer):
+                for b in range(inner):
+                    pixels, line = rows[n, y, a, b], strip[a * inner + b]
+                    for i in range(length):
+                        value = np.float32(pixels[i])
+                        line[i] = value if strip.itemsize == 4 else value.view(np.uint32) >> np.uint32(16)
+            for x in range(across):
+                for c in range(channels):
+                    for b in range(BLOCK):  # a number that the compiler knows
+                        blocks[n, y, x, c, b] = words[x, c, b]
 
 
 def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:
@@ -40,31 +54,28 @@ def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:
 
     Args:
         x: uint8 ``[N, C, H, W]``, or ``[N, H, W, C]`` if `hwc`; both sides multiples of 4.
+        dtype: bfloat16 or float32.
 
     Returns:
         ``[N, 16 C, H/4, W/4]`` of the dtype, in channels-last order. Channels of a block: those of the image, each with its rows of the
         block, or if `hwc` rows of pixels, each with its channels.
     """
     channels, height, width = (x.shape[3], *x.shape[1:3]) if hwc else x.shape[1:]
-    height, width = height // BLOCK, width // BLOCK
-    out = torch.empty((len(x), height, width, channels * BLOCK * BLOCK), dtype=dtype)
-    moved = torch.empty((min(len(x), IMAGES_AT_ONCE), *out.shape[1:]), dtype=torch.uint8)
-    words = _words(x.contiguous())
+    down, across = height // BLOCK, width // BLOCK
+    pixel, word = _BLOCK_TYPES[dtype]
+    out = torch.empty((len(x), down, across, channels * BLOCK * BLOCK), dtype=dtype)
+    blocks = out.view(torch.uint8).numpy().view(word)
+    planes, length = (1, width * channels) if hwc else (channels, width)
+    rows = x.numpy().reshape(-1, planes, down, BLOCK, length).transpose(0, 2, 1, 3, 4)
+    strip = np.empty((planes * BLOCK, length), pixel)
     if hwc:
-        words = words.reshape(-1, height, BLOCK, width, channels).transpose(0, 1, 3, 2, 4)
+        words = strip.view(word).reshape(BLOCK, across, channels).transpose(1, 2, 0)
+        blocks = blocks.reshape(-1, down, across, BLOCK, channels).transpose(0, 1, 2, 4, 3)
     else:
-        words = words.reshape(-1, channels, height, BLOCK, width).transpose(0, 2, 4, 1, 3)
-    blocks = _words(moved).reshape(-1, *words.shape[1:])
-    for begin in range(0, len(x), IMAGES_AT_ONCE):
-        end = min(begin + IMAGES_AT_ONCE, len(x))
-        _move(words[begin:end], blocks[: end - begin])
-        out[begin:end] = moved[: end - begin]
+        words = strip.view(word).reshape(channels, BLOCK, across).transpose(2, 0, 1)
+        blocks = blocks.reshape(-1, down, across, channels, BLOCK)
+    _fill_blocks(rows, strip, words, blocks)
     return out.permute(0, 3, 1, 2)
-
-
-def _words(x: Tensor) -> np.ndarray:
-    """The bytes of a contiguous tensor as words of four."""
-    return x.numpy().reshape(-1).view(np.uint32)
 
 
 def block_weight(weight: Tensor, hwc: bool) -> Tensor:
@@ -82,6 +93,11 @@ class Convolution(NamedTuple):
     bias: Tensor
     stride: Sequence[int]
     padding: Sequence[int]
+
+    def to(self, dtype: torch.dtype) -> Convolution:
+        """The same in another dtype, in the order in which the CPU convolves."""
+        weight = self.weight.to(dtype, memory_format=torch.channels_last)
+        return self._replace(weight=weight, bias=self.bias.to(dtype))
 
 
 def relu_convolutions(x: Tensor, layers: Sequence[Convolution]) -> Tensor:

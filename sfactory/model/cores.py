@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfactory.model import recurrence_cpu
-from sfactory.model.precision import full_precision
+from sfactory.model.precision import Lowered, full_precision
 from sfactory.model.recurrence import GRUScan, LSTMScan, gru_step, lstm_step
 
 KEEPING_GATE = 1
@@ -61,7 +61,7 @@ class Core(nn.Module):
         return torch.stack(outputs)
 
 
-class _GatedCore(Core):
+class _GatedCore(Lowered, Core):
     """Layers of gated units with parameters named and laid out as in ``torch.nn.LSTM`` and ``torch.nn.GRU``.
 
     The input products run in autocast's dtype; the recurrence and the state stay in float32.
@@ -111,7 +111,11 @@ class _GatedCore(Core):
     def _project(self, x: Tensor, layer: int) -> Tensor:
         """The input's share of the pre-activations, in the recurrence's dtype."""
         weight = self._parameter("weight_ih", layer)
-        return F.linear(x, weight, self._input_bias(layer)).to(weight.dtype)
+        given = (weight, self._input_bias(layer)) if self.lowered is None else self.lowered[layer]
+        return F.linear(x, *given).to(weight.dtype)
+
+    def _lowered_copy(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        return [(self._parameter("weight_ih", layer).to(dtype), self._input_bias(layer).to(dtype)) for layer in range(self.layers)]
 
     def _input_bias(self, layer: int) -> Tensor:
         raise NotImplementedError

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,6 +16,7 @@ from sfactory.model.contracts import checked_encoder, construct
 from sfactory.model.convolutions_cpu import Convolution, relu_convolutions
 from sfactory.model.initialization import orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense, FlatInput, PixelConv
+from sfactory.model.precision import Lowered
 from sfactory.objects import load_object
 from sfactory.spaces import Leaf
 
@@ -52,7 +54,7 @@ class MLPEncoder(nn.Module):
         return self.layers(x)
 
 
-class NatureCNN(nn.Module):
+class NatureCNN(Lowered):
     """Three convolutions and a linear layer (Mnih et al. 2015, "Human-level control through deep reinforcement learning").
 
     Images with a side below 36 pixels, on which the original kernels do not fit, get three 3x3 convolutions with padding 1 and the same
@@ -80,10 +82,15 @@ class NatureCNN(nn.Module):
         self.out_features = features
 
     def forward(self, x: Tensor) -> Tensor:
+        pixels = self.convolutions[0].pixels(x)
+        return F.relu_(self.linear(flatten_pixels(relu_convolutions(pixels, self.lowered or self._layers()))))
+
+    def _layers(self) -> list[Convolution]:
         first, *others = self.convolutions
-        pixels, convolution = first.operands(x)
-        layers = [convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
-        return F.relu_(self.linear(flatten_pixels(relu_convolutions(pixels, layers))))
+        return [first.convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
+
+    def _lowered_copy(self, dtype: torch.dtype) -> list[Convolution]:
+        return [layer.to(dtype) for layer in self._layers()]
 
 
 class ImpalaResNet(nn.Module):

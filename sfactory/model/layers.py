@@ -1,4 +1,4 @@
-"""Layers that the encoders share: how raw observations enter a network, and linear layers that keep a cast copy for inference."""
+"""Layers that the encoders share: how raw observations enter a network, and linear layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sfactory.model.convolutions_cpu import BLOCK, Convolution, block_weight, is_eager_cpu, pixel_blocks
 from sfactory.model.initialization import orthogonal
-from sfactory.model.precision import compute_dtype
+from sfactory.model.precision import Lowered, compute_dtype
 from sfactory.model.tanh_cpu import tanh_
 from sfactory.spaces import Leaf
 
@@ -38,37 +38,18 @@ class Tanh(nn.Module):
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 
 
-class Dense(nn.Linear):
-    """A linear layer with an orthogonal start that can hold its weights in autocast's dtype between batches.
-
-    Autocast casts float32 weights at every call. For the large layer behind an image encoder that costs as much as the product itself
-    at the batch sizes of inference; see :func:`lower_weights`.
-    """
+class Dense(Lowered, nn.Linear):
+    """A linear layer with an orthogonal start."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
         orthogonal(self)
-        self._lowered: tuple[Tensor, Tensor] | None = None
-
-    def lower(self, dtype: torch.dtype | None) -> None:
-        """Cast the present weights for use where gradients are off; None goes back to the weights themselves."""
-        with torch.no_grad():
-            self._lowered = None if dtype is None else (self.weight.to(dtype), self.bias.to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._lowered is None or torch.is_grad_enabled():
-            return F.linear(x, self.weight, self.bias)
-        return F.linear(x, *self._lowered)
+        return F.linear(x, *(self.lowered or (self.weight, self.bias)))
 
-
-def lower_weights(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Let a model's :class:`Dense` layers keep a copy of their present weights in autocast's dtype, used only while gradients are off.
-
-    A policy worker that computes under autocast calls this after each change of the weights; None drops the copies.
-    """
-    for module in model.modules():
-        if isinstance(module, Dense):
-            module.lower(dtype)
+    def _lowered_copy(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        return self.weight.to(dtype), self.bias.to(dtype)
 
 
 class PixelConv(nn.Conv2d):
@@ -86,18 +67,27 @@ class PixelConv(nn.Conv2d):
         by_blocks = stride == BLOCK and padding == 0 and not any(side % BLOCK for side in (kernel_size, *leaf.sides))
         self._by_blocks = by_blocks and leaf.dtype == "uint8"
 
-    def operands(self, x: Tensor) -> tuple[Tensor, Convolution]:
-        """The pixels ``[N, C, H, W]`` in the dtype in which to compute, and what to convolve them with; on the CPU blocks if possible."""
+    def pixels(self, x: Tensor) -> Tensor:
+        """What :attr:`convolution` takes: ``[N, C, H, W]``, by blocks if it is, in the dtype in which to compute."""
         dtype = compute_dtype(self.weight)
+        if self._in_blocks:
+            return pixel_blocks(x, self.hwc, dtype)
+        return x.permute(0, 3, 1, 2).to(dtype) if self.hwc else _to_channels_last(x, dtype)
+
+    @property
+    def convolution(self) -> Convolution:
+        """The operands besides the pixels; on the CPU over blocks if possible."""
         weight = self.weight if self.scale == 1.0 else self.weight * self.scale
-        if self._by_blocks and is_eager_cpu(x):
-            return pixel_blocks(x, self.hwc, dtype), Convolution(block_weight(weight, self.hwc), self.bias, (1, 1), (0, 0))
-        pixels = x.permute(0, 3, 1, 2).to(dtype) if self.hwc else _to_channels_last(x, dtype)
-        return pixels, Convolution(weight, self.bias, self.stride, self.padding)
+        if self._in_blocks:
+            return Convolution(block_weight(weight, self.hwc), self.bias, (1, 1), (0, 0))
+        return Convolution(weight, self.bias, self.stride, self.padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        pixels, convolution = self.operands(x)
-        return F.conv2d(pixels, *convolution)
+        return F.conv2d(self.pixels(x), *self.convolution)
+
+    @property
+    def _in_blocks(self) -> bool:
+        return self._by_blocks and is_eager_cpu(self.weight)
 
 
 def _to_channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
