@@ -36,7 +36,7 @@ DENSE = f"--preset none --rollout 32 --batch-size 65536 {INLINE}"
 CARTPOLE = f"--env CartPole-v1 --envs-per-worker 2048 {DENSE}"
 NATIVE = f"--env sfactory/CartPole --envs-per-worker 4096 {DENSE} {YIELDING}"
 IMAGES = "--preset none --workers 2 --rollout 32 --batch-size 1024 --runtime.learner-threads 1"
-PONG = f"--env ALE/Pong-v5 --envs-per-worker 256 --runtime.groups 8 --runtime.rollout-nice 1 {IMAGES}"
+PONG = f"--env ALE/Pong-v5 --envs-per-worker 256 --runtime.groups 8 --runtime.rollout-nice 3 {IMAGES}"
 HALFCHEETAH = "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
 WORKLOADS = {
     "cartpole": f"{CARTPOLE} {YIELDING}",
