@@ -2,9 +2,10 @@
 
     python perf/fps.py [--only NAME ...] [--seconds 20] [--repeats 3] [--ceiling-seconds 6] [--json FILE]
 
-A workload trains for a number of seconds after its first report; its figure is the env steps trained on by the time they took, without the
-first quarter, in which all gets going. The ceiling (sfactory/ceiling.py) is measured before the first run and after each, so
-that whatever else the machine does slows both. Medians and ranges are shown; the fraction is the one median by the other.
+A workload trains for a number of seconds once it has settled: at first a run trains faster than it samples, on what was sampled before its
+first update. Its figure is the env steps trained on by the time they took. The ceiling (sfactory/ceiling.py) is measured before the first
+run and after each, so that whatever else the machine does slows both. Medians and ranges are shown; the fraction is the one median by the
+other.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from sfactory.ceiling import Ceiling, measure_ceiling
 from sfactory.config import from_command_line
+from sfactory.sizes import settling_steps
 
 INLINE = "--runtime.policy-workers 0"
 YIELDING = "--workers 2 --runtime.rollout-nice 5"
@@ -36,7 +38,7 @@ DENSE = f"--preset none --rollout 32 --batch-size 65536 {INLINE}"
 CARTPOLE = f"--env CartPole-v1 --envs-per-worker 2048 {DENSE}"
 NATIVE = f"--env sfactory/CartPole --envs-per-worker 4096 {DENSE} {YIELDING}"
 IMAGES = "--preset none --workers 2 --rollout 32 --batch-size 1024 --runtime.learner-threads 1"
-PONG = f"--env ALE/Pong-v5 --envs-per-worker 256 --runtime.groups 8 --runtime.rollout-nice 3 {IMAGES}"
+PONG = f"--env ALE/Pong-v5 --envs-per-worker 128 --runtime.groups 4 {IMAGES}"
 HALFCHEETAH = "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
 WORKLOADS = {
     "cartpole": f"{CARTPOLE} {YIELDING}",
@@ -53,7 +55,7 @@ WORKLOADS = {
 }
 """Throughput settings: one epoch, large groups."""
 START_S = 120.0
-"""How long a run may take to its first report."""
+"""How long a run may take until it has settled."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ class Result:
 
 
 def measure(flags: str, seconds: float) -> float:
-    """Env steps per second, learning included, of one run that goes on for so many seconds after its first report of training."""
+    """Env steps per second, learning included, of one run that goes on for so many seconds once it has settled."""
+    config = from_command_line(shlex.split(flags), "perf/fps.py")
+    least = settling_steps(config, config.envs_per_group)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "sfactory.train", *shlex.split(flags), "--run", f"{folder}/run", "--steps", str(10**12)]
         command += ["--log.report-every-s", "1", "--log.display", "none", "--log.no-tensorboard", "--overwrite"]
@@ -94,26 +98,26 @@ def measure(flags: str, seconds: float) -> float:
         process = subprocess.Popen(command)
         try:
             begin = time.monotonic()
-            while not trained(metrics) and process.poll() is None and time.monotonic() - begin < START_S:
+            while not trained(metrics, least) and process.poll() is None and time.monotonic() - begin < START_S:
                 time.sleep(0.1)
-            time.sleep(seconds if trained(metrics) else 0)
+            time.sleep(seconds if trained(metrics, least) else 0)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(60)
-        reports = trained(metrics)
+        reports = trained(metrics, least)
     if len(reports) < 2:
-        raise SystemExit(f"no two reports of training within {START_S:g} s from: {shlex.join(command)}")
-    (begun_s, before), (ended_s, after) = reports[len(reports) // 4], reports[-1]
+        raise SystemExit(f"no two reports of training on {least:,} env steps within {START_S:g} s from: {shlex.join(command)}")
+    (begun_s, before), (ended_s, after) = reports[0], reports[-1]
     return (after - before) / (ended_s - begun_s)
 
 
-def trained(metrics: Path) -> list[tuple[float, int]]:
-    """Seconds and env steps of each report in a file of metrics that tells of something new."""
+def trained(metrics: Path, least: int) -> list[tuple[float, int]]:
+    """Seconds and env steps of each report in a file of metrics that tells of something new, from so many env steps on."""
     if not metrics.exists():
         return []
     with metrics.open() as file:
         points = [(float(row["wall_s"]), int(row["env_steps"])) for row in csv.DictReader(file)]
-    return [point for before, point in pairwise([(0.0, 0), *points]) if point[1] > before[1]]
+    return [point for before, point in pairwise([(0.0, 0), *points]) if point[1] > max(before[1], least)]
 
 
 def run(workload: str, seconds: float, repeats: int, ceiling_s: float) -> Result:

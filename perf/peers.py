@@ -42,6 +42,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.fps import WORKLOADS as FPS_WORKLOADS
+from sfactory.config import from_command_line
+from sfactory.sizes import settling_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
@@ -451,13 +453,16 @@ def read_metrics(folder: str) -> list[dict[str, float]]:
 
 
 def measure_sfactory(flags: str, warmup: float, seconds: float) -> float:
-    """Env steps per second, counted as window.py does, with the reports of metrics.csv."""
+    """Env steps per second, counted as window.py does, with the reports of metrics.csv; the window opens once the run has settled, too."""
+    config = from_command_line(shlex.split(flags), "perf/peers.py")
+    least = settling_steps(config, config.envs_per_group)
     with tempfile.TemporaryDirectory() as folder, sfactory_run(f"{flags} --steps {10**12} --log.report-every-s 0.5", folder) as process:
         deadline = time.monotonic() + START_LIMIT_S + warmup + seconds
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.5)
             rows = [row for row in read_metrics(folder) if row["env_steps"] > 0]
-            opened = next((row for row in rows if row["wall_s"] - rows[0]["wall_s"] >= warmup), None)
+            warm = (row for row in rows if row["wall_s"] - rows[0]["wall_s"] >= warmup and row["env_steps"] >= least)
+            opened = next(warm, None)
             if opened and rows[-1]["wall_s"] - opened["wall_s"] >= seconds:
                 return (rows[-1]["env_steps"] - opened["env_steps"]) / (rows[-1]["wall_s"] - opened["wall_s"])
     raise PeerError(f"sfactory ended or reported nothing in time: {flags}")

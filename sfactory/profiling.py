@@ -18,6 +18,7 @@ from sfactory.errors import RunFailed, SfactoryError
 from sfactory.metrics import Report
 from sfactory.processes import fork_server
 from sfactory.runner import run_plan
+from sfactory.sizes import settling_steps
 from sfactory.temporary import temporary_folder
 from sfactory.timing import Interval
 from sfactory.trace import write_trace
@@ -25,8 +26,8 @@ from sfactory.workers import Plan, Wires
 
 KINDS = ("rollout", "policy", "learner")
 WARM_UP_BATCHES = 3
-SETTLING_S = 1.0
-"""Seconds from the first batch on that still count as warm-up."""
+WARM_UP_S = 1.0
+"""From the first batch on."""
 PATIENCE_S = 300.0
 SAMPLE_EVERY_S = 0.05
 ENDLESS = 10**12
@@ -110,7 +111,8 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
 
     Args:
         plan: From :func:`sfactory.planning.make_plan`; its number of steps does not matter.
-        seconds: To measure, after the warm-up: the start, the compilation of kernels and the first batches.
+        seconds: To measure, after the warm-up: the start, the compilation of kernels and the env steps until the run has settled
+            (:func:`sfactory.sizes.settling_steps`).
         trace: File to write a trace of the measured time to.
         patience_s: Seconds in which the first batch must be trained.
 
@@ -123,7 +125,7 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
             plan.config.log, display="none", tensorboard=False, report_every_s=0.5, save_every_s=ENDLESS, milestone_every=0
         )
         config = dataclasses.replace(plan.config, run=str(folder / "run"), overwrite=False, steps=ENDLESS, log=log)
-        observer = _Observer(seconds, patience_s)
+        observer = _Observer(seconds, patience_s, settling_steps(plan.config, plan.rows))
         parts = folder / "trace" if trace is not None else None
         if parts is not None:
             parts.mkdir()
@@ -139,8 +141,8 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
 class _Observer:
     """Looks at a run from its start to the end of the measurement."""
 
-    def __init__(self, seconds: float, patience_s: float) -> None:
-        self._seconds, self._patience_s = seconds, patience_s
+    def __init__(self, seconds: float, patience_s: float, settling_steps: int) -> None:
+        self._seconds, self._patience_s, self._settling_steps = seconds, patience_s, settling_steps
         self._made = self._first_batch = self._begin = self._end = self._sampled = math.nan
         self._before = self._after = np.empty(0)
         self._names: list[str] = []
@@ -195,7 +197,8 @@ class _Observer:
         batches = board.total("learner", "batches")
         if batches and math.isnan(self._first_batch):
             self._first_batch = now
-        settled = batches >= WARM_UP_BATCHES and now - self._first_batch >= SETTLING_S
+        settled = batches >= WARM_UP_BATCHES and now - self._first_batch >= WARM_UP_S
+        settled = settled and board.total("learner", "rows") >= self._settling_steps
         late = now - self._made > self._patience_s
         if settled or (late and batches):
             self._begin, self._before = now, board.snapshot()

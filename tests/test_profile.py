@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from commands import Command, wait_until
 
+from sfactory import profiling
 from sfactory import tune as tuning_module
 from sfactory.bottleneck import find_bottleneck
 from sfactory.config import Config, RuntimeConfig, from_command_line, resolve
@@ -20,6 +21,7 @@ from sfactory.planning import make_plan
 from sfactory.processes import fork_server
 from sfactory.profile import main
 from sfactory.profiling import Interrupted, Level, Profile
+from sfactory.sizes import settling_steps
 from sfactory.timing import COLUMNS, PHASES, Household, Interval, Stopwatch
 from sfactory.trace import LAPS_KEPT, TracingStopwatch
 from sfactory.train import main as train_main
@@ -66,6 +68,16 @@ def profile(capsys, *args: str) -> dict:
     """What the command prints with ``--json``."""
     assert main([*args, "--json"]) == 0
     return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_what_was_sampled_before_the_first_update_is_not_measured(monkeypatch):
+    """The learner trains on it faster than the rollout workers sample, so many slots would flatter a run."""
+    monkeypatch.setattr(profiling, "WARM_UP_S", 0.0)
+    plan = make_plan(from_command_line(["--env", "CartPole-v1", *SMALL, "--runtime.spare-batches", "60"], "test"))
+    expected = settling_steps(plan.config, plan.rows)
+    assert expected == 2 * 128 * 61
+    interval = profiling.profile_run(plan, 0.3).interval
+    assert interval.before[interval.names.index("learner"), COLUMNS.index("rows")] >= expected
 
 
 def test_a_profile_accounts_for_all_time_and_leaves_only_its_trace(place, capsys):

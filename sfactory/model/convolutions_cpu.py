@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 BLOCK = 4
 """Pixels on a side of a block."""
-_BLOCK_TYPES = {torch.bfloat16: (np.uint16, np.uint64), torch.float32: (np.float32, np.complex128)}
+BLOCK_TYPES = {torch.bfloat16: (np.uint16, np.uint64), torch.float32: (np.float32, np.complex128)}
 """For each dtype of blocks: how NumPy holds a pixel, and four pixels, which move as one word."""
 
 
@@ -42,7 +42,10 @@ def _fill_blocks(rows, strip, words, blocks):
                     pixels, line = rows[n, y, a, b], strip[a * inner + b]
                     for i in range(length):
                         value = np.float32(pixels[i])
-                        line[i] = value if strip.itemsize == 4 else value.view(np.uint32) >> np.uint32(16)
+                        if strip.itemsize == 4:
+                            line[i] = value
+                        else:
+                            line[i] = value.view(np.uint32) >> np.uint32(16)
             for x in range(across):
                 for c in range(channels):
                     for b in range(BLOCK):  # a number that the compiler knows
@@ -62,7 +65,7 @@ def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:
     """
     channels, height, width = (x.shape[3], *x.shape[1:3]) if hwc else x.shape[1:]
     down, across = height // BLOCK, width // BLOCK
-    pixel, word = _BLOCK_TYPES[dtype]
+    pixel, word = BLOCK_TYPES[dtype]
     out = torch.empty((len(x), down, across, channels * BLOCK * BLOCK), dtype=dtype)
     blocks = out.view(torch.uint8).numpy().view(word)
     planes, length = (1, width * channels) if hwc else (channels, width)

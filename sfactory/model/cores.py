@@ -114,7 +114,7 @@ class _GatedCore(Lowered, Core):
         given = (weight, self._input_bias(layer)) if self.lowered is None else self.lowered[layer]
         return F.linear(x, *given).to(weight.dtype)
 
-    def _lowered_copy(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    def _cast_weights(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         return [(self._parameter("weight_ih", layer).to(dtype), self._input_bias(layer).to(dtype)) for layer in range(self.layers)]
 
     def _input_bias(self, layer: int) -> Tensor:

@@ -89,7 +89,7 @@ class NatureCNN(Lowered):
         first, *others = self.convolutions
         return [first.convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
 
-    def _lowered_copy(self, dtype: torch.dtype) -> list[Convolution]:
+    def _cast_weights(self, dtype: torch.dtype) -> list[Convolution]:
         return [layer.to(dtype) for layer in self._layers()]
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfactory.model.convolutions_cpu import BLOCK, Convolution, block_weight, is_eager_cpu, pixel_blocks
+from sfactory.model.convolutions_cpu import BLOCK, BLOCK_TYPES, Convolution, block_weight, is_eager_cpu, pixel_blocks
 from sfactory.model.initialization import orthogonal
 from sfactory.model.precision import Lowered, compute_dtype
 from sfactory.model.tanh_cpu import tanh_
@@ -48,7 +48,7 @@ class Dense(Lowered, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, *(self.lowered or (self.weight, self.bias)))
 
-    def _lowered_copy(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _cast_weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return self.weight.to(dtype), self.bias.to(dtype)
 
 
@@ -87,7 +87,7 @@ class PixelConv(nn.Conv2d):
 
     @property
     def _in_blocks(self) -> bool:
-        return self._by_blocks and is_eager_cpu(self.weight)
+        return self._by_blocks and is_eager_cpu(self.weight) and compute_dtype(self.weight) in BLOCK_TYPES
 
 
 def _to_channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:

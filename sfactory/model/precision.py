@@ -31,19 +31,19 @@ class Lowered(nn.Module):
     Autocast casts float32 weights at every call, which at the batch sizes of inference costs as much as a tenth of the products.
     """
 
-    _copy: Sequence | None = None
+    _lowered: Sequence | None = None
 
     def lower(self, dtype: torch.dtype | None) -> None:
         """Copy the present weights for use where gradients are off; None goes back to the weights themselves."""
         with torch.no_grad():
-            self._copy = None if dtype is None else self._lowered_copy(dtype)
+            self._lowered = None if dtype is None else self._cast_weights(dtype)
 
     @property
     def lowered(self) -> Sequence | None:
         """The copy, if there is one and gradients are off."""
-        return None if torch.is_grad_enabled() else self._copy
+        return None if torch.is_grad_enabled() else self._lowered
 
-    def _lowered_copy(self, dtype: torch.dtype) -> Sequence:
+    def _cast_weights(self, dtype: torch.dtype) -> Sequence:
         raise NotImplementedError
 
 
