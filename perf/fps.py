@@ -89,8 +89,7 @@ class Result:
 
 def measure(flags: str, seconds: float) -> float:
     """Env steps per second, learning included, of one run that goes on for so many seconds once it has settled."""
-    config = from_command_line(shlex.split(flags), "perf/fps.py")
-    least = settling_steps(config, config.envs_per_group)
+    settled = settled_after(flags)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "sfactory.train", *shlex.split(flags), "--run", f"{folder}/run", "--steps", str(10**12)]
         command += ["--log.report-every-s", "1", "--log.display", "none", "--log.no-tensorboard", "--overwrite"]
@@ -98,26 +97,32 @@ def measure(flags: str, seconds: float) -> float:
         process = subprocess.Popen(command)
         try:
             begin = time.monotonic()
-            while not trained(metrics, least) and process.poll() is None and time.monotonic() - begin < START_S:
+            while not trained(metrics, settled) and process.poll() is None and time.monotonic() - begin < START_S:
                 time.sleep(0.1)
-            time.sleep(seconds if trained(metrics, least) else 0)
+            time.sleep(seconds if trained(metrics, settled) else 0)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(60)
-        reports = trained(metrics, least)
+        reports = trained(metrics, settled)
     if len(reports) < 2:
-        raise SystemExit(f"no two reports of training on {least:,} env steps within {START_S:g} s from: {shlex.join(command)}")
+        raise SystemExit(f"no two reports of more than {settled:,} env steps within {START_S:g} s from: {shlex.join(command)}")
     (begun_s, before), (ended_s, after) = reports[0], reports[-1]
     return (after - before) / (ended_s - begun_s)
 
 
-def trained(metrics: Path, least: int) -> list[tuple[float, int]]:
-    """Seconds and env steps of each report in a file of metrics that tells of something new, from so many env steps on."""
+def settled_after(flags: str) -> int:
+    """Env steps of training after which a run of a single-agent environment has settled."""
+    config = from_command_line(shlex.split(flags), "perf/fps.py")
+    return settling_steps(config, config.envs_per_group)
+
+
+def trained(metrics: Path, settled: int) -> list[tuple[float, int]]:
+    """Seconds and env steps of each report in a file of metrics that tells of something new, after so many env steps."""
     if not metrics.exists():
         return []
     with metrics.open() as file:
         points = [(float(row["wall_s"]), int(row["env_steps"])) for row in csv.DictReader(file)]
-    return [point for before, point in pairwise([(0.0, 0), *points]) if point[1] > max(before[1], least)]
+    return [point for before, point in pairwise([(0.0, 0), *points]) if point[1] > max(before[1], settled)]
 
 
 def run(workload: str, seconds: float, repeats: int, ceiling_s: float) -> Result:

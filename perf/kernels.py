@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from gymnasium import spaces
 from rich.console import Console
 from rich.table import Table
@@ -42,7 +43,8 @@ from sfactory.envs.screens import ScreenStacks
 from sfactory.gae import gae, gae_torch
 from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
 from sfactory.losses_cpu import loss_and_gradients, valid_moments
-from sfactory.model import NatureCNN, build_model, recurrence, recurrence_cpu
+from sfactory.model import NatureCNN, build_model, lower_weights, recurrence, recurrence_cpu
+from sfactory.model.convolutions_cpu import BLOCK, pixel_blocks
 from sfactory.model.precision import mixed_precision
 from sfactory.model.tanh_cpu import tanh_
 from sfactory.networks import Network, TorchNetwork
@@ -449,12 +451,30 @@ def _training(network: Network, weights: torch.Tensor, batch: Batch) -> Call:
     return call
 
 
+def pixels_by_blocks(device: torch.device) -> Iterator[Case]:
+    """Pictures of Atari as the first convolution takes them; their bits must agree."""
+    for dtype, bits in ((torch.float32, torch.int32), (torch.bfloat16, torch.int16)):
+        for rows in (32, 512):
+            pixels = torch.randint(0, 256, (rows, 4, 84, 84), dtype=torch.uint8)
+            theirs = pixels.to(device)
+
+            def compiled(pixels=pixels, dtype=dtype, bits=bits) -> Sequence[torch.Tensor]:
+                return (pixel_blocks(pixels, False, dtype).view(bits),)
+
+            def plainly(pixels=theirs, dtype=dtype, bits=bits) -> Sequence[torch.Tensor]:
+                return (F.pixel_unshuffle(pixels, BLOCK).to(dtype, memory_format=torch.channels_last).view(bits),)
+
+            versions: dict[str, Call] = {"numba": compiled, f"torch {device}": plainly}
+            yield Case(f"pixels by blocks, {str(dtype)[6:]}", f"{rows} rows", rows, versions, tolerance=0.0)
+
+
 def convolutions(device: torch.device) -> Iterator[Case]:
     """A NatureCNN on pictures of Atari: forward, and forward and backward, over blocks of pixels and with ReLU in the same pass."""
     (leaf,) = ObservationSpec.from_space(spaces.Box(0, 255, (4, 84, 84), np.uint8)).leaves
     for dtype in (torch.float32, torch.bfloat16):
         for rows in (32, 512):
             ours = NatureCNN(leaf)
+            lower_weights(ours, dtype)  # as a policy worker does before forward passes
             theirs = copy.deepcopy(ours).to(device)
             pixels = torch.randint(0, 256, (rows, *leaf.shape), dtype=torch.uint8)
             calls = ((ours, ours, pixels), (theirs, functools.partial(plain.nature_cnn, theirs), pixels.to(device)))
@@ -546,6 +566,7 @@ FAMILIES = (
     screens,
     environments,
     activations,
+    pixels_by_blocks,
     dense_networks,
     convolutions,
     recurrent_scans,

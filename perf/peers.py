@@ -42,13 +42,12 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.fps import WORKLOADS as FPS_WORKLOADS
-from sfactory.config import from_command_line
-from sfactory.sizes import settling_steps
+from perf.fps import settled_after
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 START_LIMIT_S = 60.0
-"""Longest time from a command to the end of its warm-up, and from the end of its window to its exit."""
+"""Longest time from a command to its first report (sfactory: until it has settled), and from the end of its window to its exit."""
 
 PEERS: dict[str, tuple[str, ...]] = {
     # The newest it runs with: it asks for NumPy 1 and Gymnasium 0.29, whose MuJoCo environments end at v4 and need MuJoCo 2.
@@ -454,14 +453,13 @@ def read_metrics(folder: str) -> list[dict[str, float]]:
 
 def measure_sfactory(flags: str, warmup: float, seconds: float) -> float:
     """Env steps per second, counted as window.py does, with the reports of metrics.csv; the window opens once the run has settled, too."""
-    config = from_command_line(shlex.split(flags), "perf/peers.py")
-    least = settling_steps(config, config.envs_per_group)
+    settled = settled_after(flags)
     with tempfile.TemporaryDirectory() as folder, sfactory_run(f"{flags} --steps {10**12} --log.report-every-s 0.5", folder) as process:
         deadline = time.monotonic() + START_LIMIT_S + warmup + seconds
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.5)
             rows = [row for row in read_metrics(folder) if row["env_steps"] > 0]
-            warm = (row for row in rows if row["wall_s"] - rows[0]["wall_s"] >= warmup and row["env_steps"] >= least)
+            warm = (row for row in rows if row["wall_s"] - rows[0]["wall_s"] >= warmup and row["env_steps"] > settled)
             opened = next(warm, None)
             if opened and rows[-1]["wall_s"] - opened["wall_s"] >= seconds:
                 return (rows[-1]["env_steps"] - opened["env_steps"]) / (rows[-1]["wall_s"] - opened["wall_s"])

@@ -114,7 +114,7 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
         seconds: To measure, after the warm-up: the start, the compilation of kernels and the env steps until the run has settled
             (:func:`sfactory.sizes.settling_steps`).
         trace: File to write a trace of the measured time to.
-        patience_s: Seconds in which the first batch must be trained.
+        patience_s: Seconds in which the first batch must be trained; what has not settled by then is measured as it is.
 
     Raises:
         Interrupted: By SIGINT or SIGTERM.
