@@ -38,7 +38,8 @@ DENSE = f"--preset none --rollout 32 --batch-size 65536 {INLINE}"
 CARTPOLE = f"--env CartPole-v1 --envs-per-worker 2048 {DENSE}"
 NATIVE = f"--env sfactory/CartPole --envs-per-worker 4096 {DENSE} {YIELDING}"
 IMAGES = "--preset none --workers 2 --rollout 32 --batch-size 1024 --runtime.learner-threads 1"
-PONG = f"--env ALE/Pong-v5 --envs-per-worker 128 --runtime.groups 4 {IMAGES}"
+PONG = f"--env ALE/Pong-v5 --envs-per-worker 64 {IMAGES}"
+PONG_WITH_CORE = f"{PONG} --runtime.policy-workers 1"
 HALFCHEETAH = "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
 WORKLOADS = {
     "cartpole": f"{CARTPOLE} {YIELDING}",
@@ -47,8 +48,8 @@ WORKLOADS = {
     "cartpole-singles": f"{CARTPOLE} --batch-size 16384 --env-backend gymnasium --workers 2 --envs-per-worker 256",
     "cartpole-native": NATIVE,
     "pong": PONG,
-    "pong-lstm": f"{PONG} --model.core lstm",
-    "pong-gru": f"{PONG} --model.core gru",
+    "pong-lstm": f"{PONG_WITH_CORE} --model.core lstm",
+    "pong-gru": f"{PONG_WITH_CORE} --model.core gru",
     "halfcheetah": HALFCHEETAH,
     "halfcheetah-envpool": f"{HALFCHEETAH} --env-backend envpool",
     "vizdoom-basic": f"--env VizdoomBasic-v1 --envs-per-worker 32 {IMAGES}",

@@ -474,8 +474,8 @@ def convolutions(device: torch.device) -> Iterator[Case]:
     for dtype in (torch.float32, torch.bfloat16):
         for rows in (32, 512):
             ours = NatureCNN(leaf)
-            lower_weights(ours, dtype)  # as a policy worker does before forward passes
             theirs = copy.deepcopy(ours).to(device)
+            lower_weights(ours, dtype)  # as a policy worker does before forward passes
             pixels = torch.randint(0, 256, (rows, *leaf.shape), dtype=torch.uint8)
             calls = ((ours, ours, pixels), (theirs, functools.partial(plain.nature_cnn, theirs), pixels.to(device)))
             for doing, make in (("forward", _features), ("training", _features_and_gradient)):

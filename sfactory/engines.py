@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numba import njit
 from torch import Tensor, nn
 
 from sfactory.arena import Arena
@@ -72,8 +73,9 @@ class TorchEngine:
     def __init__(self, model: nn.Module, arena: Arena, groups: int, autocast: torch.dtype | None, watch: Stopwatch) -> None:
         self._model, self._arena, self._autocast, self._watch = model, arena, autocast, watch
         self._flat = FlatWeights(model)
-        self._states = torch.zeros(groups, arena.rows, model.state_size) if model.state_size else None
         self._joined = [np.empty((arena.rows * groups, *leaf.shape[3:]), leaf.dtype) for leaf in arena.obs]
+        self._states, self._joined_states = np.zeros((2, groups, arena.rows, model.state_size), np.float32)
+        self._no_first = np.zeros(arena.rows, bool)
 
     def refresh(self, weights: WeightBoard) -> int:
         version = weights.read(self._flat.vector)
@@ -98,19 +100,26 @@ class TorchEngine:
 
     def _load_states(self, requests: list[Request]) -> Tensor | None:
         """The RNN states of all requested rows, zeroed where an episode begins; kept in the slot where a segment begins."""
-        if self._states is None:
+        size = self._model.state_size
+        if not size:
             return None
-        for slot, group, t, value_only in requests:
+        for (slot, group, t, value_only), joined in zip(requests, self._joined_states, strict=False):
             if t == 0 and not value_only:
-                self._arena.rnn_state[slot] = self._states[group].numpy()
-        states = torch.cat([self._states[group] for _, group, _, _ in requests])
-        none = np.zeros(self._arena.rows, bool)
-        first = np.concatenate([none if value_only else self._arena.first[slot, t] for slot, _, t, value_only in requests])
-        return states * torch.from_numpy(~first).unsqueeze(-1)
+                self._arena.rnn_state[slot] = self._states[group]
+            _copy_states(self._states[group], self._no_first if value_only else self._arena.first[slot, t], joined)
+        return torch.from_numpy(self._joined_states[: len(requests)]).view(-1, size)
 
     def _store_states(self, requests: list[Request], state: Tensor | None) -> None:
         if state is None:
             return
-        for (_, group, _, value_only), rows in zip(requests, state.split(self._arena.rows), strict=True):
+        for (_, group, _, value_only), rows in zip(requests, state.numpy().reshape(len(requests), self._arena.rows, -1), strict=True):
             if not value_only:
                 self._states[group] = rows
+
+
+@njit(cache=True, nogil=True)
+def _copy_states(states, first, joined):
+    """Copy RNN states ``[rows, S]``, zeroed where an episode begins: one pass instead of four of torch's and NumPy's operations."""
+    for row in range(states.shape[0]):
+        for i in range(states.shape[1]):
+            joined[row, i] = np.float32(0) if first[row] else states[row, i]

@@ -10,8 +10,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from perf.plain import nature_cnn
-from sfactory.model import NatureCNN
-from sfactory.model.convolutions_cpu import Convolution, _cut_off, _fusible, block_weight, pixel_blocks, relu_convolutions
+from sfactory.model import NatureCNN, lower_weights, onednn
+from sfactory.model.convolutions_cpu import _cut_off, block_weight, pixel_blocks, relu_convolutions
+from sfactory.model.onednn import Convolution
 from sfactory.model.precision import mixed_precision
 from sfactory.spaces import Leaf, ObservationSpec
 
@@ -119,7 +120,22 @@ def test_a_gradient_is_cut_off_where_the_activation_is_zero_however_it_lies(dtyp
     assert torch.equal(last[0], expected)  # where it lay
 
 
+@pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (1, 37, 61), (3, 28, 28), (7, 7, 3)])
+@pytest.mark.parametrize("images", [1, 19])
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_weights_kept_in_onednn_order_give_the_same_features(dtype: torch.dtype, images: int, shape: tuple[int, ...]) -> None:
+    model, x = NatureCNN(image_leaf(shape)), pictures((images, *shape))
+    with torch.no_grad(), mixed_precision("cpu", None if dtype == torch.float32 else dtype):
+        expected = model(x)
+        lower_weights(model, dtype)
+        assert all(layer.weight.is_mkldnn == onednn.computes(dtype) for layer in (*model.lowered, model.linear.lowered))
+        found = model(x)
+    assert found.dtype == expected.dtype == dtype
+    torch.testing.assert_close(
+        found, expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2 if dtype == torch.bfloat16 else 1e-5
+    )
+
+
 def test_this_machine_fuses() -> None:
-    assert _fusible(torch.zeros(1)) == torch.backends.mkldnn.is_available()
-    assert not _fusible(torch.zeros(1, device="meta"))
-    assert not _fusible(torch.zeros(1, dtype=torch.float64))
+    assert onednn.computes(torch.float32) == torch.backends.mkldnn.is_available()
+    assert not onednn.computes(torch.float64)

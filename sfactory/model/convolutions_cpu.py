@@ -7,7 +7,6 @@ blocks. A block has 16 channels for each of the image's, which fill the processo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +15,9 @@ from numba import njit
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+
+from sfactory.model import onednn
+from sfactory.model.onednn import Convolution
 
 BLOCK = 4
 """Pixels on a side of a block."""
@@ -89,44 +91,24 @@ def block_weight(weight: Tensor, hwc: bool) -> Tensor:
     return split.permute(order).reshape(out, channels * BLOCK * BLOCK, side // BLOCK, side // BLOCK)
 
 
-class Convolution(NamedTuple):
-    """The operands of a convolution besides its input."""
-
-    weight: Tensor
-    bias: Tensor
-    stride: Sequence[int]
-    padding: Sequence[int]
-
-    def to(self, dtype: torch.dtype) -> Convolution:
-        """The same in another dtype, in the order in which the CPU convolves."""
-        weight = self.weight.to(dtype, memory_format=torch.channels_last)
-        return self._replace(weight=weight, bias=self.bias.to(dtype))
-
-
 def relu_convolutions(x: Tensor, layers: Sequence[Convolution]) -> Tensor:
     """Convolutions one after the other, each with ReLU.
 
     Args:
         x: ``[N, C, H, W]``, in the dtype in which all of them compute.
     """
-    if not _fusible(x):
-        for layer in layers:
-            x = F.relu_(F.conv2d(x, *layer))
-        return x
-    weights = (tensor.to(x.dtype) for layer in layers for tensor in (layer.weight, layer.bias))
-    return _ReLUConvolutions.apply(x, [(layer.stride, layer.padding) for layer in layers], *weights)
+    fusible = is_eager_cpu(x) and onednn.computes(x.dtype)
+    if fusible and torch.is_grad_enabled():
+        weights = (tensor.to(x.dtype) for layer in layers for tensor in (layer.weight, layer.bias))
+        return _ReLUConvolutions.apply(x, [(layer.stride, layer.padding) for layer in layers], *weights)
+    for layer in layers:
+        x = layer.with_relu(x) if fusible else F.relu_(F.conv2d(x, *layer))
+    return x
 
 
 def is_eager_cpu(x: Tensor) -> bool:
     """Whether compiled kernels can work on a tensor: torch.compile, which makes its own, cannot look into them."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _fusible(x: Tensor) -> bool:
-    """Whether oneDNN computes convolution and ReLU in one pass there; torch has this operation for its own compiler."""
-    if not is_eager_cpu(x) or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
-        return False
-    return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class _ReLUConvolutions(Function):
@@ -141,8 +123,7 @@ class _ReLUConvolutions(Function):
         """
         arrays = [x]
         for (stride, padding), weight, bias in zip(geometry, weights[::2], weights[1::2], strict=True):
-            layer = arrays[-1], weight, bias, padding, stride, (1, 1), 1
-            arrays.append(torch.ops.mkldnn._convolution_pointwise(*layer, "relu", (), ""))
+            arrays.append(Convolution(weight, bias, stride, padding).with_relu(arrays[-1]))
         ctx.geometry = geometry
         ctx.save_for_backward(*arrays, *weights[::2])
         return arrays[-1]

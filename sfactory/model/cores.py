@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfactory.model import recurrence_cpu
+from sfactory.model.onednn import LoweredLinear
 from sfactory.model.precision import Lowered, full_precision
 from sfactory.model.recurrence import GRUScan, LSTMScan, gru_step, lstm_step
 
@@ -111,11 +112,11 @@ class _GatedCore(Lowered, Core):
     def _project(self, x: Tensor, layer: int) -> Tensor:
         """The input's share of the pre-activations, in the recurrence's dtype."""
         weight = self._parameter("weight_ih", layer)
-        given = (weight, self._input_bias(layer)) if self.lowered is None else self.lowered[layer]
-        return F.linear(x, *given).to(weight.dtype)
+        projected = F.linear(x, weight, self._input_bias(layer)) if self.lowered is None else self.lowered[layer](x)
+        return projected.to(weight.dtype)
 
-    def _cast_weights(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        return [(self._parameter("weight_ih", layer).to(dtype), self._input_bias(layer).to(dtype)) for layer in range(self.layers)]
+    def _cast_weights(self, dtype: torch.dtype) -> list[LoweredLinear]:
+        return [LoweredLinear.of(self._parameter("weight_ih", layer), self._input_bias(layer), dtype) for layer in range(self.layers)]
 
     def _input_bias(self, layer: int) -> Tensor:
         raise NotImplementedError

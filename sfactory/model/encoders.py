@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from sfactory.config import ModelConfig
 from sfactory.errors import ConfigError
 from sfactory.model.contracts import checked_encoder, construct
-from sfactory.model.convolutions_cpu import Convolution, relu_convolutions
+from sfactory.model.convolutions_cpu import relu_convolutions
 from sfactory.model.initialization import orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense, FlatInput, PixelConv
+from sfactory.model.onednn import Convolution
 from sfactory.model.precision import Lowered
 from sfactory.objects import load_object
 from sfactory.spaces import Leaf
@@ -90,7 +91,7 @@ class NatureCNN(Lowered):
         return [first.convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
 
     def _cast_weights(self, dtype: torch.dtype) -> list[Convolution]:
-        return [layer.to(dtype) for layer in self._layers()]
+        return [layer.lowered(dtype) for layer in self._layers()]
 
 
 class ImpalaResNet(nn.Module):

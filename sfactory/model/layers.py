@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfactory.model.convolutions_cpu import BLOCK, BLOCK_TYPES, Convolution, block_weight, is_eager_cpu, pixel_blocks
+from sfactory.model.convolutions_cpu import BLOCK, BLOCK_TYPES, block_weight, is_eager_cpu, pixel_blocks
 from sfactory.model.initialization import orthogonal
+from sfactory.model.onednn import Convolution, LoweredLinear
 from sfactory.model.precision import Lowered, compute_dtype
 from sfactory.model.tanh_cpu import tanh_
 from sfactory.spaces import Leaf
@@ -46,10 +47,10 @@ class Dense(Lowered, nn.Linear):
         orthogonal(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, *(self.lowered or (self.weight, self.bias)))
+        return super().forward(x) if self.lowered is None else self.lowered(x)
 
-    def _cast_weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        return self.weight.to(dtype), self.bias.to(dtype)
+    def _cast_weights(self, dtype: torch.dtype) -> LoweredLinear:
+        return LoweredLinear.of(self.weight, self.bias, dtype)
 
 
 class PixelConv(nn.Conv2d):
