@@ -119,7 +119,7 @@ class TorchEngine:
 
 @njit(cache=True, nogil=True)
 def _copy_states(states, first, joined):
-    """Copy RNN states ``[rows, S]``, zeroed where an episode begins: one pass instead of four of torch's and NumPy's operations."""
+    """Copy a group's RNN states ``[rows, S]``, zeroed where an episode begins."""
     for row in range(states.shape[0]):
         for i in range(states.shape[1]):
             joined[row, i] = np.float32(0) if first[row] else states[row, i]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from perf.plain import nature_cnn
 from sfactory.model import NatureCNN, lower_weights, onednn
-from sfactory.model.convolutions_cpu import _cut_off, block_weight, pixel_blocks, relu_convolutions
+from sfactory.model.convolutions_cpu import _cut_off, block_weight, is_eager_cpu, pixel_blocks, relu_convolutions
 from sfactory.model.onednn import Convolution
 from sfactory.model.precision import mixed_precision
 from sfactory.spaces import Leaf, ObservationSpec
@@ -131,11 +131,11 @@ def test_weights_kept_in_onednn_order_give_the_same_features(dtype: torch.dtype,
         assert all(layer.weight.is_mkldnn == onednn.computes(dtype) for layer in (*model.lowered, model.linear.lowered))
         found = model(x)
     assert found.dtype == expected.dtype == dtype
-    torch.testing.assert_close(
-        found, expected, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2 if dtype == torch.bfloat16 else 1e-5
-    )
+    rtol, atol = (2e-2, 1e-2) if dtype == torch.bfloat16 else (1e-5, 1e-5)
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
 
 
 def test_this_machine_fuses() -> None:
     assert onednn.computes(torch.float32) == torch.backends.mkldnn.is_available()
+    assert not is_eager_cpu(torch.zeros(1, device="meta"))
     assert not onednn.computes(torch.float64)

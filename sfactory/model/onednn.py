@@ -1,12 +1,13 @@
 """Operations of oneDNN, the CPU's library of products and convolutions, that torch keeps for its own compiler.
 
-They apply ReLU in the same pass, and take weights that already lie in oneDNN's order. It otherwise brings them into it at every call, which
-takes a NatureCNN 0.2 to 0.6 ms (perf/RESULTS.md).
+They apply ReLU in the same pass, and take weights that already lie in oneDNN's order. Otherwise oneDNN brings them into it at every call,
+which takes a NatureCNN 0.2 to 0.6 ms (perf/RESULTS.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+@cache
 def computes(dtype: torch.dtype) -> bool:
     """Whether these operations are at hand for a dtype on this machine's CPU."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
@@ -22,7 +24,7 @@ def computes(dtype: torch.dtype) -> bool:
 
 
 class LoweredLinear(NamedTuple):
-    """A linear layer's weights in a dtype, if possible in oneDNN's order. Without gradient."""
+    """A linear layer's weights in another dtype, if possible in oneDNN's order, ready to be applied; without a gradient."""
 
     weight: Tensor
     bias: Tensor
@@ -48,7 +50,7 @@ class Convolution(NamedTuple):
     padding: Sequence[int]
 
     def lowered(self, dtype: torch.dtype) -> Convolution:
-        """The same in a dtype, if possible in oneDNN's order, and then only for :meth:`with_relu` and without gradient."""
+        """The same in another dtype, if possible in oneDNN's order, and then only for :meth:`with_relu`; without a gradient."""
         weight = self.weight.to(dtype, memory_format=torch.channels_last)
         if computes(dtype):
             weight = torch.ops.mkldnn._reorder_convolution_weight(weight, self.padding, self.stride, (1, 1), 1)
