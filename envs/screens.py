@@ -35,19 +35,19 @@ class ScreenStacks:
     def __init__(self, consoles: Sequence[ALEInterface], depth: int, sides: tuple[int, int]) -> None:
         height, width = consoles[0].getScreenDims()
         self._consoles = consoles
-        self._pictures = np.zeros((len(consoles), depth, *sides), np.uint8)
-        self._newest = [0] * len(consoles)
-        self._seen = np.zeros((len(consoles), height, width), np.uint8)
-        self._mixed = np.ones((len(consoles), height), bool)
-        self._screens = np.empty((2, height, width), np.uint8)
+        # lists, because an array would make a new view at every look
+        self._pictures = list(np.zeros((len(consoles), depth, *sides), np.uint8))
+        self._seen = list(np.zeros((len(consoles), height, width), np.uint8))
+        self._mixed = list(np.ones((len(consoles), height), bool))
+        self._screens = list(np.empty((2, height, width), np.uint8))
         self._changed, self._pooled = np.zeros(height, bool), np.empty((height, width), np.uint8)
         self._greys = np.full(256, _UNKNOWN, np.int16)
         self._taps = taps((height, width, 1), sides)
 
     def clear(self, row: int, out: np.ndarray) -> None:
         """Begin a console's stack again, with pictures of zeros and the screen that it shows now. Arguments as of `push`."""
-        self._pictures[row] = 0
-        self._mixed[row] = True  # so that every line is drawn
+        self._pictures[row].fill(0)
+        self._mixed[row].fill(True)  # so that every line is drawn
         self.look(row, 0)
         self.look(row, 1)
         self._learn(row, 1)  # also the greys of lines that look as before the first screen, of zeros
@@ -66,14 +66,8 @@ class ScreenStacks:
         Args:
             out: uint8 ``[depth, h, w]``, oldest first.
         """
-        pictures, last = self._pictures[row], self._newest[row]
-        self._newest[row] = newest = (last + 1) % len(pictures)
-        pictures[newest] = pictures[last]
-        game = self._seen[row], self._mixed[row]
-        _draw(self._screens, *game, self._changed, self._pooled, self._greys, *self._taps, pictures[newest])
-        older = len(pictures) - newest - 1
-        out[:older] = pictures[newest + 1 :]
-        out[older:] = pictures[: newest + 1]
+        game = self._seen[row], self._mixed[row], self._pictures[row]
+        _push(*self._screens, *game, self._changed, self._pooled, self._greys, *self._taps, out)
 
     def _learn(self, row: int, which: int) -> None:
         """Take down the greys of all colours of the screen that a console shows now."""
@@ -108,18 +102,30 @@ def _differ(one, two, y):
     return bits != 0
 
 
-@njit(cache=True, nogil=True, fastmath=True)
-def _draw(screens, seen, mixed, changed, pooled, greys, rows, row_weights, places, column_weights, picture):
-    """Draw the lines of `picture` into which lines enter that have changed.
+@njit(cache=True, nogil=True)
+def _push(one, two, seen, mixed, pictures, changed, pooled, greys, rows, row_weights, places, column_weights, out):
+    """Append a picture to `pictures`, ``[depth, h, w]``, drop the oldest, and copy them all to `out`. The rest is as of `_draw`."""
+    depth = len(pictures)
+    stack, copy = pictures.reshape(depth, -1), out.reshape(depth, -1)
+    for i in range(1, depth):
+        for j in range(stack.shape[1]):
+            stack[i - 1, j] = copy[i - 1, j] = stack[i, j]
+    _draw(one, two, seen, mixed, changed, pooled, greys, rows, row_weights, places, column_weights, pictures[depth - 1])
+    for j in range(stack.shape[1]):
+        copy[depth - 1, j] = stack[depth - 1, j]
+
+
+@njit(nogil=True, fastmath=True)
+def _draw(one, two, seen, mixed, changed, pooled, greys, rows, row_weights, places, column_weights, picture):
+    """Draw the lines of `picture`, so far the last one, into which lines enter that have changed.
 
     Args:
-        screens: ``[2, H, W]``.
+        one, two: The screens, ``[H, W]``.
         seen: ``[H, W]``, the second screen of the last picture; becomes that of this one.
         mixed: ``[H]``, whether the first one had another line; becomes that of this picture.
         changed: ``[H]``, whether one of the two has another line than `seen`; cleared.
         pooled: ``[H, W]``, room to work in.
     """
-    one, two = screens[0], screens[1]
     height, width = two.shape
     first, second, old = one.view(np.uint64), two.view(np.uint64), seen.view(np.uint64)
     for y in range(height):
