@@ -181,7 +181,8 @@ def backward_pass(gradients, layers, tanh, kept, of_layers):
 @njit(cache=True, nogil=True)
 def add_to(of_layers, hidden, heads):
     """Add layers' gradients to those of their weights and biases; the heads' are one after another in the last layer's."""
-    for (of_weight, of_bias), (weight, bias) in zip(of_layers, hidden):  # noqa: B905  unknown to the compiler
+    for i in range(len(hidden)):  # zip, with one layer more in `of_layers`, would never give that one's memory back
+        (of_weight, of_bias), (weight, bias) = of_layers[i], hidden[i]
         weight += of_weight[: weight.shape[0], : weight.shape[1]]
         bias += of_bias[: len(bias)]
     of_weight, of_bias = of_layers[-1]

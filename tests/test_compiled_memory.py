@@ -1,0 +1,74 @@
+"""Compiled passes give back the arrays that they are given. Not all code that numba takes does, and what it keeps is lost at every update."""
+
+import gc
+
+import numba
+import numpy as np
+import pytest
+from numba.core.runtime import _nrt_python, rtsys
+
+from sfactory.ceiling import SIMULATION, TRAINING, inference_works, prepare, with_threads
+from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, resolve
+from sfactory.planning import make_plan
+
+SMALL = {"workers": 1, "envs_per_worker": 8, "rollout": 8, "batch_size": 64, "preset": "none", "device": "cpu"}
+CASES = {
+    "dense": Config(env="sfactory/CartPole", **SMALL),
+    "dense, critic of its own": Config(env="sfactory/Pendulum", model=ModelConfig(shared_critic=False, adaptive_std=True), **SMALL),
+    "all there is": Config(
+        env="sfactory/Pendulum",
+        algo="ppo",
+        epochs=2,
+        optim=OptimConfig(minibatches=2),
+        loss=LossConfig(exploration="kl", normalize_returns=True),
+        model=ModelConfig(normalize_obs=True),
+        **SMALL,
+    ),
+    "lstm": Config(env="sfactory/MemoryGrid", model=ModelConfig(core="lstm"), **SMALL),
+    "gru": Config(env="sfactory/CartPole", model=ModelConfig(core="gru"), **SMALL),
+    "images": Config(env="ALE/Pong-v5", **SMALL),
+    "images in bfloat16": Config(env="ALE/Pong-v5", precision="bfloat16", **SMALL),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted():
+    numba.njit(lambda: np.zeros(1))()  # begins numba's memory system
+    _nrt_python.memsys_enable_stats()
+    yield
+    _nrt_python.memsys_disable_stats()
+
+
+def held() -> int:
+    """Arrays that compiled code holds, or has made and Python holds."""
+    gc.collect()
+    stats = rtsys.get_allocation_stats()
+    return stats.mi_alloc - stats.mi_free
+
+
+def test_what_is_lost_is_seen():
+    @numba.njit
+    def first_of_two(three, two):
+        for a, b in zip(three, two):  # noqa: B905  unknown to the compiler
+            a += b
+
+    def call():
+        first_of_two((np.zeros(2), np.zeros(2), np.zeros(2)), (np.zeros(2), np.zeros(2)))
+
+    call()
+    before = held()
+    call()
+    assert held() == before + 1, "numba has mended its zip: nothing in sfactory need go round it any more"
+
+
+@pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
+def test_nothing_is_lost(config):
+    plan = with_threads(make_plan(resolve(config)), 1)
+    for work in (SIMULATION, *inference_works(plan), TRAINING):
+        with prepare(plan, work) as piece:
+            for _ in range(3):
+                piece()
+            before = held()
+            for _ in range(5):
+                piece()
+            assert held() == before, work
