@@ -1,4 +1,4 @@
-"""Compiled passes give back the arrays that they are given. Not all code that numba takes does, and what it keeps is lost at every update."""
+"""Compiled passes give back the arrays that they are given: not all code that numba takes does, and that loses memory at every update."""
 
 import gc
 
