@@ -7,18 +7,13 @@ import numpy as np
 import pytest
 from environments import MODES, Busy, Counting, vector_of
 from gymnasium.vector import AutoresetMode
+from small_plans import small_config, small_plan
 
-from sfactory.ceiling import SIMULATION, TRAINING, Ceiling, inference_works, measure, measure_ceiling, prepare, rows_of, with_threads
-from sfactory.config import Config, ModelConfig, OptimConfig, resolve
+from sfactory.ceiling import SIMULATION, TRAINING, Ceiling, inference_works, measure, measure_ceiling, prepare, rows_of
+from sfactory.config import ModelConfig, OptimConfig
 from sfactory.errors import RunFailed
-from sfactory.planning import make_plan
 
-SMALL = {"workers": 1, "envs_per_worker": 8, "rollout": 8, "batch_size": 64, "preset": "none", "device": "cpu"}
 CEILING = Ceiling(3e-6, 1e-6, 4e-6, 4, 256, 1024, 1, "float32", "cpu", "cpu")
-
-
-def plan_of(env, **settings):
-    return with_threads(make_plan(resolve(Config(env=env, **SMALL | settings))), 1)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +41,7 @@ class Walled(Counting):
 
 @pytest.mark.parametrize("env", [Walled, *(vector_of(Walled, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)])
 def test_simulation_counts_steps_and_begins_new_episodes(env):
-    with prepare(plan_of(env), SIMULATION) as piece:
+    with prepare(small_plan(env), SIMULATION) as piece:
         Walled.steps = Walled.resets = 0
         counted = sum(piece() for _ in range(50))
     assert Walled.resets > 0
@@ -55,7 +50,7 @@ def test_simulation_counts_steps_and_begins_new_episodes(env):
 
 @pytest.mark.parametrize("env", [Busy, vector_of(Busy, AutoresetMode.SAME_STEP), "sfactory/CartPole", "sfactory/Pendulum"])
 def test_simulation_acts_as_the_environment_allows(env):
-    with prepare(plan_of(env), SIMULATION) as piece:
+    with prepare(small_plan(env), SIMULATION) as piece:
         assert sum(piece() for _ in range(30)) > 0
 
 
@@ -69,7 +64,7 @@ def test_simulation_acts_as_the_environment_allows(env):
     ids=["plain", "epochs", "everything"],
 )
 def test_inference_and_training_count_all_their_samples(env, core, settings):
-    plan = plan_of(env, model=ModelConfig(core=core, hidden=(16,), features=16, core_size=8, normalize_obs=True), **settings)
+    plan = small_plan(env, model=ModelConfig(core=core, hidden=(16,), features=16, core_size=8, normalize_obs=True), **settings)
     for work in inference_works(plan):
         with prepare(plan, work) as piece:
             assert [piece() for _ in range(10)] == [rows_of(plan, work)] * 10
@@ -89,7 +84,7 @@ def test_the_learner_trains_on_plausible_samples(monkeypatch):
             learners.append(self)
 
     monkeypatch.setattr(ceiling, "Learner", Kept)
-    with prepare(plan_of("sfactory/CartPole"), TRAINING) as piece:
+    with prepare(small_plan("sfactory/CartPole"), TRAINING) as piece:
         losses = []
         learners[0]._emit = lambda progress: losses.append(progress.losses)
         for _ in range(20):
@@ -101,7 +96,7 @@ def test_the_learner_trains_on_plausible_samples(monkeypatch):
 
 
 def test_a_ceiling_is_measured_and_all_processes_end():
-    ceiling = measure_ceiling(resolve(Config(env="sfactory/CartPole", **SMALL)), 0.3)
+    ceiling = measure_ceiling(small_config("sfactory/CartPole"), 0.3)
     costs = ceiling.simulation_s, ceiling.inference_s, ceiling.training_s
     assert all(0 < cost < 1 for cost in costs)
     assert ceiling.env_steps_per_s == pytest.approx(ceiling.cores / sum(costs))
@@ -120,5 +115,5 @@ class Falling(Counting):
 
 def test_an_environment_that_raises_ends_the_measurement_with_its_words():
     with pytest.raises(RunFailed, match="fell over"):
-        measure(plan_of(Falling), [SIMULATION], 2, 0.2)
+        measure(small_plan(Falling), [SIMULATION], 2, 0.2)
     assert not multiprocessing.active_children()

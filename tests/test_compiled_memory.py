@@ -6,28 +6,26 @@ import numba
 import numpy as np
 import pytest
 from numba.core.runtime import _nrt_python, rtsys
+from small_plans import small_plan
 
-from sfactory.ceiling import SIMULATION, TRAINING, inference_works, prepare, with_threads
-from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, resolve
-from sfactory.planning import make_plan
+from sfactory.ceiling import SIMULATION, TRAINING, inference_works, prepare
+from sfactory.config import LossConfig, ModelConfig, OptimConfig
 
-SMALL = {"workers": 1, "envs_per_worker": 8, "rollout": 8, "batch_size": 64, "preset": "none", "device": "cpu"}
 CASES = {
-    "dense": Config(env="sfactory/CartPole", **SMALL),
-    "dense, critic of its own": Config(env="sfactory/Pendulum", model=ModelConfig(shared_critic=False, adaptive_std=True), **SMALL),
-    "all there is": Config(
-        env="sfactory/Pendulum",
-        algo="ppo",
-        epochs=2,
-        optim=OptimConfig(minibatches=2),
-        loss=LossConfig(exploration="kl", normalize_returns=True),
-        model=ModelConfig(normalize_obs=True),
-        **SMALL,
-    ),
-    "lstm": Config(env="sfactory/MemoryGrid", model=ModelConfig(core="lstm"), **SMALL),
-    "gru": Config(env="sfactory/CartPole", model=ModelConfig(core="gru"), **SMALL),
-    "images": Config(env="ALE/Pong-v5", **SMALL),
-    "images in bfloat16": Config(env="ALE/Pong-v5", precision="bfloat16", **SMALL),
+    "dense": {"env": "sfactory/CartPole"},
+    "dense, critic of its own": {"env": "sfactory/Pendulum", "model": ModelConfig(shared_critic=False, adaptive_std=True)},
+    "all there is": {
+        "env": "sfactory/Pendulum",
+        "algo": "ppo",
+        "epochs": 2,
+        "optim": OptimConfig(minibatches=2),
+        "loss": LossConfig(exploration="kl", normalize_returns=True),
+        "model": ModelConfig(normalize_obs=True),
+    },
+    "lstm": {"env": "sfactory/MemoryGrid", "model": ModelConfig(core="lstm")},
+    "gru": {"env": "sfactory/CartPole", "model": ModelConfig(core="gru")},
+    "images": {"env": "ALE/Pong-v5"},
+    "images in bfloat16": {"env": "ALE/Pong-v5", "precision": "bfloat16"},
 }
 
 
@@ -56,9 +54,9 @@ def test_an_array_that_is_kept_is_counted():
     assert held() == before
 
 
-@pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
-def test_nothing_is_lost(config):
-    plan = with_threads(make_plan(resolve(config)), 1)
+@pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
+def test_nothing_is_lost(settings):
+    plan = small_plan(**settings)
     for work in (SIMULATION, *inference_works(plan), TRAINING):
         with prepare(plan, work) as piece:
             for _ in range(3):
