@@ -6,7 +6,8 @@ blocks. A block has 16 channels for each of the image's, which fill the processo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from sfactory.model import onednn
 from sfactory.model.onednn import Convolution
+from sfactory.model.tile_convolutions_cpu import TileConvolutions, TileWeights, tile_plan
 
 BLOCK = 4
 """Pixels on a side of a block."""
@@ -97,6 +99,11 @@ def relu_convolutions(x: Tensor, layers: Sequence[Convolution]) -> Tensor:
     Args:
         x: ``[N, C, H, W]``, in the dtype in which all of them compute.
     """
+    plan = tile_plan(tuple(x.shape[1:]), layers, x.dtype) if is_eager_cpu(x) and not x.requires_grad else None
+    if plan is not None:
+        if not torch.is_grad_enabled():
+            return TileWeights(plan, layers)(x)
+        return TileConvolutions.apply(x, plan, *(tensor for layer in layers for tensor in (layer.weight, layer.bias)))
     fusible = is_eager_cpu(x) and onednn.computes(x.dtype)
     if fusible and torch.is_grad_enabled():
         weights = (tensor.to(x.dtype) for layer in layers for tensor in (layer.weight, layer.bias))
@@ -104,6 +111,12 @@ def relu_convolutions(x: Tensor, layers: Sequence[Convolution]) -> Tensor:
     for layer in layers:
         x = layer.with_relu(x) if fusible else F.relu_(F.conv2d(x, *layer))
     return x
+
+
+def lower_convolutions(shape: tuple[int, int, int], layers: Sequence[Convolution], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """:func:`relu_convolutions` of images of a shape ``(C, H, W)`` with a copy of the present weights in a dtype; without a gradient."""
+    plan = tile_plan(shape, layers, dtype)
+    return partial(relu_convolutions, layers=[layer.lowered(dtype) for layer in layers]) if plan is None else TileWeights(plan, layers)
 
 
 def is_eager_cpu(x: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sfactory.config import ModelConfig
 from sfactory.errors import ConfigError
 from sfactory.model.contracts import checked_encoder, construct
-from sfactory.model.convolutions_cpu import relu_convolutions
+from sfactory.model.convolutions_cpu import lower_convolutions, relu_convolutions
 from sfactory.model.initialization import orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense, FlatInput, PixelConv
 from sfactory.model.onednn import Convolution
@@ -84,14 +84,15 @@ class NatureCNN(Lowered):
 
     def forward(self, x: Tensor) -> Tensor:
         pixels = self.convolutions[0].pixels(x)
-        return F.relu_(self.linear(flatten_pixels(relu_convolutions(pixels, self.lowered or self._layers()))))
+        convolved = relu_convolutions(pixels, self._layers()) if self.lowered is None else self.lowered(pixels)
+        return F.relu_(self.linear(flatten_pixels(convolved)))
 
     def _layers(self) -> list[Convolution]:
         first, *others = self.convolutions
         return [first.convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
 
-    def _cast_weights(self, dtype: torch.dtype) -> list[Convolution]:
-        return [layer.lowered(dtype) for layer in self._layers()]
+    def _cast_weights(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+        return lower_convolutions(self.convolutions[0].shape, self._layers(), dtype)
 
 
 class ImpalaResNet(nn.Module):

@@ -67,6 +67,13 @@ class PixelConv(nn.Conv2d):
         self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
         by_blocks = stride == BLOCK and padding == 0 and not any(side % BLOCK for side in (kernel_size, *leaf.sides))
         self._by_blocks = by_blocks and leaf.dtype == "uint8"
+        self._sides = leaf.sides
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image as :meth:`pixels` gives it."""
+        height, width = self._sides
+        return (self.in_channels * BLOCK**2, height // BLOCK, width // BLOCK) if self._in_blocks else (self.in_channels, height, width)
 
     def pixels(self, x: Tensor) -> Tensor:
         """What :attr:`convolution` takes: ``[N, C, H, W]``, by blocks if it is, in the dtype in which to compute."""

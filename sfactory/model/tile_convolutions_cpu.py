@@ -1,0 +1,476 @@
+"""Convolutions with ReLU in bfloat16 on the processor's matrix tiles: all layers of one image forward, all of a few images backward.
+
+A convolution of stride s is one of stride 1 over blocks of s x s pixels with all their channels, so each layer writes its output in the
+blocks of the next. An image's blocks, row by row, are its *positions*. A tap of the kernel is then a shift by so many positions, and its
+share of the output one product of matrices, ``[positions, channels] @ [channels, outputs]``. At the right edge a shift wraps into the next
+row: outputs there have no place and are dropped, and their gradients are zero.
+
+All numbers of 16 bits are bfloat16, which NumPy and Numba have no type for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from sfactory.model import tiles_cpu as tiles
+from sfactory.model.onednn import Convolution
+
+SIDE = 32
+"""Rows and columns of the products that are done at once: two tiles each."""
+GROUP = 4
+"""Images that go back through all layers together: few enough for the second-level cache, and enough for long products."""
+
+
+class _Layer(NamedTuple):
+    """A convolution of stride 1 over an image's positions.
+
+    Attributes:
+        width: Positions of a row.
+        positions: Of an image.
+        channels: Of a position.
+        down, across: Taps of the kernel.
+        outputs: Channels of the output.
+        reach: The shift of the last tap.
+        places: int64 ``[positions - reach, outputs / 32]``: where in the output, as the next layer reads it, 32 channels of a position go,
+            or -1.
+        places_before: int64 ``[GROUP * positions, channels / 32]``: where 32 channels of a position lie in the previous layer's grid.
+    """
+
+    width: int
+    positions: int
+    channels: int
+    down: int
+    across: int
+    outputs: int
+    reach: int
+    places: np.ndarray
+    places_before: np.ndarray
+
+
+class _Work(NamedTuple):
+    """What a layer's way back works in, for a group of images, and its gradients.
+
+    Attributes:
+        grid: ``[reach + GROUP * positions and more, outputs]``: the gradient of the output at its positions, zero at all others.
+        by_outputs: ``[outputs, GROUP * positions and more]``: the same without the first zeros.
+        even, odd: ``[half of them, channels, 2]``: pairs of the input's positions that begin with an even or an odd one, channels as
+            :func:`sfactory.model.tiles_cpu.pair` has them.
+        of_weight: float32 ``[taps, outputs, channels]``, channels likewise.
+        of_bias: float32 ``[outputs, 16]``, all columns alike.
+    """
+
+    grid: np.ndarray
+    by_outputs: np.ndarray
+    even: np.ndarray
+    odd: np.ndarray
+    of_weight: np.ndarray
+    of_bias: np.ndarray
+
+
+@njit(cache=True, nogil=True)
+def _multiply(left, channels, width, down, across, right, column, product):
+    """``[32 positions, taps * channels] @ [taps * channels, 32 outputs]`` of positions that lie from address `left` on."""
+    step, right_step = channels * 2, right.shape[1] * 4
+    at = right.ctypes.data + column * 4
+    tiles.zero(0)
+    tiles.zero(1)
+    tiles.zero(2)
+    tiles.zero(3)
+    for y in range(down):
+        row = left + y * width * step
+        for _ in range(0, across * channels, SIDE):
+            tiles.load(4, row, step)
+            tiles.load(6, at, right_step)
+            tiles.load(7, at + 64, right_step)
+            tiles.dot(0, 4, 6)
+            tiles.dot(1, 4, 7)
+            tiles.load(5, row + 16 * step, step)
+            tiles.dot(2, 5, 6)
+            tiles.dot(3, 5, 7)
+            row += SIDE * 2
+            at += SIDE // 2 * right_step
+    tiles.store(0, product, SIDE * 4)
+    tiles.store(1, product + 64, SIDE * 4)
+    tiles.store(2, product + 16 * SIDE * 4, SIDE * 4)
+    tiles.store(3, product + 16 * SIDE * 4 + 64, SIDE * 4)
+
+
+@njit(cache=True, nogil=True)
+def _convolve(source, layer, weight, bias, target, product):
+    """One image through one layer, from address to address."""
+    rows = len(layer.places)
+    for tile in range(0, rows, SIDE):
+        first = min(tile, rows - SIDE)  # the last tiles do some rows again
+        for column in range(0, layer.outputs, SIDE):
+            left = source + first * layer.channels * 2
+            _multiply(left, layer.channels, layer.width, layer.down, layer.across, weight, column, product)
+            for row in range(SIDE):
+                place = layer.places[first + row, column // SIDE]
+                if place >= 0:
+                    tiles.activate(product + row * SIDE * 4, bias.ctypes.data + column * 4, target + place * 2)
+
+
+@njit(cache=True, nogil=True)
+def _forward(x, layers, weights, biases, outputs, scratch):
+    """
+    Args:
+        x: ``[N, positions * channels]`` of the first layer.
+        weights: For each layer ``[taps * channels / 2, outputs, 2]``, in pairs of channels.
+        biases: float32 ``[outputs]``.
+        outputs: ``[N, size]``, or ``[1, size]`` to write all over each other.
+        scratch: float32 ``[32, 32]``.
+    """
+    kept = np.zeros(64, np.uint8)
+    tiles.keep_configuration(kept.ctypes.data)
+    tiles.configure(tiles.SQUARE.ctypes.data)
+    for image in range(len(x)):
+        source = x.ctypes.data + image * x.shape[1] * 2
+        for i in range(len(layers)):
+            target = outputs[i].ctypes.data + image % len(outputs[i]) * outputs[i].shape[1] * 2
+            _convolve(source, layers[i], weights[i], biases[i], target, scratch.ctypes.data)
+            source = target
+    tiles.configure(kept.ctypes.data)
+
+
+@njit(cache=True, nogil=True)
+def _spread(gradient, output, images, layer, grid):
+    """Bring the gradient of some images' output, cut off where that is zero, to its positions."""
+    size, columns = len(gradient) // images, layer.outputs
+    for image in range(images):
+        first = layer.reach + image * layer.positions
+        for row in range(len(layer.places)):
+            for part in range(columns // SIDE):
+                if layer.places[row, part] >= 0:
+                    place = (image * size + layer.places[row, part]) * 2
+                    to = grid.ctypes.data + ((first + row) * columns + part * SIDE) * 2
+                    tiles.cut_off(gradient.ctypes.data + place, output.ctypes.data + place, to)
+
+
+@njit(cache=True, nogil=True)
+def _transpose(grid, head, length, by_outputs):
+    columns, step = grid.shape[1], by_outputs.shape[1] * 2
+    for position in range(0, length, 32):
+        for column in range(0, columns, 16):
+            source = grid.ctypes.data + ((head + position) * columns + column) * 2
+            tiles.transpose(source, columns * 2, by_outputs.ctypes.data + column * step + position * 2, step)
+
+
+@njit(cache=True, nogil=True)
+def _pair(source, positions, channels, begin, pairs):
+    """Lay positions ``begin + 2k`` and ``begin + 2k + 1`` side by side; a last one that is alone beside itself."""
+    step, last = channels * 2, source + (positions - 1) * channels * 2
+    to = pairs.ctypes.data
+    for position in range(begin, positions, 2):
+        first = source + position * step
+        second = min(first + step, last)
+        for channel in range(0, channels, 32):
+            tiles.pair(first + channel * 2, second + channel * 2, to + channel * 4)
+        to += channels * 4
+
+
+@njit(cache=True, nogil=True)
+def _add_to_weight(length, layer, work):
+    """Add for each tap the products of gradients ``[outputs, positions]`` and inputs ``[positions, channels]`` that are shifted by it."""
+    left_step, step = work.by_outputs.shape[1] * 2, layer.channels * 4
+    for tap in range(layer.down * layer.across):
+        shift = tap // layer.across * layer.width + tap % layer.across
+        inputs = (work.odd if shift % 2 else work.even).ctypes.data + shift // 2 * step
+        for output in range(0, layer.outputs, SIDE):
+            for channel in range(0, layer.channels, SIDE):
+                total = work.of_weight.ctypes.data + (tap * layer.outputs + output) * step + channel * 4
+                tiles.load(0, total, step)
+                tiles.load(1, total + 64, step)
+                tiles.load(2, total + 16 * step, step)
+                tiles.load(3, total + 16 * step + 64, step)
+                left, right = work.by_outputs.ctypes.data + output * left_step, inputs + channel * 4
+                for _ in range(0, length, SIDE):
+                    tiles.load(4, left, left_step)
+                    tiles.load(6, right, step)
+                    tiles.load(7, right + 64, step)
+                    tiles.dot(0, 4, 6)
+                    tiles.dot(1, 4, 7)
+                    tiles.load(5, left + 16 * left_step, left_step)
+                    tiles.dot(2, 5, 6)
+                    tiles.dot(3, 5, 7)
+                    left += SIDE * 2
+                    right += SIDE // 2 * step
+                tiles.store(0, total, step)
+                tiles.store(1, total + 64, step)
+                tiles.store(2, total + 16 * step, step)
+                tiles.store(3, total + 16 * step + 64, step)
+
+
+@njit(cache=True, nogil=True)
+def _add_to_bias(length, work, ones):
+    """Add the sums of gradients ``[outputs, positions]`` over positions: their products with ones."""
+    step = work.by_outputs.shape[1] * 2
+    tiles.load(7, ones.ctypes.data, 64)
+    for output in range(0, len(work.by_outputs), 16):
+        total = work.of_bias.ctypes.data + output * 64
+        tiles.load(0, total, 64)
+        for position in range(0, length, SIDE):
+            tiles.load(4, work.by_outputs.ctypes.data + output * step + position * 2, step)
+            tiles.dot(0, 4, 7)
+        tiles.store(0, total, 64)
+
+
+@njit(cache=True, nogil=True)
+def _pass_back(source, length, layer, weight, grid, grid_before, product):
+    """The gradient of a layer's input, which lies from address `source` on: cut off where that is zero, in the previous layer's grid."""
+    columns = layer.outputs
+    for tile in range(0, length, SIDE):
+        first = min(tile, length - SIDE)
+        for channel in range(0, layer.channels, SIDE):
+            left = grid.ctypes.data + first * columns * 2  # the last tap, which comes first in `weight`, looks furthest back
+            _multiply(left, columns, layer.width, layer.down, layer.across, weight, channel, product)
+            for row in range(first, first + SIDE):
+                to = grid_before.ctypes.data + layer.places_before[row, channel // SIDE] * 2
+                tiles.round_and_cut_off(product + (row - first) * SIDE * 4, source + (row * layer.channels + channel) * 2, to)
+
+
+@njit(cache=True, nogil=True)
+def _backward(gradient, output, layers, inputs, weights, works, ones, scratch):
+    """Add to the gradients in `works`.
+
+    Args:
+        gradient: ``[N, size]``, of the last layer's `output`, likewise.
+        inputs: Of each layer, ``[N, positions * channels]``.
+        weights: Of each layer ``[taps * outputs / 2, channels, 2]``, in pairs of outputs, the last tap first.
+        ones: A tile of them.
+        scratch: float32 ``[32, 32]``.
+    """
+    kept = np.zeros(64, np.uint8)
+    tiles.keep_configuration(kept.ctypes.data)
+    tiles.configure(tiles.SQUARE.ctypes.data)
+    top = len(layers) - 1
+    for first in range(0, len(gradient), GROUP):
+        images = min(GROUP, len(gradient) - first)
+        if images < GROUP:
+            for i in range(len(works)):
+                works[i].grid[:] = 0
+        some = slice(first, first + images)
+        _spread(gradient[some].reshape(-1), output[some].reshape(-1), images, layers[top], works[top].grid)
+        for i in range(top, -1, -1):
+            layer, work = layers[i], works[i]
+            length, source = images * layer.positions, inputs[i].ctypes.data + first * inputs[i].shape[1] * 2
+            _transpose(work.grid, layer.reach, length, work.by_outputs)
+            _pair(source, length, layer.channels, 0, work.even)
+            _pair(source, length, layer.channels, 1, work.odd)
+            _add_to_weight(length, layer, work)
+            _add_to_bias(length, work, ones)
+            if i > 0:
+                _pass_back(source, length, layer, weights[i], work.grid, works[i - 1].grid, scratch.ctypes.data)
+    tiles.configure(kept.ctypes.data)
+
+
+class _Orders(NamedTuple):
+    """Where the elements of a weight ``[outputs, C, K, K]`` lie in it, for the products.
+
+    Attributes:
+        forward: Of ``[taps * channels / 2, outputs, 2]``.
+        backward: Of ``[taps * outputs / 2, channels, 2]``, with the last tap first.
+        gradient: The other way: where the weight's elements lie in ``[taps, outputs, channels]``, channels as in :class:`_Work`.
+    """
+
+    forward: Tensor
+    backward: Tensor
+    gradient: Tensor
+
+    @classmethod
+    def of(cls, weight: torch.Size, stride: int) -> _Orders:
+        elements = torch.arange(weight.numel()).view(weight)
+        blocks = elements.unflatten(3, (-1, stride)).unflatten(2, (-1, stride)).permute(2, 4, 3, 5, 1, 0)
+        matrices = blocks.flatten(2, 4).flatten(0, 1)  # [taps, channels, outputs]
+
+        def pairs(matrices: Tensor) -> Tensor:
+            return matrices.flatten(0, 1).unflatten(0, (-1, 2)).transpose(1, 2).flatten()
+
+        by_outputs = matrices.transpose(1, 2).unflatten(2, (-1, 32))[..., tiles.PAIRED].flatten()
+        return cls(pairs(matrices), pairs(matrices.flip(0).transpose(1, 2)), by_outputs.argsort())
+
+
+class TilePlan:
+    """What convolutions with ReLU, one after the other, do with images of one size.
+
+    Args:
+        shape: Channels, height and width of an image.
+        kernels: Of each layer, the shape of its weight and its stride.
+
+    Raises:
+        ValueError: If tiles do not fit: they need a first stride of 1, others that divide sides and kernels, channels in multiples of 32,
+            and as many positions.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], kernels: Sequence[tuple[torch.Size, int]]) -> None:
+        channels, height, width = shape
+        if kernels[0][1] != 1:
+            raise ValueError("the images do not lie in blocks")
+        layers: list[_Layer] = []
+        self._sizes: list[int] = []
+        following = [*(stride for _, stride in kernels[1:]), 1]
+        for ((outputs, _, down, across), stride), next_stride in zip(kernels, following, strict=True):
+            if any(number % stride for number in (height, width, down, across)) or channels * stride**2 % SIDE or outputs % SIDE:
+                raise ValueError("strides or channels do not fit")
+            channels, height, width, down, across = (
+                channels * stride**2,
+                height // stride,
+                width // stride,
+                down // stride,
+                across // stride,
+            )
+            reach, nowhere = (down - 1) * width + across - 1, np.zeros((0, 0), np.int64)
+            if height * width - reach < SIDE:
+                raise ValueError("fewer positions than a product has")
+            layer = _Layer(width, height * width, channels, down, across, outputs, reach, nowhere, nowhere)
+            before = _places_before(layers[-1], layer, stride) if layers else nowhere
+            layers.append(layer._replace(places=_places(layer, next_stride), places_before=before))
+            channels, height, width = outputs, height - down + 1, width - across + 1
+            self._sizes.append(channels * height * width)
+        self._layers = tuple(layers)
+        self._orders = [_Orders.of(*kernel) for kernel in kernels]
+        self._out_shape = (height, width, channels)
+
+    def pack(self, weights: Sequence[Tensor]) -> tuple[np.ndarray, ...]:
+        """The layers' weights ``[outputs, C, K, K]`` for :meth:`forward`."""
+        return tuple(
+            _bits(weight.reshape(-1)[orders.forward].bfloat16()).reshape(-1, len(weight), 2)
+            for weight, orders in zip(weights, self._orders, strict=True)
+        )
+
+    def forward(self, x: Tensor, weights: tuple[np.ndarray, ...], biases: Sequence[Tensor], keep: bool) -> list[Tensor]:
+        """The outputs of all layers, bfloat16 ``[N, size]``, in the blocks of the next.
+
+        Args:
+            x: bfloat16 ``[N, C, H, W]``.
+            weights: By :meth:`pack`.
+            biases: float32.
+            keep: All outputs; otherwise of the last layer only, the others are those of the last image.
+        """
+        counts = [len(x) if keep else 1] * (len(self._sizes) - 1) + [len(x)]
+        outputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in zip(counts, self._sizes, strict=True)]
+        numbers = tuple(bias.detach().numpy() for bias in biases)
+        _forward(_images(x), self._layers, weights, numbers, tuple(map(_bits, outputs)), _zeros(SIDE, SIDE))
+        return outputs
+
+    def image(self, output: Tensor) -> Tensor:
+        """The last layer's output as ``[N, C, H, W]``."""
+        return output.view(-1, *self._out_shape).permute(0, 3, 1, 2)
+
+    def backward(self, gradient: Tensor, x: Tensor, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of each layer's weight and bias in turn, float32 in their shapes.
+
+        Args:
+            gradient: bfloat16 ``[N, C, H, W]``, of the last layer's output.
+            outputs: All that :meth:`forward` made of `x`.
+            weights: As they were then, ``[outputs, C, K, K]``.
+        """
+        works = tuple(map(_work, self._layers))
+        packed = tuple(
+            _bits(weight.reshape(-1)[orders.backward].bfloat16()).reshape(-1, layer.channels, 2)
+            for weight, orders, layer in zip(weights, self._orders, self._layers, strict=True)
+        )
+        inputs, ones = (_images(x), *map(_bits, outputs[:-1])), _bits(torch.ones(16, SIDE, dtype=torch.bfloat16))
+        _backward(_images(gradient), _bits(outputs[-1]), self._layers, inputs, packed, works, ones, _zeros(SIDE, SIDE))
+        found = []
+        for weight, orders, work in zip(weights, self._orders, works, strict=True):
+            of_weight, of_bias = torch.from_numpy(work.of_weight), torch.from_numpy(work.of_bias)
+            found += [of_weight.view(-1)[orders.gradient].view(weight.shape), of_bias[:, 0].contiguous()]
+        return found
+
+
+def _places(layer: _Layer, stride: int) -> np.ndarray:
+    """Of a layer's outputs, which the next one reads in blocks of stride x stride; see :class:`_Layer`."""
+    width = layer.width - layer.across + 1
+    y, x = np.divmod(np.arange(layer.positions - layer.reach), layer.width)
+    blocks = y // stride * (width // stride) + x // stride
+    first = (blocks * stride**2 + y % stride * stride + x % stride) * layer.outputs
+    return np.where((x < width)[:, None], first[:, None] + np.arange(0, layer.outputs, SIDE), -1)
+
+
+def _places_before(before: _Layer, layer: _Layer, stride: int) -> np.ndarray:
+    """Of the input of a layer, which reads the previous one's outputs in blocks of stride x stride; see :class:`_Layer`."""
+    image, position = np.divmod(np.arange(GROUP * layer.positions)[:, None], layer.positions)
+    y, x = np.divmod(position, layer.width)
+    part, channel = np.divmod(np.arange(0, layer.channels, SIDE), before.outputs)
+    row, column = y * stride + part // stride, x * stride + part % stride
+    return (before.reach + image * before.positions + row * before.width + column) * before.outputs + channel
+
+
+def _work(layer: _Layer) -> _Work:
+    length = -(-GROUP * layer.positions // SIDE) * SIDE
+    apart = length + SIDE * (length // SIDE % 2 == 0)  # rows at powers of two would share few lines of the cache
+    pairs = [_zeros((length + layer.reach) // 2 + 1, layer.channels, 2, dtype=torch.int16) for _ in range(2)]
+    gradients = _zeros(layer.down * layer.across, layer.outputs, layer.channels), _zeros(layer.outputs, 16)
+    grid, by_outputs = ((layer.reach + length, layer.outputs), (layer.outputs, apart))
+    return _Work(_zeros(*grid, dtype=torch.int16), _zeros(*by_outputs, dtype=torch.int16), *pairs, *gradients)
+
+
+def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """From torch, whose memory begins at multiples of 64."""
+    return torch.zeros(shape, dtype=dtype).numpy()
+
+
+def _bits(x: Tensor) -> np.ndarray:
+    """A bfloat16 tensor's elements as they are, for Numba."""
+    return x.detach().contiguous().view(torch.int16).numpy()
+
+
+def _images(x: Tensor) -> np.ndarray:
+    """bfloat16 ``[N, C, H, W]`` as ``[N, H W C]``, without a copy if it is in channels-last order."""
+    return _bits(x.permute(0, 2, 3, 1)).reshape(len(x), -1)
+
+
+@cache
+def _plan(shape: tuple[int, int, int], kernels: tuple[tuple[torch.Size, int], ...]) -> TilePlan | None:
+    try:
+        return TilePlan(shape, kernels)
+    except ValueError:
+        return None
+
+
+def tile_plan(shape: tuple[int, int, int], layers: Sequence[Convolution], dtype: torch.dtype) -> TilePlan | None:
+    """The plan for convolutions of images of a shape ``(C, H, W)``, or None where this machine has no tiles or they do not fit."""
+    fit = all(set(layer.padding) == {0} and len(set(layer.stride)) == 1 for layer in layers)
+    if not fit or dtype != torch.bfloat16 or not tiles.at_hand():
+        return None
+    return _plan(shape, tuple((layer.weight.shape, layer.stride[0]) for layer in layers))
+
+
+class TileWeights:
+    """Convolutions with ReLU whose present weights lie ready for the tiles; without a gradient."""
+
+    def __init__(self, plan: TilePlan, layers: Sequence[Convolution]) -> None:
+        self._plan = plan
+        self._weights = plan.pack([layer.weight.detach() for layer in layers])
+        self._biases = [layer.bias.detach().clone() for layer in layers]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._plan.image(self._plan.forward(x, self._weights, self._biases, keep=False)[-1])
+
+
+class TileConvolutions(Function):
+    """Convolutions with ReLU of `x` by a plan, with gradients for each layer's weight and bias, which alternate, in float32."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, plan: TilePlan, *operands: Tensor) -> Tensor:
+        weights = operands[::2]
+        outputs = plan.forward(x, plan.pack(weights), operands[1::2], keep=True)
+        ctx.plan = plan
+        ctx.save_for_backward(x, *outputs, *weights)
+        return plan.image(outputs[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *arrays = ctx.saved_tensors
+        count = len(arrays) // 2
+        return None, None, *ctx.plan.backward(gradient, x, arrays[:count], arrays[count:])
