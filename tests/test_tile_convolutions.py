@@ -12,6 +12,7 @@ from numba import njit
 from torch import Tensor
 
 from sfactory.model import tiles_cpu as tiles
+from sfactory.model import vectors_cpu as vectors
 from sfactory.model.convolutions_cpu import lower_convolutions, relu_convolutions
 from sfactory.model.onednn import Convolution
 from sfactory.model.tile_convolutions_cpu import GROUP, tile_plan
@@ -145,16 +146,16 @@ def test_threads_and_other_users_of_the_tiles_do_not_disturb_each_other() -> Non
 def test_operations_on_lines() -> None:
     @njit
     def transpose(source, target):
-        tiles.transpose(source.ctypes.data, source.shape[1] * 2, target.ctypes.data, target.shape[1] * 2)
+        vectors.transpose(source.ctypes.data, source.shape[1] * 2, target.ctypes.data, target.shape[1] * 2)
 
     @njit
     def pair(first, second, target):
-        tiles.pair(first.ctypes.data, second.ctypes.data, target.ctypes.data)
+        vectors.pair(first.ctypes.data, second.ctypes.data, target.ctypes.data)
 
     numbers, turned = np.random.default_rng(0).integers(0, 2**16, (32, 32), np.uint16), np.zeros((16, 32), np.uint16)
     transpose(np.ascontiguousarray(numbers[:, :16]), turned)
     assert np.array_equal(turned, numbers[:, :16].T)
     pairs = np.zeros((32, 2), np.uint16)
     pair(numbers[0], numbers[1], pairs)
-    assert sorted(tiles.PAIRED) == list(range(32))
-    assert np.array_equal(pairs, numbers[:2, tiles.PAIRED].T)
+    assert sorted(vectors.PAIRED) == list(range(32))
+    assert np.array_equal(pairs, numbers[:2, vectors.PAIRED].T)

@@ -18,42 +18,39 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sfactory.model import onednn
+from sfactory.model import vectors_cpu as vectors
 from sfactory.model.onednn import Convolution
 from sfactory.model.tile_convolutions_cpu import TileConvolutions, TileWeights, tile_plan
 
 BLOCK = 4
 """Pixels on a side of a block."""
-BLOCK_TYPES = {torch.bfloat16: (np.uint16, np.uint64), torch.float32: (np.float32, np.complex128)}
-"""For each dtype of blocks: how NumPy holds a pixel, and four pixels, which move as one word."""
+BLOCK_TYPES = torch.bfloat16, torch.float32
+"""Dtypes of blocks."""
 
 
 @njit(cache=True, nogil=True)
-def _fill_blocks(rows, strip, words, blocks):
-    """Convert four rows of an image at a time into `strip`, and move the words that it holds into their blocks, out of the nearest cache.
-
-    Args:
-        rows: uint8 ``[N, H/4, A, 4, L]``.
-        strip: ``[A * 4, L]``, the bits of bfloat16 or float32.
-        words: A view of `strip`, ``[W/4, C, 4]``: of each block and channel the four rows.
-        blocks: Words ``[N, H/4, W/4, C, 4]``.
+def _fill_blocks(pixels, lines, steps, words, blocks):
     """
-    images, strips, outer, inner, length = rows.shape
-    across, channels, _ = words.shape
+    Args:
+        pixels: uint8 ``[N, size]``.
+        lines: Bytes from a row of blocks to the next.
+        steps: Bytes from a block to the next in its row.
+        words: int64 ``[4 C]``: where in an image the first block's pixels are, four at each.
+        blocks: ``[N, H/4, W/4, 16 C]``, in numbers of 16 bits for bfloat16 or of 32 for float32.
+    """
+    images, down, across, _ = blocks.shape
+    target, size = blocks.ctypes.data, 16 * blocks.itemsize
     for n in range(images):
-        for y in range(strips):
-            for a in range(outer):
-                for b in range(inner):
-                    pixels, line = rows[n, y, a, b], strip[a * inner + b]
-                    for i in range(length):
-                        value = np.float32(pixels[i])
-                        if strip.itemsize == 4:
-                            line[i] = value
-                        else:
-                            line[i] = value.view(np.uint32) >> np.uint32(16)
+        for y in range(down):
             for x in range(across):
-                for c in range(channels):
-                    for b in range(BLOCK):  # a number that the compiler knows
-                        blocks[n, y, x, c, b] = words[x, c, b]
+                block = pixels.ctypes.data + n * pixels.shape[1] + y * lines + x * steps
+                for i in range(0, len(words), 4):
+                    first, second, third, fourth = block + words[i], block + words[i + 1], block + words[i + 2], block + words[i + 3]
+                    if size == 32:
+                        vectors.pixels_to_bfloat16(first, second, third, fourth, target)
+                    else:
+                        vectors.pixels_to_float32(first, second, third, fourth, target)
+                    target += size
 
 
 def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:
@@ -68,20 +65,12 @@ def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:
         block, or if `hwc` rows of pixels, each with its channels.
     """
     channels, height, width = (x.shape[3], *x.shape[1:3]) if hwc else x.shape[1:]
-    down, across = height // BLOCK, width // BLOCK
-    pixel, word = BLOCK_TYPES[dtype]
-    out = torch.empty((len(x), down, across, channels * BLOCK * BLOCK), dtype=dtype)
-    blocks = out.view(torch.uint8).numpy().view(word)
-    planes, length = (1, width * channels) if hwc else (channels, width)
-    rows = x.numpy().reshape(-1, planes, down, BLOCK, length).transpose(0, 2, 1, 3, 4)
-    strip = np.empty((planes * BLOCK, length), pixel)
-    if hwc:
-        words = strip.view(word).reshape(BLOCK, across, channels).transpose(1, 2, 0)
-        blocks = blocks.reshape(-1, down, across, BLOCK, channels).transpose(0, 1, 2, 4, 3)
-    else:
-        words = strip.view(word).reshape(channels, BLOCK, across).transpose(2, 0, 1)
-        blocks = blocks.reshape(-1, down, across, channels, BLOCK)
-    _fill_blocks(rows, strip, words, blocks)
+    out = torch.empty((len(x), height // BLOCK, width // BLOCK, channels * BLOCK * BLOCK), dtype=dtype)
+    line, step = (width * channels, BLOCK * channels) if hwc else (width, BLOCK)
+    rows = np.arange(BLOCK)[:, None] * line
+    words = rows + np.arange(0, step, BLOCK) if hwc else np.arange(channels)[:, None, None] * (height * width) + rows
+    bits = out.view(torch.int16 if dtype == torch.bfloat16 else torch.int32).numpy()
+    _fill_blocks(x.contiguous().view(len(x), -1).numpy(), BLOCK * line, step, words.reshape(-1), bits)
     return out.permute(0, 3, 1, 2)
 
 

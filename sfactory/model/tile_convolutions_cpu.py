@@ -22,6 +22,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sfactory.model import tiles_cpu as tiles
+from sfactory.model import vectors_cpu as vectors
 from sfactory.model.onednn import Convolution
 
 SIDE = 32
@@ -63,7 +64,7 @@ class _Work(NamedTuple):
         grid: ``[reach + GROUP * positions and more, outputs]``: the gradient of the output at its positions, zero at all others.
         by_outputs: ``[outputs, GROUP * positions and more]``: the same without the first zeros.
         even, odd: ``[half of them, channels, 2]``: pairs of the input's positions that begin with an even or an odd one, channels as
-            :func:`sfactory.model.tiles_cpu.pair` has them.
+            :func:`sfactory.model.vectors_cpu.pair` has them.
         of_weight: float32 ``[taps, outputs, channels]``, channels likewise.
         of_bias: float32 ``[outputs, 16]``, all columns alike.
     """
@@ -116,7 +117,7 @@ def _convolve(source, layer, weight, bias, target, product):
             for row in range(SIDE):
                 place = layer.places[first + row, column // SIDE]
                 if place >= 0:
-                    tiles.activate(product + row * SIDE * 4, bias.ctypes.data + column * 4, target + place * 2)
+                    vectors.activate(product + row * SIDE * 4, bias.ctypes.data + column * 4, target + place * 2)
 
 
 @njit(cache=True, nogil=True)
@@ -152,7 +153,7 @@ def _spread(gradient, output, images, layer, grid):
                 if layer.places[row, part] >= 0:
                     place = (image * size + layer.places[row, part]) * 2
                     to = grid.ctypes.data + ((first + row) * columns + part * SIDE) * 2
-                    tiles.cut_off(gradient.ctypes.data + place, output.ctypes.data + place, to)
+                    vectors.cut_off(gradient.ctypes.data + place, output.ctypes.data + place, to)
 
 
 @njit(cache=True, nogil=True)
@@ -161,7 +162,7 @@ def _transpose(grid, head, length, by_outputs):
     for position in range(0, length, 32):
         for column in range(0, columns, 16):
             source = grid.ctypes.data + ((head + position) * columns + column) * 2
-            tiles.transpose(source, columns * 2, by_outputs.ctypes.data + column * step + position * 2, step)
+            vectors.transpose(source, columns * 2, by_outputs.ctypes.data + column * step + position * 2, step)
 
 
 @njit(cache=True, nogil=True)
@@ -173,7 +174,7 @@ def _pair(source, positions, channels, begin, pairs):
         first = source + position * step
         second = min(first + step, last)
         for channel in range(0, channels, 32):
-            tiles.pair(first + channel * 2, second + channel * 2, to + channel * 4)
+            vectors.pair(first + channel * 2, second + channel * 2, to + channel * 4)
         to += channels * 4
 
 
@@ -234,7 +235,7 @@ def _pass_back(source, length, layer, weight, grid, grid_before, product):
             _multiply(left, columns, layer.width, layer.down, layer.across, weight, channel, product)
             for row in range(first, first + SIDE):
                 to = grid_before.ctypes.data + layer.places_before[row, channel // SIDE] * 2
-                tiles.round_and_cut_off(product + (row - first) * SIDE * 4, source + (row * layer.channels + channel) * 2, to)
+                vectors.round_and_cut_off(product + (row - first) * SIDE * 4, source + (row * layer.channels + channel) * 2, to)
 
 
 @njit(cache=True, nogil=True)
@@ -294,7 +295,7 @@ class _Orders(NamedTuple):
         def pairs(matrices: Tensor) -> Tensor:
             return matrices.flatten(0, 1).unflatten(0, (-1, 2)).transpose(1, 2).flatten()
 
-        by_outputs = matrices.transpose(1, 2).unflatten(2, (-1, 32))[..., tiles.PAIRED].flatten()
+        by_outputs = matrices.transpose(1, 2).unflatten(2, (-1, 32))[..., vectors.PAIRED].flatten()
         return cls(pairs(matrices), pairs(matrices.flip(0).transpose(1, 2)), by_outputs.argsort())
 
 

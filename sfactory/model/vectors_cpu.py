@@ -1,0 +1,170 @@
+"""Operations of Numba code on 16 or 32 numbers at an address, where its compiler would not find the few instructions that they take.
+
+Addresses are integers, as of ``array.ctypes.data``; nothing checks them. A bfloat16 is a number of 16 bits, which Numba has no type for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+PAIRED = [8 * lane + 4 * half + i for half in range(2) for lane in range(4) for i in range(4)]
+"""The order of 32 numbers that :func:`pair` has paired: that in which two vectors are unpacked, in lanes of 8 numbers."""
+
+_LONG = ir.IntType(64)
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+_BYTES, _SHORTS, _INTS, _FLOATS, _BFLOATS = (
+    ir.VectorType(kind, 16) for kind in (ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType(), _BFloat())
+)
+
+
+class _Lines:
+    """Loads and stores of vectors at byte offsets from addresses."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def load(self, address: ir.Value, offset: int | ir.Value, kind: ir.Type) -> ir.Value:
+        return self.builder.load(self._at(address, offset, kind), align=1)
+
+    def store(self, value: ir.Value, address: ir.Value, offset: int | ir.Value) -> None:
+        self.builder.store(value, self._at(address, offset, value.type), align=1)
+
+    def rounded(self, values: ir.Value) -> ir.Value:
+        """16 float32 as bfloat16; compiles where the processor can do that (AVX512_BF16)."""
+        return self.builder.bitcast(self.builder.fptrunc(values, _BFLOATS), _SHORTS)
+
+    def _at(self, address: ir.Value, offset: int | ir.Value, kind: ir.Type) -> ir.Value:
+        offset = ir.Constant(_LONG, offset) if isinstance(offset, int) else offset
+        return self.builder.inttoptr(self.builder.add(address, offset), kind.as_pointer())
+
+
+def _on_lines(write: Callable[..., None]) -> Callable[..., Any]:
+    """How to compile an operation on addresses and strides."""
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        write(_Lines(builder), *arguments)
+        return context.get_dummy_value()
+
+    return emit
+
+
+@intrinsic
+def activate(typing, values, bias, target):
+    """ReLU of 32 float32 and biases, as bfloat16."""
+
+    def write(lines, values, bias, target):
+        zeros = ir.Constant(_FLOATS, [0.0] * 16)
+        for part in range(2):
+            x = lines.builder.fadd(lines.load(values, 64 * part, _FLOATS), lines.load(bias, 64 * part, _FLOATS))
+            x = lines.builder.select(lines.builder.fcmp_ordered("<", x, zeros), zeros, x)  # keeps what is not a number
+            lines.store(lines.rounded(x), target, 32 * part)
+
+    return types.none(types.intp, types.intp, types.intp), _on_lines(write)
+
+
+def _write_where_active(lines: _Lines, values: ir.Value, activation: ir.Value, target: ir.Value, part: int) -> None:
+    zeros = ir.Constant(_SHORTS, [0] * 16)
+    active = lines.builder.icmp_signed(">", lines.load(activation, 32 * part, _SHORTS), zeros)
+    lines.store(lines.builder.select(active, values, zeros), target, 32 * part)
+
+
+@intrinsic
+def cut_off(typing, values, activation, target):
+    """32 bfloat16 where activations in bfloat16 are positive, else 0."""
+
+    def write(lines, values, activation, target):
+        for part in range(2):
+            _write_where_active(lines, lines.load(values, 32 * part, _SHORTS), activation, target, part)
+
+    return types.none(types.intp, types.intp, types.intp), _on_lines(write)
+
+
+@intrinsic
+def round_and_cut_off(typing, values, activation, target):
+    """The same of 32 float32."""
+
+    def write(lines, values, activation, target):
+        for part in range(2):
+            _write_where_active(lines, lines.rounded(lines.load(values, 64 * part, _FLOATS)), activation, target, part)
+
+    return types.none(types.intp, types.intp, types.intp), _on_lines(write)
+
+
+@intrinsic
+def pair(typing, first, second, target):
+    """32 numbers of 16 bits and 32 others side by side, in the order of :data:`PAIRED`, which takes the fewest instructions."""
+
+    def write(lines, first, second, target):
+        kind = ir.VectorType(ir.IntType(16), 32)
+        each = lines.load(first, 0, kind), lines.load(second, 0, kind)
+        for half in range(2):
+            order = [i for k in PAIRED[16 * half : 16 * half + 16] for i in (k, 32 + k)]
+            lines.store(lines.builder.shuffle_vector(*each, ir.Constant(ir.VectorType(ir.IntType(32), 32), order)), target, 64 * half)
+
+    return types.none(types.intp, types.intp, types.intp), _on_lines(write)
+
+
+@intrinsic
+def transpose(typing, source, source_stride, target, target_stride):
+    """32 rows of 16 numbers of 16 bits to 16 rows of 32; strides in bytes."""
+
+    def write(lines, source, source_stride, target, target_stride):
+        build = lines.builder
+
+        def row(i: int) -> ir.Value:
+            return build.zext(lines.load(source, build.mul(source_stride, ir.Constant(_LONG, i)), _SHORTS), _INTS)
+
+        rows = [build.or_(row(2 * i), build.shl(row(2 * i + 1), ir.Constant(_INTS, [16] * 16))) for i in range(16)]
+        for side in (8, 4, 2, 1):  # rows that far apart exchange the squares of that side that lie off the diagonal
+            upper = ir.Constant(_INTS, [k if not k & side else 16 + k - side for k in range(16)])
+            lower = ir.Constant(_INTS, [k + side if not k & side else 16 + k for k in range(16)])
+            for i in (i for i in range(16) if not i & side):
+                both = rows[i], rows[i + side]
+                rows[i], rows[i + side] = build.shuffle_vector(*both, upper), build.shuffle_vector(*both, lower)
+        for i, each in enumerate(rows):
+            lines.store(each, target, build.mul(target_stride, ir.Constant(_LONG, i)))
+
+    return types.none(*[types.intp] * 4), _on_lines(write)
+
+
+def _spread_pixels(lines: _Lines, words: tuple[ir.Value, ...]) -> ir.Value:
+    """Four times four uint8 as 16 float32."""
+    word, pixels = ir.IntType(32), ir.Constant(ir.VectorType(ir.IntType(32), 4), ir.Undefined)
+    for i, address in enumerate(words):
+        pixels = lines.builder.insert_element(pixels, lines.load(address, 0, word), ir.Constant(word, i))
+    return lines.builder.uitofp(lines.builder.bitcast(pixels, _BYTES), _FLOATS)
+
+
+@intrinsic
+def pixels_to_float32(typing, first, second, third, fourth, target):
+    """Four uint8 from each of four addresses."""
+
+    def write(lines, *addresses):
+        lines.store(_spread_pixels(lines, addresses[:4]), addresses[4], 0)
+
+    return types.none(*[types.intp] * 5), _on_lines(write)
+
+
+@intrinsic
+def pixels_to_bfloat16(typing, first, second, third, fourth, target):
+    """The same; bfloat16 holds each of them."""
+
+    def write(lines, *addresses):
+        build = lines.builder
+        bits = build.bitcast(_spread_pixels(lines, addresses[:4]), _INTS)
+        lines.store(build.trunc(build.lshr(bits, ir.Constant(_INTS, [16] * 16)), _SHORTS), addresses[4], 0)
+
+    return types.none(*[types.intp] * 5), _on_lines(write)
