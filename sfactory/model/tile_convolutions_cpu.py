@@ -121,7 +121,7 @@ def _convolve(source, layer, weight, bias, target, product):
 
 
 @njit(cache=True, nogil=True)
-def _forward(x, layers, weights, biases, outputs, scratch):
+def _forward(x, layers, weights, biases, outputs, scratch, kept):
     """
     Args:
         x: ``[N, positions * channels]`` of the first layer.
@@ -129,8 +129,8 @@ def _forward(x, layers, weights, biases, outputs, scratch):
         biases: float32 ``[outputs]``.
         outputs: ``[N, size]``, or ``[1, size]`` to write all over each other.
         scratch: float32 ``[32, 32]``.
+        kept: 64 bytes, for what the tiles' shapes were before.
     """
-    kept = np.zeros(64, np.uint8)
     tiles.keep_configuration(kept.ctypes.data)
     tiles.configure(tiles.SQUARE.ctypes.data)
     for image in range(len(x)):
@@ -239,7 +239,7 @@ def _pass_back(source, length, layer, weight, grid, grid_before, product):
 
 
 @njit(cache=True, nogil=True)
-def _backward(gradient, output, layers, inputs, weights, works, ones, scratch):
+def _backward(gradient, output, layers, inputs, weights, works, ones, scratch, kept):
     """Add to the gradients in `works`.
 
     Args:
@@ -248,8 +248,8 @@ def _backward(gradient, output, layers, inputs, weights, works, ones, scratch):
         weights: Of each layer ``[taps * outputs / 2, channels, 2]``, in pairs of outputs, the last tap first.
         ones: A tile of them.
         scratch: float32 ``[32, 32]``.
+        kept: 64 bytes, for what the tiles' shapes were before.
     """
-    kept = np.zeros(64, np.uint8)
     tiles.keep_configuration(kept.ctypes.data)
     tiles.configure(tiles.SQUARE.ctypes.data)
     top = len(layers) - 1
@@ -359,7 +359,7 @@ class TilePlan:
         counts = [len(x) if keep else 1] * (len(self._sizes) - 1) + [len(x)]
         outputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in zip(counts, self._sizes, strict=True)]
         numbers = tuple(bias.detach().numpy() for bias in biases)
-        _forward(_images(x), self._layers, weights, numbers, tuple(map(_bits, outputs)), _zeros(SIDE, SIDE))
+        _forward(_images(x), self._layers, weights, numbers, tuple(map(_bits, outputs)), _zeros(SIDE, SIDE), np.zeros(64, np.uint8))
         return outputs
 
     def image(self, output: Tensor) -> Tensor:
@@ -380,7 +380,8 @@ class TilePlan:
             for weight, orders, layer in zip(weights, self._orders, self._layers, strict=True)
         )
         inputs, ones = (_images(x), *map(_bits, outputs[:-1])), _bits(torch.ones(16, SIDE, dtype=torch.bfloat16))
-        _backward(_images(gradient), _bits(outputs[-1]), self._layers, inputs, packed, works, ones, _zeros(SIDE, SIDE))
+        arrays = self._layers, inputs, packed, works, ones, _zeros(SIDE, SIDE), np.zeros(64, np.uint8)
+        _backward(_images(gradient), _bits(outputs[-1]), *arrays)
         found = []
         for weight, orders, work in zip(weights, self._orders, works, strict=True):
             of_weight, of_bias = torch.from_numpy(work.of_weight), torch.from_numpy(work.of_bias)
