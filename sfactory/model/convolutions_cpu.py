@@ -83,7 +83,7 @@ def block_weight(weight: Tensor, hwc: bool) -> Tensor:
 
 
 def relu_convolutions(x: Tensor, layers: Sequence[Convolution]) -> Tensor:
-    """Convolutions one after the other, each with ReLU: on the processor's tiles if they fit, else by oneDNN in one pass each, else by torch.
+    """Convolutions one after the other, each with ReLU: on the processor's tiles if they fit, else by oneDNN, else by torch.
 
     Args:
         x: ``[N, C, H, W]``, in the dtype in which all of them compute.
