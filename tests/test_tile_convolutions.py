@@ -112,8 +112,9 @@ def test_what_does_not_fit_goes_by_other_ways(shape: tuple[int, int, int], kerne
     torch.testing.assert_close(relu_convolutions(x, layers).float(), plain(x, layers), rtol=0.05, atol=0.2)
 
 
-def test_only_bfloat16_and_only_without_padding() -> None:
+def test_only_bfloat16_from_float32_and_only_without_padding() -> None:
     _, (layer, *_) = stack("of Atari", 1)
+    assert tile_plan((64, 21, 21), [layer._replace(weight=layer.weight.bfloat16())], torch.bfloat16) is None
     assert tile_plan((64, 21, 21), [layer], torch.float32) is None
     assert tile_plan((64, 21, 21), [layer._replace(padding=(1, 1))], torch.bfloat16) is None
 

@@ -10,8 +10,10 @@ All numbers of 16 bits are bfloat16, which NumPy and Numba have no type for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +31,8 @@ SIDE = 32
 """Rows and columns of the products that are done at once: two tiles each."""
 GROUP = 4
 """Images that go back through all layers together: few enough for the second-level cache, and enough for long products."""
+
+NOWHERE = np.zeros((0, 0), np.int64)
 
 
 class _Layer(NamedTuple):
@@ -55,6 +59,9 @@ class _Layer(NamedTuple):
     reach: int
     places: np.ndarray
     places_before: np.ndarray
+
+    def with_places(self, places: np.ndarray, places_before: np.ndarray) -> _Layer:
+        return self._replace(places=places, places_before=places_before)
 
 
 class _Work(NamedTuple):
@@ -312,40 +319,24 @@ class TilePlan:
     """
 
     def __init__(self, shape: tuple[int, int, int], kernels: Sequence[tuple[torch.Size, int]]) -> None:
-        channels, height, width = shape
-        if kernels[0][1] != 1:
+        strides = [stride for _, stride in kernels]
+        if strides[0] != 1:
             raise ValueError("the images do not lie in blocks")
         layers: list[_Layer] = []
-        self._sizes: list[int] = []
-        following = [*(stride for _, stride in kernels[1:]), 1]
-        for ((outputs, _, down, across), stride), next_stride in zip(kernels, following, strict=True):
-            if any(number % stride for number in (height, width, down, across)) or channels * stride**2 % SIDE or outputs % SIDE:
-                raise ValueError("strides or channels do not fit")
-            channels, height, width, down, across = (
-                channels * stride**2,
-                height // stride,
-                width // stride,
-                down // stride,
-                across // stride,
-            )
-            reach, nowhere = (down - 1) * width + across - 1, np.zeros((0, 0), np.int64)
-            if height * width - reach < SIDE:
-                raise ValueError("fewer positions than a product has")
-            layer = _Layer(width, height * width, channels, down, across, outputs, reach, nowhere, nowhere)
-            before = _places_before(layers[-1], layer, stride) if layers else nowhere
-            layers.append(layer._replace(places=_places(layer, next_stride), places_before=before))
-            channels, height, width = outputs, height - down + 1, width - across + 1
-            self._sizes.append(channels * height * width)
-        self._layers = tuple(layers)
+        self._shapes: list[tuple[int, int, int]] = []
+        """Of the layers' outputs."""
+        for weight, stride in kernels:
+            layers.append(_layer(shape, weight, stride))
+            shape = weight[0], shape[1] // stride - layers[-1].down + 1, layers[-1].width - layers[-1].across + 1
+            self._shapes.append(shape)
+        places = [_places(layer, stride) for layer, stride in zip(layers, [*strides[1:], 1], strict=True)]
+        before = [NOWHERE, *(_places_before(*pair, stride) for pair, stride in zip(pairwise(layers), strides[1:], strict=True))]
+        self._layers = tuple(map(_Layer.with_places, layers, places, before))
         self._orders = [_Orders.of(*kernel) for kernel in kernels]
-        self._out_shape = (height, width, channels)
 
     def pack(self, weights: Sequence[Tensor]) -> tuple[np.ndarray, ...]:
         """The layers' weights ``[outputs, C, K, K]`` for :meth:`forward`."""
-        return tuple(
-            _bits(weight.reshape(-1)[orders.forward].bfloat16()).reshape(-1, len(weight), 2)
-            for weight, orders in zip(weights, self._orders, strict=True)
-        )
+        return tuple(_pack(weight, orders.forward, len(weight)) for weight, orders in zip(weights, self._orders, strict=True))
 
     def forward(self, x: Tensor, weights: tuple[np.ndarray, ...], biases: Sequence[Tensor], keep: bool) -> list[Tensor]:
         """The outputs of all layers, bfloat16 ``[N, size]``, in the blocks of the next.
@@ -356,15 +347,16 @@ class TilePlan:
             biases: float32.
             keep: All outputs; otherwise of the last layer only, the others are those of the last image.
         """
-        counts = [len(x) if keep else 1] * (len(self._sizes) - 1) + [len(x)]
-        outputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in zip(counts, self._sizes, strict=True)]
+        counts = [len(x) if keep else 1] * (len(self._shapes) - 1) + [len(x)]
+        outputs = [torch.empty(count, math.prod(shape), dtype=torch.bfloat16) for count, shape in zip(counts, self._shapes, strict=True)]
         numbers = tuple(bias.detach().numpy() for bias in biases)
         _forward(_images(x), self._layers, weights, numbers, tuple(map(_bits, outputs)), _zeros(SIDE, SIDE), np.zeros(64, np.uint8))
         return outputs
 
     def image(self, output: Tensor) -> Tensor:
         """The last layer's output as ``[N, C, H, W]``."""
-        return output.view(-1, *self._out_shape).permute(0, 3, 1, 2)
+        channels, height, width = self._shapes[-1]
+        return output.view(-1, height, width, channels).permute(0, 3, 1, 2)
 
     def backward(self, gradient: Tensor, x: Tensor, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of each layer's weight and bias in turn, float32 in their shapes.
@@ -375,10 +367,8 @@ class TilePlan:
             weights: As they were then, ``[outputs, C, K, K]``.
         """
         works = tuple(map(_work, self._layers))
-        packed = tuple(
-            _bits(weight.reshape(-1)[orders.backward].bfloat16()).reshape(-1, layer.channels, 2)
-            for weight, orders, layer in zip(weights, self._orders, self._layers, strict=True)
-        )
+        by_layer = zip(weights, self._orders, self._layers, strict=True)
+        packed = tuple(_pack(weight, orders.backward, layer.channels) for weight, orders, layer in by_layer)
         inputs, ones = (_images(x), *map(_bits, outputs[:-1])), _bits(torch.ones(16, SIDE, dtype=torch.bfloat16))
         arrays = self._layers, inputs, packed, works, ones, _zeros(SIDE, SIDE), np.zeros(64, np.uint8)
         _backward(_images(gradient), _bits(outputs[-1]), *arrays)
@@ -387,6 +377,24 @@ class TilePlan:
             of_weight, of_bias = torch.from_numpy(work.of_weight), torch.from_numpy(work.of_bias)
             found += [of_weight.view(-1)[orders.gradient].view(weight.shape), of_bias[:, 0].contiguous()]
         return found
+
+
+def _layer(shape: tuple[int, int, int], weight: torch.Size, stride: int) -> _Layer:
+    """A convolution of images of a shape ``(C, H, W)``, without its places."""
+    channels, height, width = shape
+    outputs, _, down, across = weight
+    if any(number % stride for number in (height, width, down, across)) or channels * stride**2 % SIDE or outputs % SIDE:
+        raise ValueError("strides or channels do not fit")
+    height, width, down, across = (number // stride for number in (height, width, down, across))
+    reach = (down - 1) * width + across - 1
+    if height * width - reach < SIDE:
+        raise ValueError("fewer positions than a product has")
+    return _Layer(width, height * width, channels * stride**2, down, across, outputs, reach, NOWHERE, NOWHERE)
+
+
+def _pack(weight: Tensor, order: Tensor, columns: int) -> np.ndarray:
+    """A weight's elements in an order of :class:`_Orders`: ``[pairs, columns, 2]``."""
+    return _bits(weight.reshape(-1)[order].bfloat16()).reshape(-1, columns, 2)
 
 
 def _places(layer: _Layer, stride: int) -> np.ndarray:
@@ -440,9 +448,14 @@ def _plan(shape: tuple[int, int, int], kernels: tuple[tuple[torch.Size, int], ..
 
 
 def tile_plan(shape: tuple[int, int, int], layers: Sequence[Convolution], dtype: torch.dtype) -> TilePlan | None:
-    """The plan for convolutions of images of a shape ``(C, H, W)``, or None where this machine has no tiles or they do not fit."""
-    fit = all(set(layer.padding) == {0} and len(set(layer.stride)) == 1 for layer in layers)
-    if not fit or dtype != torch.bfloat16 or not tiles.at_hand():
+    """The plan for convolutions of images of a shape ``(C, H, W)``, or None where this machine has no tiles or they do not fit.
+
+    Args:
+        layers: With weights in float32.
+        dtype: In which to compute; tiles do so in bfloat16.
+    """
+    plain = all(set(layer.padding) == {0} and len(set(layer.stride)) == 1 and layer.weight.dtype == torch.float32 for layer in layers)
+    if not plain or dtype != torch.bfloat16 or not tiles.at_hand():
         return None
     return _plan(shape, tuple((layer.weight.shape, layer.stride[0]) for layer in layers))
 
