@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from sfactory.arena import Arena
 from sfactory.dense_network import DenseNetwork
 from sfactory.model import lower_weights
-from sfactory.model.precision import lowered_matrices, mixed_precision
+from sfactory.model.precision import mixed_precision
 from sfactory.timing import Stopwatch
-from sfactory.weights import FlatWeights, LoweredWeights, WeightBoard
+from sfactory.weights import FlatWeights, WeightBoard
 
 Request = tuple[int, int, int, bool]
 """Slot, group, step and whether only the values are asked for; see :func:`sfactory.queues.unpack_request`."""
@@ -72,13 +72,13 @@ class TorchEngine:
 
     def __init__(self, model: nn.Module, arena: Arena, groups: int, autocast: torch.dtype | None, watch: Stopwatch) -> None:
         self._model, self._arena, self._autocast, self._watch = model, arena, autocast, watch
-        self._weights = FlatWeights(model).vector if autocast is None else LoweredWeights(model, lowered_matrices(model), autocast)
+        self._flat = FlatWeights(model)
         self._joined = [np.empty((arena.rows * groups, *leaf.shape[3:]), leaf.dtype) for leaf in arena.obs]
         self._states, self._joined_states = np.zeros((2, groups, arena.rows, model.state_size), np.float32)
         self._no_first = np.zeros(arena.rows, bool)
 
     def refresh(self, weights: WeightBoard) -> int:
-        version = weights.read(self._weights)
+        version = weights.read(self._flat.vector)
         lower_weights(self._model, self._autocast)
         return version
 

@@ -8,7 +8,7 @@ same buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -52,26 +52,6 @@ class FlatWeights:
             offset += tensor.numel()
 
 
-class LoweredWeights:
-    """The parameters and float buffers of a module as targets of one copy, some of them in another dtype.
-
-    Args:
-        lowered: Parameters that get the dtype; all others keep float32.
-    """
-
-    def __init__(self, module: nn.Module, lowered: Sequence[Tensor], dtype: torch.dtype) -> None:
-        self._targets: list[Tensor] = []
-        for tensor in _float_tensors(module):
-            if any(tensor is each for each in lowered):
-                tensor.data = tensor.data.to(dtype)
-            self._targets.append(_storage_order(tensor.detach()))
-
-    def copy_(self, vector: Tensor) -> None:
-        """Take over what is a module's :attr:`FlatWeights.vector`."""
-        for target, source in zip(self._targets, vector.split([target.numel() for target in self._targets]), strict=True):
-            target.copy_(source)
-
-
 def _storage_order(tensor: Tensor) -> Tensor:
     """A dense tensor's elements in the order in which they lie in memory."""
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
@@ -108,11 +88,11 @@ class WeightBoard:
         header[_VERSIONS + turn % 2] = version
         header[_COMPLETE] = turn
 
-    def read(self, out: Tensor | LoweredWeights) -> int:
-        """Copy the newest complete version and return its number.
+    def read(self, out: Tensor) -> int:
+        """Copy the newest complete version into a vector and return its number.
 
         Args:
-            out: float32 ``[size]``, on any device, or a module's weights.
+            out: float32 ``[size]``, on any device.
         """
         header = self._header.array
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -24,11 +23,9 @@ from sfactory.model import (
     describe,
     lower_weights,
 )
-from sfactory.model.precision import lowered_matrices
 from sfactory.model.recurrence import GRUScan, LSTMScan
 from sfactory.objects import load_object
 from sfactory.spaces import ActionSpec, Leaf, ObservationSpec
-from sfactory.weights import FlatWeights, LoweredWeights
 
 STEPS, ROWS = 6, 3
 OBSERVATIONS = {
@@ -224,26 +221,6 @@ def test_lowered_weights_change_nothing_until_the_weights_do(core: str, kind: st
         assert not torch.equal(values(), before)
     lower_weights(model, None)
     assert not torch.equal(values(), given)
-
-
-@pytest.mark.parametrize("core", ["none", "lstm"])
-def test_weights_that_are_published_for_autocast_give_what_float32_ones_give(core: str) -> None:
-    published = _model(OBSERVATIONS["image_chw"], core=core)
-    usual, lowered = copy.deepcopy(published), copy.deepcopy(published)
-    taken = LoweredWeights(lowered, lowered_matrices(lowered), torch.bfloat16)
-    obs, state = _observations(published.observation, ROWS), torch.randn(ROWS, published.state_size) if published.state_size else None
-    flat = FlatWeights(published)
-    for _ in range(2):
-        with torch.no_grad():
-            flat.vector.mul_(0.8)
-        FlatWeights(usual).vector.copy_(flat.vector)
-        taken.copy_(flat.vector)
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            for model in (usual, lowered):
-                lower_weights(model, torch.bfloat16)
-            assert all(torch.equal(a, b) for a, b in zip(usual(obs, state), lowered(obs, state), strict=True) if a is not None)
-    assert lowered.actor.encoders[0].linear.weight.dtype == torch.bfloat16
-    assert lowered.policy.linear.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", ["image_chw", "image_hwc"])

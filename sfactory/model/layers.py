@@ -42,8 +42,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu":
 class Dense(Lowered, nn.Linear):
     """A linear layer with an orthogonal start."""
 
-    matrices = ("weight",)
-
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
         orthogonal(self)

@@ -32,8 +32,6 @@ class Lowered(nn.Module):
     much as a fifth of the products.
     """
 
-    matrices: tuple[str, ...] = ()
-    """Names of parameters that only the copy uses, just cast: without gradients they may be in autocast's dtype themselves."""
     _lowered: Any = None
 
     def lower(self, dtype: torch.dtype | None) -> None:
@@ -58,11 +56,6 @@ def lower_weights(model: nn.Module, dtype: torch.dtype | None) -> None:
     for module in model.modules():
         if isinstance(module, Lowered):
             module.lower(dtype)
-
-
-def lowered_matrices(model: nn.Module) -> list[Tensor]:
-    """The parameters of a model that may be in autocast's dtype themselves, if :func:`lower_weights` follows each change of the weights."""
-    return [getattr(module, name) for module in model.modules() if isinstance(module, Lowered) for name in module.matrices]
 
 
 def compute_dtype(weight: Tensor) -> torch.dtype:
