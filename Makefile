@@ -1,7 +1,7 @@
 # make train   install what is needed and train CartPole-v1 to a solved score, then evaluate it
 # make test    install what is needed and run the tests
 # make lint    check format and style
-# make learn   learning references: presets, three seeds each (half an hour)
+# make learn   learning references: presets, three seeds each (an hour)
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 3 GB of environments; an hour)
 # make starts  50 starts and stops in a row
