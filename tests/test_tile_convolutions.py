@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -142,6 +145,11 @@ def test_threads_and_other_users_of_the_tiles_do_not_disturb_each_other() -> Non
         for out, difference in pool.map(work, range(40)):
             assert torch.equal(out, expected)
             assert not difference.any()
+
+
+def test_numba_may_be_told_to_compile_for_another_processor() -> None:
+    program = "from sfactory.model import tiles_cpu; assert not tiles_cpu.at_hand()"
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"NUMBA_CPU_NAME": "generic"})
 
 
 def test_operations_on_lines() -> None:

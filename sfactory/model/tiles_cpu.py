@@ -14,11 +14,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 _BYTE = ir.IntType(8)
@@ -32,9 +32,9 @@ SQUARE[48:56] = 16
 
 @cache
 def at_hand() -> bool:
-    """Whether this machine has such tiles and lets this process use them."""
-    features = llvmlite.binding.get_host_cpu_features()
-    return bool(features.get("amx-bf16") and features.get("avx512bf16") and torch.cpu._init_amx())
+    """Whether Numba compiles for a processor with such tiles, and the system lets this process use them."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return {"+amx-bf16", "+avx512bf16"} <= set(features.split(",")) and torch.cpu._init_amx()
 
 
 def _instruction(name: str, tiles: int, operands: int = 0) -> Callable[..., Any]:
