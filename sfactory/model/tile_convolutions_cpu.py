@@ -85,31 +85,50 @@ class _Work(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def _multiply(left, channels, width, down, across, right, column, product):
+def _load_square(address, step):
+    """Two by two tiles, 0 to 3, from lines of 32 float32 that are `step` bytes apart."""
+    tiles.load(0, address, step)
+    tiles.load(1, address + 64, step)
+    tiles.load(2, address + 16 * step, step)
+    tiles.load(3, address + 16 * step + 64, step)
+
+
+@njit(cache=True, nogil=True)
+def _store_square(address, step):
+    tiles.store(0, address, step)
+    tiles.store(1, address + 64, step)
+    tiles.store(2, address + 16 * step, step)
+    tiles.store(3, address + 16 * step + 64, step)
+
+
+@njit(cache=True, nogil=True)
+def _add_product(left, left_step, right, right_step, length):
+    """Add ``[32, length] @ [length, 32]`` to the square of tiles; the second lies in pairs. Gives where its next rows would be."""
+    for _ in range(0, length, SIDE):
+        tiles.load(4, left, left_step)
+        tiles.load(6, right, right_step)
+        tiles.load(7, right + 64, right_step)
+        tiles.dot(0, 4, 6)
+        tiles.dot(1, 4, 7)
+        tiles.load(5, left + 16 * left_step, left_step)
+        tiles.dot(2, 5, 6)
+        tiles.dot(3, 5, 7)
+        left += SIDE * 2
+        right += SIDE // 2 * right_step
+    return right
+
+
+@njit(cache=True, nogil=True)
+def _multiply(left, channels, width, down, across, weight, column, product):
     """``[32 positions, taps * channels] @ [taps * channels, 32 outputs]`` of positions that lie from address `left` on."""
-    step, right_step = channels * 2, right.shape[1] * 4
-    at = right.ctypes.data + column * 4
+    step, right = channels * 2, weight.ctypes.data + column * 4
     tiles.zero(0)
     tiles.zero(1)
     tiles.zero(2)
     tiles.zero(3)
     for y in range(down):
-        row = left + y * width * step
-        for _ in range(0, across * channels, SIDE):
-            tiles.load(4, row, step)
-            tiles.load(6, at, right_step)
-            tiles.load(7, at + 64, right_step)
-            tiles.dot(0, 4, 6)
-            tiles.dot(1, 4, 7)
-            tiles.load(5, row + 16 * step, step)
-            tiles.dot(2, 5, 6)
-            tiles.dot(3, 5, 7)
-            row += SIDE * 2
-            at += SIDE // 2 * right_step
-    tiles.store(0, product, SIDE * 4)
-    tiles.store(1, product + 64, SIDE * 4)
-    tiles.store(2, product + 16 * SIDE * 4, SIDE * 4)
-    tiles.store(3, product + 16 * SIDE * 4 + 64, SIDE * 4)
+        right = _add_product(left + y * width * step, step, right, weight.shape[1] * 4, across * channels)
+    _store_square(product, SIDE * 4)
 
 
 @njit(cache=True, nogil=True)
@@ -195,26 +214,9 @@ def _add_to_weight(length, layer, work):
         for output in range(0, layer.outputs, SIDE):
             for channel in range(0, layer.channels, SIDE):
                 total = work.of_weight.ctypes.data + (tap * layer.outputs + output) * step + channel * 4
-                tiles.load(0, total, step)
-                tiles.load(1, total + 64, step)
-                tiles.load(2, total + 16 * step, step)
-                tiles.load(3, total + 16 * step + 64, step)
-                left, right = work.by_outputs.ctypes.data + output * left_step, inputs + channel * 4
-                for _ in range(0, length, SIDE):
-                    tiles.load(4, left, left_step)
-                    tiles.load(6, right, step)
-                    tiles.load(7, right + 64, step)
-                    tiles.dot(0, 4, 6)
-                    tiles.dot(1, 4, 7)
-                    tiles.load(5, left + 16 * left_step, left_step)
-                    tiles.dot(2, 5, 6)
-                    tiles.dot(3, 5, 7)
-                    left += SIDE * 2
-                    right += SIDE // 2 * step
-                tiles.store(0, total, step)
-                tiles.store(1, total + 64, step)
-                tiles.store(2, total + 16 * step, step)
-                tiles.store(3, total + 16 * step + 64, step)
+                _load_square(total, step)
+                _add_product(work.by_outputs.ctypes.data + output * left_step, left_step, inputs + channel * 4, step, length)
+                _store_square(total, step)
 
 
 @njit(cache=True, nogil=True)
