@@ -31,8 +31,8 @@ SIDE = 32
 """Rows and columns of the products that are done at once: two tiles each."""
 GROUP = 4
 """Images that go back through all layers together: few enough for the second-level cache, and enough for long products."""
-
 NOWHERE = np.zeros((0, 0), np.int64)
+"""No places."""
 
 
 class _Layer(NamedTuple):
