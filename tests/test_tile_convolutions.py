@@ -7,18 +7,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from numba import njit
 from torch import Tensor
 
 from sfactory.model import tiles_cpu as tiles
-from sfactory.model import vectors_cpu as vectors
 from sfactory.model.convolutions_cpu import lower_convolutions, relu_convolutions
 from sfactory.model.onednn import Convolution
-from sfactory.model.tile_convolutions_cpu import GROUP, tile_plan
+from sfactory.model.tile_convolutions_cpu import TOGETHER, tile_plan
 
 pytestmark = pytest.mark.skipif(not tiles.at_hand(), reason="this processor has no matrix tiles")
 
@@ -57,7 +54,7 @@ def plain(x: Tensor, layers: list[Convolution]) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("images", [1, GROUP - 1, GROUP, 2 * GROUP + 1])
+@pytest.mark.parametrize("images", [1, TOGETHER - 1, TOGETHER, 2 * TOGETHER + 1])
 @pytest.mark.parametrize("name", STACKS)
 def test_outputs_and_gradients_are_those_of_plain_convolutions(name: str, images: int) -> None:
     x, layers = stack(name, images)
@@ -150,21 +147,3 @@ def test_threads_and_other_users_of_the_tiles_do_not_disturb_each_other() -> Non
 def test_numba_may_be_told_to_compile_for_another_processor() -> None:
     program = "from sfactory.model import tiles_cpu; assert not tiles_cpu.at_hand()"
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"NUMBA_CPU_NAME": "generic"})
-
-
-def test_operations_on_lines() -> None:
-    @njit
-    def transpose(source, target):
-        vectors.transpose(source.ctypes.data, source.shape[1] * 2, target.ctypes.data, target.shape[1] * 2)
-
-    @njit
-    def pair(first, second, target):
-        vectors.pair(first.ctypes.data, second.ctypes.data, target.ctypes.data)
-
-    numbers, turned = np.random.default_rng(0).integers(0, 2**16, (32, 32), np.uint16), np.zeros((16, 32), np.uint16)
-    transpose(np.ascontiguousarray(numbers[:, :16]), turned)
-    assert np.array_equal(turned, numbers[:, :16].T)
-    pairs = np.zeros((32, 2), np.uint16)
-    pair(numbers[0], numbers[1], pairs)
-    assert sorted(vectors.PAIRED) == list(range(32))
-    assert np.array_equal(pairs, numbers[:2, vectors.PAIRED].T)

@@ -29,10 +29,10 @@ from sfactory.model.onednn import Convolution
 
 SIDE = 32
 """Rows and columns of the products that are done at once: two tiles each."""
-GROUP = 4
+TOGETHER = 4
 """Images that go back through all layers together: few enough for the second-level cache, and enough for long products."""
 NOWHERE = np.zeros((0, 0), np.int64)
-"""No places."""
+"""The places of a layer that has none, or none yet."""
 
 
 class _Layer(NamedTuple):
@@ -47,7 +47,7 @@ class _Layer(NamedTuple):
         reach: The shift of the last tap.
         places: int64 ``[positions - reach, outputs / 32]``: where in the output, as the next layer reads it, 32 channels of a position go,
             or -1.
-        places_before: int64 ``[GROUP * positions, channels / 32]``: where 32 channels of a position lie in the previous layer's grid.
+        places_before: int64 ``[TOGETHER * positions, channels / 32]``: where 32 channels of a position lie in the previous layer's grid.
     """
 
     width: int
@@ -60,16 +60,13 @@ class _Layer(NamedTuple):
     places: np.ndarray
     places_before: np.ndarray
 
-    def with_places(self, places: np.ndarray, places_before: np.ndarray) -> _Layer:
-        return self._replace(places=places, places_before=places_before)
-
 
 class _Work(NamedTuple):
-    """What a layer's way back works in, for a group of images, and its gradients.
+    """What a layer's way back works in, for images that go together, and its gradients.
 
     Attributes:
-        grid: ``[reach + GROUP * positions and more, outputs]``: the gradient of the output at its positions, zero at all others.
-        by_outputs: ``[outputs, GROUP * positions and more]``: the same without the first zeros.
+        grid: ``[reach + TOGETHER * positions and more, outputs]``: the gradient of the output at its positions, zero at all others.
+        by_outputs: ``[outputs, TOGETHER * positions and more]``: the same without the first zeros.
         even, odd: ``[half of them, channels, 2]``: pairs of the input's positions that begin with an even or an odd one, channels as
             :func:`sfactory.model.vectors_cpu.pair` has them.
         of_weight: float32 ``[taps, outputs, channels]``, channels likewise.
@@ -95,6 +92,7 @@ def _load_square(address, step):
 
 @njit(cache=True, nogil=True)
 def _store_square(address, step):
+    """The same tiles to such lines."""
     tiles.store(0, address, step)
     tiles.store(1, address + 64, step)
     tiles.store(2, address + 16 * step, step)
@@ -184,6 +182,7 @@ def _spread(gradient, output, images, layer, grid):
 
 @njit(cache=True, nogil=True)
 def _transpose(grid, head, length, by_outputs):
+    """``[length, outputs]`` of a grid, from row `head` on, to ``[outputs, length]``; up to 31 positions more, which are zero."""
     columns, step = grid.shape[1], by_outputs.shape[1] * 2
     for position in range(0, length, 32):
         for column in range(0, columns, 16):
@@ -262,9 +261,9 @@ def _backward(gradient, output, layers, inputs, weights, works, ones, scratch, k
     tiles.keep_configuration(kept.ctypes.data)
     tiles.configure(tiles.SQUARE.ctypes.data)
     top = len(layers) - 1
-    for first in range(0, len(gradient), GROUP):
-        images = min(GROUP, len(gradient) - first)
-        if images < GROUP:
+    for first in range(0, len(gradient), TOGETHER):
+        images = min(TOGETHER, len(gradient) - first)
+        if images < TOGETHER:
             for i in range(len(works)):
                 works[i].grid[:] = 0
         some = slice(first, first + images)
@@ -333,7 +332,9 @@ class TilePlan:
             self._shapes.append(shape)
         places = [_places(layer, stride) for layer, stride in zip(layers, [*strides[1:], 1], strict=True)]
         before = [NOWHERE, *(_places_before(*pair, stride) for pair, stride in zip(pairwise(layers), strides[1:], strict=True))]
-        self._layers = tuple(map(_Layer.with_places, layers, places, before))
+        self._layers = tuple(
+            layer._replace(places=out, places_before=back) for layer, out, back in zip(layers, places, before, strict=True)
+        )
         self._orders = [_Orders.of(*kernel) for kernel in kernels]
 
     def pack(self, weights: Sequence[Tensor]) -> tuple[np.ndarray, ...]:
@@ -410,7 +411,7 @@ def _places(layer: _Layer, stride: int) -> np.ndarray:
 
 def _places_before(before: _Layer, layer: _Layer, stride: int) -> np.ndarray:
     """Of the input of a layer, which reads the previous one's outputs in blocks of stride x stride; see :class:`_Layer`."""
-    image, position = np.divmod(np.arange(GROUP * layer.positions)[:, None], layer.positions)
+    image, position = np.divmod(np.arange(TOGETHER * layer.positions)[:, None], layer.positions)
     y, x = np.divmod(position, layer.width)
     part, channel = np.divmod(np.arange(0, layer.channels, SIDE), before.outputs)
     row, column = y * stride + part // stride, x * stride + part % stride
@@ -418,7 +419,7 @@ def _places_before(before: _Layer, layer: _Layer, stride: int) -> np.ndarray:
 
 
 def _work(layer: _Layer) -> _Work:
-    length = -(-GROUP * layer.positions // SIDE) * SIDE
+    length = -(-TOGETHER * layer.positions // SIDE) * SIDE
     apart = length + SIDE * (length // SIDE % 2 == 0)  # rows at powers of two would share few lines of the cache
     pairs = [_zeros((length + layer.reach) // 2 + 1, layer.channels, 2, dtype=torch.int16) for _ in range(2)]
     gradients = _zeros(layer.down * layer.across, layer.outputs, layer.channels), _zeros(layer.outputs, 16)
