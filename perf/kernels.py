@@ -44,7 +44,7 @@ from sfactory.gae import gae, gae_torch
 from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
 from sfactory.losses_cpu import loss_and_gradients, valid_moments
 from sfactory.model import NatureCNN, build_model, lower_weights, recurrence, recurrence_cpu
-from sfactory.model.convolutions_cpu import BLOCK, pixel_blocks
+from sfactory.model.pixel_blocks_cpu import BLOCK, pixel_blocks
 from sfactory.model.precision import mixed_precision
 from sfactory.model.tanh_cpu import tanh_
 from sfactory.networks import Network, TorchNetwork

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from perf.plain import nature_cnn
 from sfactory.model import NatureCNN, lower_weights, onednn
-from sfactory.model.convolutions_cpu import _cut_off, block_weight, is_eager_cpu, pixel_blocks, relu_convolutions
+from sfactory.model.convolutions_cpu import _cut_off, relu_convolutions_in_turn
 from sfactory.model.onednn import Convolution
+from sfactory.model.pixel_blocks_cpu import block_weight, is_eager_cpu, pixel_blocks
 from sfactory.model.precision import mixed_precision
 from sfactory.spaces import Leaf, ObservationSpec
 
@@ -97,7 +98,7 @@ def test_a_chain_has_the_gradients_of_its_input_and_of_every_layer(dtype: torch.
         return [Convolution(w.to(dtype), b.to(dtype), *s) for w, b, s in zip(weights[1:4], weights[4:], settings, strict=True)]
 
     exact = torch.bfloat16 if dtype == torch.bfloat16 else torch.float64
-    found, expected = relu_convolutions(weights[0], layers(dtype)), weights[0].to(exact)
+    found, expected = relu_convolutions_in_turn(weights[0], layers(dtype)), weights[0].to(exact)
     for layer in layers(exact):
         expected = F.relu(F.conv2d(expected, *layer))
     tolerance = 0.01 if dtype == torch.bfloat16 else 1e-5

@@ -7,24 +7,34 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from gymnasium import spaces
 from torch import Tensor
 
+from sfactory.model import NatureCNN, lower_weights
 from sfactory.model import tiles_cpu as tiles
-from sfactory.model.convolutions_cpu import lower_convolutions, relu_convolutions
+from sfactory.model.layers import PixelConv
 from sfactory.model.onednn import Convolution
-from sfactory.model.tile_convolutions_cpu import TOGETHER, tile_plan
+from sfactory.model.pixel_blocks_cpu import pixel_blocks
+from sfactory.model.precision import mixed_precision
+from sfactory.model.tile_convolutions_cpu import TOGETHER, TileConvolutions, TilePlan, TileWeights, tile_plan
+from sfactory.spaces import ObservationSpec
 
 pytestmark = pytest.mark.skipif(not tiles.at_hand(), reason="this processor has no matrix tiles")
 
 STACKS = {
-    "of Atari": ((64, 21, 21), [(32, 2, 1), (64, 4, 2), (64, 3, 1)]),
-    "one layer, one tap": ((32, 8, 5), [(32, 1, 1)]),
-    "wide and flat": ((96, 7, 20), [(64, (3, 1), 1), (32, (1, 4), 1)]),
-    "blocks of 2 and of 3": ((32, 42, 50), [(32, 3, 1), (32, 4, 2), (32, (2, 3), 1), (96, (3, 6), 3)]),
+    "of Atari": ((4, 84, 84), False, [(32, 2, 1), (64, 4, 2), (64, 3, 1)]),
+    "one layer, one tap": ((2, 32, 20), False, [(32, 1, 1)]),
+    "wide and flat": ((28, 80, 6), True, [(64, (3, 1), 1), (32, (1, 4), 1)]),
+    "blocks of 2 and of 3": ((168, 200, 2), True, [(32, 3, 1), (32, 4, 2), (32, (2, 3), 1), (96, (3, 6), 3)]),
+    "channels that images have not": ((72, 128, 3), True, [(32, 2, 1), (64, 4, 2), (64, 3, 1)]),
+    "fewer products than a tile has rows": ((64, 64, 3), True, [(32, 2, 1), (64, 4, 2), (64, 3, 1)]),
+    "rows and columns that no block has": ((1, 164, 236), False, [(32, 1, 1), (64, 9, 3), (32, 2, 2)]),
 }
+"""Shape of the stored images, whether their channels come last, and outputs, kernel and stride of each layer over blocks of pixels."""
 
 
 def whole_numbers(shape: tuple[int, ...], share: float, generator: torch.Generator) -> Tensor:
@@ -34,10 +44,11 @@ def whole_numbers(shape: tuple[int, ...], share: float, generator: torch.Generat
 
 
 def stack(name: str, images: int) -> tuple[Tensor, list[Convolution]]:
+    """Images uint8 ``[N, ...]`` and layers whose outputs bfloat16 holds."""
     generator = torch.Generator().manual_seed(images)
-    (channels, height, width), kernels = STACKS[name]
-    x = whole_numbers((images, channels, height, width), 0.2, generator).bfloat16().to(memory_format=torch.channels_last)
-    layers = []
+    shape, hwc, kernels = STACKS[name]
+    x = whole_numbers((images, *shape), 0.2, generator).abs().byte()
+    channels, layers = 16 * (shape[2] if hwc else shape[0]), []
     for outputs, kernel, stride in kernels:
         down, across = (kernel, kernel) if isinstance(kernel, int) else kernel
         weight = whole_numbers((outputs, channels, down, across), 8 / (channels * down * across), generator)
@@ -47,8 +58,23 @@ def stack(name: str, images: int) -> tuple[Tensor, list[Convolution]]:
     return x, layers
 
 
-def plain(x: Tensor, layers: list[Convolution]) -> Tensor:
-    x = x.float()
+def plan_for(name: str, layers: list[Convolution]) -> TilePlan:
+    shape, hwc, _ = STACKS[name]
+    plan = tile_plan(shape, hwc, layers, torch.bfloat16)
+    assert plan is not None
+    return plan
+
+
+def by_tiles(name: str, x: Tensor, layers: list[Convolution]) -> Tensor:
+    return TileConvolutions.apply(x, plan_for(name, layers), *operands(layers))
+
+
+def operands(layers: list[Convolution]) -> list[Tensor]:
+    return [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+
+
+def plain(name: str, x: Tensor, layers: list[Convolution]) -> Tensor:
+    x = pixel_blocks(x, STACKS[name][1], torch.float32)
     for layer in layers:
         x = F.relu(F.conv2d(x, *layer))
     return x
@@ -58,13 +84,11 @@ def plain(x: Tensor, layers: list[Convolution]) -> Tensor:
 @pytest.mark.parametrize("name", STACKS)
 def test_outputs_and_gradients_are_those_of_plain_convolutions(name: str, images: int) -> None:
     x, layers = stack(name, images)
-    assert tile_plan(tuple(x.shape[1:]), layers, x.dtype) is not None
-    found, expected = relu_convolutions(x, layers), plain(x, layers)
+    found, expected = by_tiles(name, x, layers), plain(name, x, layers)
     assert 1 < expected.max() <= 256
     assert torch.equal(found.float(), expected)
-    operands = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
     of_output = whole_numbers(expected.shape, 0.02, torch.Generator().manual_seed(1))
-    both = (torch.autograd.grad(output, operands, of_output.to(output.dtype)) for output in (found, expected))
+    both = (torch.autograd.grad(output, operands(layers), of_output.to(output.dtype)) for output in (found, expected))
     for one, other in zip(*both, strict=True):
         assert one.dtype == torch.float32
         assert other.abs().max() > 0
@@ -75,15 +99,13 @@ def test_outputs_and_gradients_are_those_of_plain_convolutions(name: str, images
 def test_weights_that_are_kept_ready_give_what_training_gives(name: str) -> None:
     """So that importance weights of a policy that has not changed are 1."""
     x, layers = stack(name, 5)
-    x = torch.randn_like(x)
     with torch.no_grad():
         for layer in layers:
             layer.weight.normal_().mul_(0.1)
             layer.bias.normal_()
-    trained = relu_convolutions(x, layers)
+    trained = by_tiles(name, x, layers)
     with torch.no_grad():
-        ready = lower_convolutions(tuple(x.shape[1:]), layers, torch.bfloat16)
-        assert torch.equal(relu_convolutions(x, layers), trained)
+        ready = TileWeights(plan_for(name, layers), layers)
         for layer in layers:
             layer.weight.zero_()
             layer.bias.zero_()
@@ -91,51 +113,55 @@ def test_weights_that_are_kept_ready_give_what_training_gives(name: str) -> None
         assert torch.equal(ready(x[:2]), trained[:2])
 
 
-def test_what_is_not_a_number_shows() -> None:
-    x, layers = stack("of Atari", 2)
-    x[1, 0, 10, 10] = float("nan")
-    out = relu_convolutions(x, layers)
-    assert out[1].isnan().any()
-    assert not out[0].isnan().any()
+def test_images_may_lie_in_any_order() -> None:
+    x, layers = stack("of Atari", 6)
+    turned = x.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2)
+    assert not turned.is_contiguous()
+    assert torch.equal(by_tiles("of Atari", turned, layers), by_tiles("of Atari", x, layers))
 
 
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride"),
-    [((16, 21, 21), (32, 2, 2), 1), ((64, 21, 21), (24, 2, 2), 1), ((64, 20, 20), (32, 2, 2), 2), ((64, 6, 5), (32, 2, 2), 1)],
-    ids=["channels", "outputs", "first stride", "positions"],
+    [((4, 84, 84), (32, 2, 2), 2), ((4, 84, 84), (24, 2, 2), 1), ((4, 20, 24), (32, 2, 2), 1)],
+    ids=["first stride", "outputs", "positions"],
 )
-def test_what_does_not_fit_goes_by_other_ways(shape: tuple[int, int, int], kernel: tuple[int, int, int], stride: int) -> None:
+def test_what_does_not_fit_has_no_plan(shape: tuple[int, int, int], kernel: tuple[int, int, int], stride: int) -> None:
     outputs, down, across = kernel
-    layers = [Convolution(torch.randn(outputs, shape[0], down, across), torch.zeros(outputs), (stride, stride), (0, 0))]
-    assert tile_plan(shape, layers, torch.bfloat16) is None
-    x = torch.randn(2, *shape).bfloat16().to(memory_format=torch.channels_last)
-    torch.testing.assert_close(relu_convolutions(x, layers).float(), plain(x, layers), rtol=0.05, atol=0.2)
+    layers = [Convolution(torch.randn(outputs, 16 * shape[0], down, across), torch.zeros(outputs), (stride, stride), (0, 0))]
+    assert tile_plan(shape, False, layers, torch.bfloat16) is None
 
 
 def test_only_bfloat16_from_float32_and_only_without_padding() -> None:
     _, (layer, *_) = stack("of Atari", 1)
-    assert tile_plan((64, 21, 21), [layer._replace(weight=layer.weight.bfloat16())], torch.bfloat16) is None
-    assert tile_plan((64, 21, 21), [layer], torch.float32) is None
-    assert tile_plan((64, 21, 21), [layer._replace(padding=(1, 1))], torch.bfloat16) is None
+    shape, hwc, _ = STACKS["of Atari"]
+    assert tile_plan(shape, hwc, [layer], torch.bfloat16) is not None
+    assert tile_plan(shape, hwc, [layer._replace(weight=layer.weight.bfloat16())], torch.bfloat16) is None
+    assert tile_plan(shape, hwc, [layer], torch.float32) is None
+    assert tile_plan(shape, hwc, [layer._replace(padding=(1, 1))], torch.bfloat16) is None
 
 
-def test_the_gradient_of_the_images_goes_by_other_ways() -> None:
-    x, layers = stack("of Atari", 2)
-    found, expected = (
-        torch.autograd.grad(f(x, layers).float().sum(), x)[0] for x, f in ((x.requires_grad_(), relu_convolutions), (x, plain))
-    )
-    torch.testing.assert_close(found, expected)
+@pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (3, 64, 64)])
+def test_an_encoder_takes_them(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    (leaf,) = ObservationSpec.from_space(spaces.Box(0, 255, shape, np.uint8)).leaves
+    encoder, x = NatureCNN(leaf, 64), torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
+    monkeypatch.setattr(PixelConv, "pixels", None)  # the way of all others
+    with mixed_precision("cpu", torch.bfloat16):
+        trained = encoder(x)
+        with torch.no_grad():
+            assert torch.equal(encoder(x), trained)
+            lower_weights(encoder, torch.bfloat16)
+            torch.testing.assert_close(encoder(x), trained, rtol=2e-2, atol=1e-2)
 
 
 def test_threads_and_other_users_of_the_tiles_do_not_disturb_each_other() -> None:
     x, layers = stack("of Atari", 9)
-    expected, linear = plain(x, layers).detach(), torch.nn.Linear(64, 48).bfloat16()
+    expected, linear = plain("of Atari", x, layers).detach(), torch.nn.Linear(64, 48).bfloat16()
     features = torch.randn(70, 64).bfloat16()
 
     def work(_: int) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             before = linear(features)
-            out = relu_convolutions(x, layers).float()
+            out = by_tiles("of Atari", x, layers).float()
             return out, before - linear(features)
 
     with ThreadPoolExecutor(4) as pool:

@@ -1,98 +1,66 @@
-"""Convolutions with ReLU on the CPU, and pixels in the order in which the first of them is fastest.
-
-A convolution of stride 4 whose kernel has 4 or 8 pixels a side is one of stride 1 over blocks of 4 x 4 pixels, with a kernel of 1 or 2
-blocks. A block has 16 channels for each of the image's, which fill the processor's matrix units where the image's own do not.
-"""
+"""Convolutions with ReLU on the CPU: by the fastest of the ways that fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from numba import njit
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sfactory.model import onednn
-from sfactory.model import vectors_cpu as vectors
+from sfactory.model.layers import PixelConv
 from sfactory.model.onednn import Convolution
-from sfactory.model.tile_convolutions_cpu import TileConvolutions, TileWeights, tile_plan
-
-BLOCK = 4
-"""Pixels on a side of a block."""
-BLOCK_TYPES = torch.bfloat16, torch.float32
-"""Dtypes of blocks."""
+from sfactory.model.pixel_blocks_cpu import is_eager_cpu
+from sfactory.model.precision import compute_dtype
+from sfactory.model.tile_convolutions_cpu import TileConvolutions, TilePlan, TileWeights, tile_plan
 
 
-@njit(cache=True, nogil=True)
-def _fill_blocks(pixels, lines, steps, words, blocks):
-    """
-    Args:
-        pixels: uint8 ``[N, size]``.
-        lines: Bytes from a row of blocks to the next.
-        steps: Bytes from a block to the next in its row.
-        words: int64 ``[4 C]``: where in an image the first block's pixels are, four at each.
-        blocks: ``[N, H/4, W/4, 16 C]``, in numbers of 16 bits for bfloat16 or of 32 for float32.
-    """
-    images, down, across, _ = blocks.shape
-    target, size = blocks.ctypes.data, 16 * blocks.itemsize
-    for n in range(images):
-        for y in range(down):
-            for x in range(across):
-                block = pixels.ctypes.data + n * pixels.shape[1] + y * lines + x * steps
-                for i in range(0, len(words), 4):
-                    first, second, third, fourth = block + words[i], block + words[i + 1], block + words[i + 2], block + words[i + 3]
-                    if size == 32:
-                        vectors.pixels_to_bfloat16(first, second, third, fourth, target)
-                    else:
-                        vectors.pixels_to_float32(first, second, third, fourth, target)
-                    target += size
-
-
-def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:
-    """Images as blocks of 4 x 4 pixels.
+def relu_convolutions(x: Tensor, first: PixelConv, others: Sequence[nn.Conv2d]) -> Tensor:
+    """Convolutions one after the other, each with ReLU: on the processor's tiles if they fit, else :func:`relu_convolutions_in_turn`.
 
     Args:
-        x: uint8 ``[N, C, H, W]``, or ``[N, H, W, C]`` if `hwc`; both sides multiples of 4.
-        dtype: bfloat16 or float32.
+        x: Images as they are stored.
 
     Returns:
-        ``[N, 16 C, H/4, W/4]`` of the dtype, in channels-last order. Channels of a block: those of the image, each with its rows of the
-        block, or if `hwc` rows of pixels, each with its channels.
+        ``[N, C, H, W]``, in the dtype in which the convolutions compute.
     """
-    channels, height, width = (x.shape[3], *x.shape[1:3]) if hwc else x.shape[1:]
-    out = torch.empty((len(x), height // BLOCK, width // BLOCK, channels * BLOCK * BLOCK), dtype=dtype)
-    line, step = (width * channels, BLOCK * channels) if hwc else (width, BLOCK)
-    rows = np.arange(BLOCK)[:, None] * line
-    words = rows + np.arange(0, step, BLOCK) if hwc else np.arange(channels)[:, None, None] * (height * width) + rows
-    bits = out.view(torch.int16 if dtype == torch.bfloat16 else torch.int32).numpy()
-    _fill_blocks(x.contiguous().view(len(x), -1).numpy(), BLOCK * line, step, words.reshape(-1), bits)
-    return out.permute(0, 3, 1, 2)
+    layers = _layers(first, others)
+    plan = _tile_plan(first, layers, compute_dtype(first.weight))
+    if plan is None:
+        return relu_convolutions_in_turn(first.pixels(x), layers)
+    if not torch.is_grad_enabled():
+        return TileWeights(plan, layers)(x)
+    return TileConvolutions.apply(x, plan, *(tensor for layer in layers for tensor in (layer.weight, layer.bias)))
 
 
-def block_weight(weight: Tensor, hwc: bool) -> Tensor:
-    """The weight ``[O, 16 C, K/4, K/4]`` for :func:`pixel_blocks` of a convolution with weight ``[O, C, K, K]`` and stride 4."""
-    out, channels, side, _ = weight.shape
-    split = weight.view(out, channels, side // BLOCK, BLOCK, side // BLOCK, BLOCK)
-    order = (0, 3, 5, 1, 2, 4) if hwc else (0, 1, 3, 5, 2, 4)
-    return split.permute(order).reshape(out, channels * BLOCK * BLOCK, side // BLOCK, side // BLOCK)
+def lower_convolutions(first: PixelConv, others: Sequence[nn.Conv2d], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """:func:`relu_convolutions` of images with a copy of the present weights in a dtype; without a gradient."""
+    layers = _layers(first, others)
+    plan = _tile_plan(first, layers, dtype)
+    if plan is not None:
+        return TileWeights(plan, layers)
+    lowered = [layer.lowered(dtype) for layer in layers]
+    return lambda x: relu_convolutions_in_turn(first.pixels(x), lowered)
 
 
-def relu_convolutions(x: Tensor, layers: Sequence[Convolution]) -> Tensor:
-    """Convolutions one after the other, each with ReLU: on the processor's tiles if they fit, else by oneDNN, else by torch.
+def _layers(first: PixelConv, others: Sequence[nn.Conv2d]) -> list[Convolution]:
+    return [first.convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
+
+
+def _tile_plan(first: PixelConv, layers: Sequence[Convolution], dtype: torch.dtype) -> TilePlan | None:
+    return tile_plan(first.stored_shape, first.hwc, layers, dtype) if first.in_blocks else None
+
+
+def relu_convolutions_in_turn(x: Tensor, layers: Sequence[Convolution]) -> Tensor:
+    """Convolutions one after the other, each with ReLU, by oneDNN or else by torch.
 
     Args:
         x: ``[N, C, H, W]``, in the dtype in which all of them compute.
     """
-    plan = tile_plan(tuple(x.shape[1:]), layers, x.dtype) if is_eager_cpu(x) and not x.requires_grad else None
-    if plan is not None:
-        if not torch.is_grad_enabled():
-            return TileWeights(plan, layers)(x)
-        return TileConvolutions.apply(x, plan, *(tensor for layer in layers for tensor in (layer.weight, layer.bias)))
     fusible = is_eager_cpu(x) and onednn.computes(x.dtype)
     if fusible and torch.is_grad_enabled():
         weights = (tensor.to(x.dtype) for layer in layers for tensor in (layer.weight, layer.bias))
@@ -100,17 +68,6 @@ def relu_convolutions(x: Tensor, layers: Sequence[Convolution]) -> Tensor:
     for layer in layers:
         x = layer.with_relu(x) if fusible else F.relu_(F.conv2d(x, *layer))
     return x
-
-
-def lower_convolutions(shape: tuple[int, int, int], layers: Sequence[Convolution], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """:func:`relu_convolutions` of images of a shape ``(C, H, W)`` with a copy of the present weights in a dtype; without a gradient."""
-    plan = tile_plan(shape, layers, dtype)
-    return partial(relu_convolutions, layers=[layer.lowered(dtype) for layer in layers]) if plan is None else TileWeights(plan, layers)
-
-
-def is_eager_cpu(x: Tensor) -> bool:
-    """Whether compiled kernels can work on a tensor: torch.compile, which makes its own, cannot look into them."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 class _ReLUConvolutions(Function):

@@ -16,7 +16,6 @@ from sfactory.model.contracts import checked_encoder, construct
 from sfactory.model.convolutions_cpu import lower_convolutions, relu_convolutions
 from sfactory.model.initialization import orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense, FlatInput, PixelConv
-from sfactory.model.onednn import Convolution
 from sfactory.model.precision import Lowered
 from sfactory.objects import load_object
 from sfactory.spaces import Leaf
@@ -83,16 +82,16 @@ class NatureCNN(Lowered):
         self.out_features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        pixels = self.convolutions[0].pixels(x)
-        convolved = relu_convolutions(pixels, self._layers()) if self.lowered is None else self.lowered(pixels)
+        convolved = relu_convolutions(x, *self._first_and_others) if self.lowered is None else self.lowered(x)
         return F.relu_(self.linear(flatten_pixels(convolved)))
 
-    def _layers(self) -> list[Convolution]:
+    @property
+    def _first_and_others(self) -> tuple[PixelConv, list[nn.Conv2d]]:
         first, *others = self.convolutions
-        return [first.convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
+        return first, others
 
     def _cast_weights(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        return lower_convolutions(self.convolutions[0].shape, self._layers(), dtype)
+        return lower_convolutions(*self._first_and_others, dtype)
 
 
 class ImpalaResNet(nn.Module):

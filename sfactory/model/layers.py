@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfactory.model.convolutions_cpu import BLOCK, BLOCK_TYPES, block_weight, is_eager_cpu, pixel_blocks
 from sfactory.model.initialization import orthogonal
 from sfactory.model.onednn import Convolution, LoweredLinear
+from sfactory.model.pixel_blocks_cpu import BLOCK, BLOCK_TYPES, block_weight, is_eager_cpu, pixel_blocks
 from sfactory.model.precision import Lowered, compute_dtype
 from sfactory.model.tanh_cpu import tanh_
 from sfactory.spaces import Leaf
@@ -67,18 +67,12 @@ class PixelConv(nn.Conv2d):
         self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
         by_blocks = stride == BLOCK and padding == 0 and not any(side % BLOCK for side in (kernel_size, *leaf.sides))
         self._by_blocks = by_blocks and leaf.dtype == "uint8"
-        self._sides = leaf.sides
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image as :meth:`pixels` gives it."""
-        height, width = self._sides
-        return (self.in_channels * BLOCK**2, height // BLOCK, width // BLOCK) if self._in_blocks else (self.in_channels, height, width)
+        self.stored_shape = leaf.shape
 
     def pixels(self, x: Tensor) -> Tensor:
         """What :attr:`convolution` takes: ``[N, C, H, W]``, by blocks if it is, in the dtype in which to compute."""
         dtype = compute_dtype(self.weight)
-        if self._in_blocks:
+        if self.in_blocks:
             return pixel_blocks(x, self.hwc, dtype)
         return x.permute(0, 3, 1, 2).to(dtype) if self.hwc else _to_channels_last(x, dtype)
 
@@ -86,7 +80,7 @@ class PixelConv(nn.Conv2d):
     def convolution(self) -> Convolution:
         """The operands besides the pixels; on the CPU over blocks if possible."""
         weight = self.weight if self.scale == 1.0 else self.weight * self.scale
-        if self._in_blocks:
+        if self.in_blocks:
             return Convolution(block_weight(weight, self.hwc), self.bias, (1, 1), (0, 0))
         return Convolution(weight, self.bias, self.stride, self.padding)
 
@@ -94,7 +88,8 @@ class PixelConv(nn.Conv2d):
         return F.conv2d(self.pixels(x), *self.convolution)
 
     @property
-    def _in_blocks(self) -> bool:
+    def in_blocks(self) -> bool:
+        """Whether :attr:`convolution` is one over blocks of pixels."""
         return self._by_blocks and is_eager_cpu(self.weight) and compute_dtype(self.weight) in BLOCK_TYPES
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numba import njit
 from torch import Tensor
 from torch.autograd import Function
@@ -26,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from sfactory.model import tiles_cpu as tiles
 from sfactory.model import vectors_cpu as vectors
 from sfactory.model.onednn import Convolution
+from sfactory.model.pixel_blocks_cpu import block_layout, fill_blocks, stored_images
 
 SIDE = 32
 """Rows and columns of the products that are done at once: two tiles each."""
@@ -59,6 +61,11 @@ class _Layer(NamedTuple):
     reach: int
     places: np.ndarray
     places_before: np.ndarray
+
+    @property
+    def output_sides(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        return self.positions // self.width - self.down + 1, self.width - self.across + 1
 
 
 class _Work(NamedTuple):
@@ -134,21 +141,32 @@ def _convolve(source, layer, weight, bias, target, product):
     """One image through one layer, from address to address."""
     rows = len(layer.places)
     for tile in range(0, rows, SIDE):
-        first = min(tile, rows - SIDE)  # the last tiles do some rows again
+        first = max(0, min(tile, rows - SIDE))  # the last tiles do some rows again, or the only ones reach beyond the image
         for column in range(0, layer.outputs, SIDE):
             left = source + first * layer.channels * 2
             _multiply(left, layer.channels, layer.width, layer.down, layer.across, weight, column, product)
-            for row in range(SIDE):
+            for row in range(min(SIDE, rows)):
                 place = layer.places[first + row, column // SIDE]
                 if place >= 0:
                     vectors.activate(product + row * SIDE * 4, bias.ctypes.data + column * 4, target + place * 2)
 
 
 @njit(cache=True, nogil=True)
-def _forward(x, layers, weights, biases, outputs, scratch, kept):
+def _fill(images, layout, first, count, blocks):
+    """Write the blocks of some images one after the other; gives their address."""
+    positions, channels = blocks.shape[1:]
+    source, target = images.ctypes.data + first * images.shape[1], blocks.ctypes.data
+    for k in range(count):
+        fill_blocks(source + k * images.shape[1], layout, target + k * positions * channels * 2, 2, channels * 2)
+    return target
+
+
+@njit(cache=True, nogil=True)
+def _forward(images, layout, blocks, layers, weights, biases, outputs, scratch, kept):
     """
     Args:
-        x: ``[N, positions * channels]`` of the first layer.
+        images: uint8 ``[N, bytes]``, as they are stored, in `layout`.
+        blocks: ``[2, positions, channels]`` of the first layer, zero where an image has no channels; the last are only read.
         weights: For each layer ``[taps * channels / 2, outputs, 2]``, in pairs of channels.
         biases: float32 ``[outputs]``.
         outputs: ``[N, size]``, or ``[1, size]`` to write all over each other.
@@ -157,8 +175,8 @@ def _forward(x, layers, weights, biases, outputs, scratch, kept):
     """
     tiles.keep_configuration(kept.ctypes.data)
     tiles.configure(tiles.SQUARE.ctypes.data)
-    for image in range(len(x)):
-        source = x.ctypes.data + image * x.shape[1] * 2
+    for image in range(len(images)):
+        source = _fill(images, layout, image, 1, blocks)
         for i in range(len(layers)):
             target = outputs[i].ctypes.data + image % len(outputs[i]) * outputs[i].shape[1] * 2
             _convolve(source, layers[i], weights[i], biases[i], target, scratch.ctypes.data)
@@ -247,12 +265,14 @@ def _pass_back(source, length, layer, weight, grid, grid_before, product):
 
 
 @njit(cache=True, nogil=True)
-def _backward(gradient, output, layers, inputs, weights, works, ones, scratch, kept):
+def _backward(images, layout, blocks, outputs, gradient, layers, weights, works, ones, scratch, kept):
     """Add to the gradients in `works`.
 
     Args:
-        gradient: ``[N, size]``, of the last layer's `output`, likewise.
-        inputs: Of each layer, ``[N, positions * channels]``.
+        images, layout: As for :func:`_forward`.
+        blocks: Likewise ``[TOGETHER + 1, positions, channels]``.
+        outputs: Of each layer, ``[N, size]``.
+        gradient: Of the last one, likewise.
         weights: Of each layer ``[taps * outputs / 2, channels, 2]``, in pairs of outputs, the last tap first.
         ones: A tile of them.
         scratch: float32 ``[32, 32]``.
@@ -261,16 +281,20 @@ def _backward(gradient, output, layers, inputs, weights, works, ones, scratch, k
     tiles.keep_configuration(kept.ctypes.data)
     tiles.configure(tiles.SQUARE.ctypes.data)
     top = len(layers) - 1
-    for first in range(0, len(gradient), TOGETHER):
-        images = min(TOGETHER, len(gradient) - first)
-        if images < TOGETHER:
+    for first in range(0, len(images), TOGETHER):
+        count = min(TOGETHER, len(images) - first)
+        if count < TOGETHER:
             for i in range(len(works)):
                 works[i].grid[:] = 0
-        some = slice(first, first + images)
-        _spread(gradient[some].reshape(-1), output[some].reshape(-1), images, layers[top], works[top].grid)
+        some = slice(first, first + count)
+        _spread(gradient[some].reshape(-1), outputs[top][some].reshape(-1), count, layers[top], works[top].grid)
         for i in range(top, -1, -1):
             layer, work = layers[i], works[i]
-            length, source = images * layer.positions, inputs[i].ctypes.data + first * inputs[i].shape[1] * 2
+            length = count * layer.positions
+            if i > 0:
+                source = outputs[i - 1].ctypes.data + first * outputs[i - 1].shape[1] * 2
+            else:
+                source = _fill(images, layout, first, count, blocks)
             _transpose(work.grid, layer.reach, length, work.by_outputs)
             _pair(source, length, layer.channels, 0, work.even)
             _pair(source, length, layer.channels, 1, work.odd)
@@ -282,7 +306,7 @@ def _backward(gradient, output, layers, inputs, weights, works, ones, scratch, k
 
 
 class _Orders(NamedTuple):
-    """Where the elements of a weight ``[outputs, C, K, K]`` lie in it, for the products.
+    """Where the elements of a weight ``[outputs, C, K, K]`` lie in it, for the products; its size stands for a zero.
 
     Attributes:
         forward: Of ``[taps * channels / 2, outputs, 2]``.
@@ -295,8 +319,13 @@ class _Orders(NamedTuple):
     gradient: Tensor
 
     @classmethod
-    def of(cls, weight: torch.Size, stride: int) -> _Orders:
-        elements = torch.arange(weight.numel()).view(weight)
+    def of(cls, weight: torch.Size, stride: int, channels: int) -> _Orders:
+        """
+        Args:
+            channels: With those that the images do not have, to a multiple of 32.
+        """
+        size = weight.numel()
+        elements = F.pad(torch.arange(size).view(weight), (0, 0, 0, 0, 0, channels - weight[1]), value=size)
         blocks = elements.unflatten(3, (-1, stride)).unflatten(2, (-1, stride)).permute(2, 4, 3, 5, 1, 0)
         matrices = blocks.flatten(2, 4).flatten(0, 1)  # [taps, channels, outputs]
 
@@ -304,77 +333,82 @@ class _Orders(NamedTuple):
             return matrices.flatten(0, 1).unflatten(0, (-1, 2)).transpose(1, 2).flatten()
 
         by_outputs = matrices.transpose(1, 2).unflatten(2, (-1, 32))[..., vectors.PAIRED].flatten()
-        return cls(pairs(matrices), pairs(matrices.flip(0).transpose(1, 2)), by_outputs.argsort())
+        return cls(pairs(matrices), pairs(matrices.flip(0).transpose(1, 2)), by_outputs.argsort()[:size])
 
 
 class TilePlan:
-    """What convolutions with ReLU, one after the other, do with images of one size.
+    """What convolutions with ReLU, one after the other, do with images of one shape, the first over blocks of 4 x 4 pixels.
 
     Args:
-        shape: Channels, height and width of an image.
+        shape: Of a stored uint8 image, ``(C, H, W)``, or ``(H, W, C)`` if `hwc`.
         kernels: Of each layer, the shape of its weight and its stride.
 
     Raises:
-        ValueError: If tiles do not fit: they need a first stride of 1, others that divide sides and kernels, channels in multiples of 32,
-            and as many positions.
+        ValueError: If tiles do not fit: they need a first stride of 1, others that divide kernels, outputs in multiples of 32, and as many
+            positions.
     """
 
-    def __init__(self, shape: tuple[int, int, int], kernels: Sequence[tuple[torch.Size, int]]) -> None:
+    def __init__(self, shape: tuple[int, int, int], hwc: bool, kernels: Sequence[tuple[torch.Size, int]]) -> None:
         strides = [stride for _, stride in kernels]
         if strides[0] != 1:
-            raise ValueError("the images do not lie in blocks")
-        layers: list[_Layer] = []
-        self._shapes: list[tuple[int, int, int]] = []
-        """Of the layers' outputs."""
+            raise ValueError("the blocks overlap or lie apart")
+        self._layout = block_layout(shape, hwc)
+        channels = -(-self._layout.channels // SIDE) * SIDE
+        layers, sides = [], (self._layout.down, self._layout.across)
         for weight, stride in kernels:
-            layers.append(_layer(shape, weight, stride))
-            shape = weight[0], shape[1] // stride - layers[-1].down + 1, layers[-1].width - layers[-1].across + 1
-            self._shapes.append(shape)
+            layers.append(_layer((channels, *sides), weight, stride))
+            channels, sides = weight[0], layers[-1].output_sides
+        self._shape = channels, *sides
         places = [_places(layer, stride) for layer, stride in zip(layers, [*strides[1:], 1], strict=True)]
         before = [NOWHERE, *(_places_before(*pair, stride) for pair, stride in zip(pairwise(layers), strides[1:], strict=True))]
         self._layers = tuple(
             layer._replace(places=out, places_before=back) for layer, out, back in zip(layers, places, before, strict=True)
         )
-        self._orders = [_Orders.of(*kernel) for kernel in kernels]
+        self._sizes = [*(layer.positions * layer.channels for layer in layers[1:]), math.prod(self._shape)]
+        self._orders = [_Orders.of(*kernel, layer.channels // kernel[1] ** 2) for kernel, layer in zip(kernels, layers, strict=True)]
 
     def pack(self, weights: Sequence[Tensor]) -> tuple[np.ndarray, ...]:
         """The layers' weights ``[outputs, C, K, K]`` for :meth:`forward`."""
         return tuple(_pack(weight, orders.forward, len(weight)) for weight, orders in zip(weights, self._orders, strict=True))
 
-    def forward(self, x: Tensor, weights: tuple[np.ndarray, ...], biases: Sequence[Tensor], keep: bool) -> list[Tensor]:
-        """The outputs of all layers, bfloat16 ``[N, size]``, in the blocks of the next.
+    def forward(self, x: Tensor, weights: tuple[np.ndarray, ...], biases: tuple[np.ndarray, ...], keep: bool) -> list[Tensor]:
+        """The outputs of all layers, bfloat16 ``[N, size]``, in the blocks of the next, whose products may read beyond the last image.
 
         Args:
-            x: bfloat16 ``[N, C, H, W]``.
+            x: uint8 ``[N, ...]``, stored images.
             weights: By :meth:`pack`.
             biases: float32.
             keep: All outputs; otherwise of the last layer only, the others are those of the last image.
         """
-        counts = [len(x) if keep else 1] * (len(self._shapes) - 1) + [len(x)]
-        outputs = [torch.empty(count, math.prod(shape), dtype=torch.bfloat16) for count, shape in zip(counts, self._shapes, strict=True)]
-        numbers = tuple(bias.detach().numpy() for bias in biases)
-        _forward(_images(x), self._layers, weights, numbers, tuple(map(_bits, outputs)), _zeros(SIDE, SIDE), np.zeros(64, np.uint8))
+        counts = [len(x) if keep else 1] * (len(self._sizes) - 1) + [len(x)]
+        outputs = [torch.empty(count + 1, size, dtype=torch.bfloat16)[:count] for count, size in zip(counts, self._sizes, strict=True)]
+        arrays = self._layers, weights, biases, tuple(map(_bits, outputs)), _zeros(SIDE, SIDE), np.zeros(64, np.uint8)
+        _forward(stored_images(x), self._layout, self._blocks(1), *arrays)
         return outputs
 
     def image(self, output: Tensor) -> Tensor:
         """The last layer's output as ``[N, C, H, W]``."""
-        channels, height, width = self._shapes[-1]
+        channels, height, width = self._shape
         return output.view(-1, height, width, channels).permute(0, 3, 1, 2)
+
+    def _blocks(self, images: int) -> np.ndarray:
+        first = self._layers[0]
+        return _zeros(images + 1, first.positions, first.channels, dtype=torch.int16)
 
     def backward(self, gradient: Tensor, x: Tensor, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of each layer's weight and bias in turn, float32 in their shapes.
 
         Args:
             gradient: bfloat16 ``[N, C, H, W]``, of the last layer's output.
-            outputs: All that :meth:`forward` made of `x`.
+            x, outputs: What :meth:`forward` was given, and all that it made of it.
             weights: As they were then, ``[outputs, C, K, K]``.
         """
         works = tuple(map(_work, self._layers))
         by_layer = zip(weights, self._orders, self._layers, strict=True)
         packed = tuple(_pack(weight, orders.backward, layer.channels) for weight, orders, layer in by_layer)
-        inputs, ones = (_images(x), *map(_bits, outputs[:-1])), _bits(torch.ones(16, SIDE, dtype=torch.bfloat16))
-        arrays = self._layers, inputs, packed, works, ones, _zeros(SIDE, SIDE), np.zeros(64, np.uint8)
-        _backward(_images(gradient), _bits(outputs[-1]), *arrays)
+        of_last, ones = _bits(gradient.permute(0, 2, 3, 1)).reshape(len(x), -1), _bits(torch.ones(16, SIDE, dtype=torch.bfloat16))
+        arrays = of_last, self._layers, packed, works, ones, _zeros(SIDE, SIDE), np.zeros(64, np.uint8)
+        _backward(stored_images(x), self._layout, self._blocks(TOGETHER), tuple(map(_bits, outputs)), *arrays)
         found = []
         for weight, orders, work in zip(weights, self._orders, works, strict=True):
             of_weight, of_bias = torch.from_numpy(work.of_weight), torch.from_numpy(work.of_bias)
@@ -386,27 +420,27 @@ def _layer(shape: tuple[int, int, int], weight: torch.Size, stride: int) -> _Lay
     """A convolution of images of a shape ``(C, H, W)``, without its places."""
     channels, height, width = shape
     outputs, _, down, across = weight
-    if any(number % stride for number in (height, width, down, across)) or channels * stride**2 % SIDE or outputs % SIDE:
+    if down % stride or across % stride or channels * stride**2 % SIDE or outputs % SIDE:
         raise ValueError("strides or channels do not fit")
     height, width, down, across = (number // stride for number in (height, width, down, across))
     reach = (down - 1) * width + across - 1
-    if height * width - reach < SIDE:
+    if height * width < SIDE:
         raise ValueError("fewer positions than a product has")
     return _Layer(width, height * width, channels * stride**2, down, across, outputs, reach, NOWHERE, NOWHERE)
 
 
 def _pack(weight: Tensor, order: Tensor, columns: int) -> np.ndarray:
     """A weight's elements in an order of :class:`_Orders`: ``[pairs, columns, 2]``."""
-    return _bits(weight.reshape(-1)[order].bfloat16()).reshape(-1, columns, 2)
+    return _bits(F.pad(weight.detach().reshape(-1), (0, 1))[order].bfloat16()).reshape(-1, columns, 2)
 
 
 def _places(layer: _Layer, stride: int) -> np.ndarray:
-    """Of a layer's outputs, which the next one reads in blocks of stride x stride; see :class:`_Layer`."""
-    width = layer.width - layer.across + 1
+    """Of a layer's outputs, which the next one reads in blocks of stride x stride, without those of no whole block; see :class:`_Layer`."""
+    rows, columns = (side // stride for side in layer.output_sides)
     y, x = np.divmod(np.arange(layer.positions - layer.reach), layer.width)
-    blocks = y // stride * (width // stride) + x // stride
-    first = (blocks * stride**2 + y % stride * stride + x % stride) * layer.outputs
-    return np.where((x < width)[:, None], first[:, None] + np.arange(0, layer.outputs, SIDE), -1)
+    first = ((y // stride * columns + x // stride) * stride**2 + y % stride * stride + x % stride) * layer.outputs
+    inside = (y < rows * stride) & (x < columns * stride)
+    return np.where(inside[:, None], first[:, None] + np.arange(0, layer.outputs, SIDE), -1)
 
 
 def _places_before(before: _Layer, layer: _Layer, stride: int) -> np.ndarray:
@@ -437,30 +471,26 @@ def _bits(x: Tensor) -> np.ndarray:
     return x.detach().contiguous().view(torch.int16).numpy()
 
 
-def _images(x: Tensor) -> np.ndarray:
-    """bfloat16 ``[N, C, H, W]`` as ``[N, H W C]``, without a copy if it is in channels-last order."""
-    return _bits(x.permute(0, 2, 3, 1)).reshape(len(x), -1)
-
-
 @cache
-def _plan(shape: tuple[int, int, int], kernels: tuple[tuple[torch.Size, int], ...]) -> TilePlan | None:
+def _plan(shape: tuple[int, int, int], hwc: bool, kernels: tuple[tuple[torch.Size, int], ...]) -> TilePlan | None:
     try:
-        return TilePlan(shape, kernels)
+        return TilePlan(shape, hwc, kernels)
     except ValueError:
         return None
 
 
-def tile_plan(shape: tuple[int, int, int], layers: Sequence[Convolution], dtype: torch.dtype) -> TilePlan | None:
-    """The plan for convolutions of images of a shape ``(C, H, W)``, or None where this machine has no tiles or they do not fit.
+def tile_plan(shape: tuple[int, int, int], hwc: bool, layers: Sequence[Convolution], dtype: torch.dtype) -> TilePlan | None:
+    """The :class:`TilePlan` for convolutions, or None where this machine has no tiles or they do not fit.
 
     Args:
-        layers: With weights in float32.
+        shape, hwc: Of stored images.
+        layers: With weights in float32, the first over blocks of pixels.
         dtype: In which to compute; tiles do so in bfloat16.
     """
     plain = all(set(layer.padding) == {0} and len(set(layer.stride)) == 1 and layer.weight.dtype == torch.float32 for layer in layers)
     if not plain or dtype != torch.bfloat16 or not tiles.at_hand():
         return None
-    return _plan(shape, tuple((layer.weight.shape, layer.stride[0]) for layer in layers))
+    return _plan(tuple(shape), hwc, tuple((layer.weight.shape, layer.stride[0]) for layer in layers))
 
 
 class TileWeights:
@@ -468,20 +498,20 @@ class TileWeights:
 
     def __init__(self, plan: TilePlan, layers: Sequence[Convolution]) -> None:
         self._plan = plan
-        self._weights = plan.pack([layer.weight.detach() for layer in layers])
-        self._biases = [layer.bias.detach().clone() for layer in layers]
+        self._weights = plan.pack([layer.weight for layer in layers])
+        self._biases = tuple(layer.bias.detach().clone().numpy() for layer in layers)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._plan.image(self._plan.forward(x, self._weights, self._biases, keep=False)[-1])
 
 
 class TileConvolutions(Function):
-    """Convolutions with ReLU of `x` by a plan, with gradients for each layer's weight and bias, which alternate, in float32."""
+    """Convolutions with ReLU of stored images by a plan, with gradients for each layer's weight and bias, which alternate, in float32."""
 
     @staticmethod
     def forward(ctx, x: Tensor, plan: TilePlan, *operands: Tensor) -> Tensor:
-        weights = operands[::2]
-        outputs = plan.forward(x, plan.pack(weights), operands[1::2], keep=True)
+        weights, biases = operands[::2], operands[1::2]
+        outputs = plan.forward(x, plan.pack(weights), tuple(bias.detach().numpy() for bias in biases), keep=True)
         ctx.plan = plan
         ctx.save_for_backward(x, *outputs, *weights)
         return plan.image(outputs[-1])
