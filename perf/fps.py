@@ -30,6 +30,8 @@ from rich.table import Table
 
 from sfactory.ceiling import Ceiling, measure_ceiling
 from sfactory.config import from_command_line
+from sfactory.planning import make_plan
+from sfactory.processes import fork_server
 from sfactory.sizes import settling_steps
 
 INLINE = "--runtime.policy-workers 0"
@@ -112,9 +114,10 @@ def measure(flags: str, seconds: float) -> float:
 
 
 def settled_after(flags: str) -> int:
-    """Env steps of training after which a run of a single-agent environment has settled."""
-    config = from_command_line(shlex.split(flags), "perf/fps.py")
-    return settling_steps(config, config.envs_per_group)
+    """Env steps of training after which a run has settled."""
+    with fork_server():
+        plan = make_plan(from_command_line(shlex.split(flags), "perf/fps.py"))
+    return settling_steps(plan.config, plan.rows)
 
 
 def trained(metrics: Path, settled: int) -> list[tuple[float, int]]:

@@ -17,7 +17,7 @@ C, T = TypeVar("C"), TypeVar("T")
 Columns = Tensor | slice
 """Indices int64 ``[n]`` of columns, or a range of them."""
 
-_LIMITS = {"dense": (2048, 16384, 2), "flat": (2048, 8192, 2), "image": (64, 1024, 1)}
+_LIMITS = {"dense": (2048, 16384, 2), "flat": (2048, 8192, 2), "image": (256, 1024, 1)}
 """Fewest and most samples of a chunk: few enough for the second-level cache (of which compiled dense layers see to themselves), and so
 many that Python's share, or that of the large layer behind an image encoder, stays small. Least number of chunks for each thread."""
 

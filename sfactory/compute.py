@@ -45,6 +45,30 @@ def inference_device(config: Config, worker: int = 0) -> torch.device:
     return devices[worker % len(devices)]
 
 
+def rollout_processes(config: Config, env: EnvSpec | None) -> int:
+    """Rollout workers for this machine.
+
+    Environments with images take most of the time of a machine without a GPU, so there every core steps them. Otherwise one core is left to
+    the learner and the policy workers, more on large machines: more workers would be faster, and their samples older.
+
+    Args:
+        env: None if it is not known.
+    """
+    if config.workers is not None:
+        return config.workers
+    if config.serial:
+        return 1
+    if env is not None and has_images(env) and _computes_on_cpu(config):
+        return cores()
+    return max(1, cores() - 1 if cores() <= 4 else cores() - 2)
+
+
+def _computes_on_cpu(config: Config) -> bool:
+    """Whether no GPU is asked for, or wanted and there."""
+    names = f"{config.device},{config.runtime.inference_device or config.device}".split(",")
+    return all(name == "cpu" or (name == "auto" and not torch.cuda.is_available()) for name in names)
+
+
 def policy_processes(config: Config) -> int:
     """Processes that do nothing but inference; 0: it is inline, in the rollout workers.
 
@@ -82,8 +106,11 @@ def autocast_dtype(config: Config, env: EnvSpec, device: torch.device) -> torch.
         return None
     if config.precision == "bfloat16":
         return torch.bfloat16
-    has_images = any(leaf.is_image for leaf in env.observation.leaves)
-    return torch.bfloat16 if has_images and computes_bfloat16(device) else None
+    return torch.bfloat16 if has_images(env) and computes_bfloat16(device) else None
+
+
+def has_images(env: EnvSpec) -> bool:
+    return any(leaf.is_image for leaf in env.observation.leaves)
 
 
 def cores() -> int:

@@ -271,7 +271,7 @@ class Config:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 for image encoders where the device computes in it, else float32."""
     workers: int | None = None
-    """Rollout worker processes; unset: from the number of cores."""
+    """Rollout worker processes; unset: one for each core where environments with images share the cores with inference, else fewer."""
     envs_per_worker: int = 32
     """Environments of each rollout worker, over all its groups."""
     rollout: int = 32
@@ -316,12 +316,6 @@ class Config:
 def env_name(env: Any) -> str:
     """The name under which an environment is reported: the id, or a callable's qualified name."""
     return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__qualname__).replace("<", "").replace(">", "")
-
-
-def default_workers() -> int:
-    """Rollout workers for this machine: one core is left to the learner and the policy workers, more on large machines."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores - 1 if cores <= 4 else cores - 2)
 
 
 def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, path: str = "") -> T:

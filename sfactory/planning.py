@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from sfactory import compute
 from sfactory.checkpoint import Snapshot
-from sfactory.config import Config, check_types, default_workers, fitted
+from sfactory.config import Config, check_types, fitted
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError
@@ -41,14 +41,13 @@ def make_plan(config: Config) -> Plan:
 
     env = found(lambda: probe(request)) if config.env else None
     agents = env.agents if env is not None else 1
-    config = fitted(config, agents)
+    config = dataclasses.replace(fitted(config, agents), workers=compute.rollout_processes(config, env))
     found(lambda: validate(config, agents))
     if not problems:
         found(lambda: compute.learner_device(config))
         found(lambda: compute.inference_devices(config))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
-    config = dataclasses.replace(config, workers=1 if config.serial and config.workers is None else config.workers or default_workers())
     runtime = dataclasses.replace(config.runtime, policy_workers=compute.policy_processes(config))
     config = dataclasses.replace(config, runtime=runtime)
     plan = Plan(config, env, source)

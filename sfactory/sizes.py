@@ -1,8 +1,8 @@
-"""Sizes that follow from a resolved config: of batches and of the arena, and the policy lag that they imply."""
+"""Sizes that follow from a config whose `workers` are set: of batches and of the arena, and the policy lag that they imply."""
 
 from __future__ import annotations
 
-from sfactory.config import Config, default_workers
+from sfactory.config import Config
 
 
 def segments_per_batch(config: Config, rows: int) -> int:
@@ -16,8 +16,7 @@ def slot_count(config: Config, rows: int) -> int:
     per_batch = segments_per_batch(config, rows)
     if config.lag_free:
         return per_batch
-    workers = config.workers or default_workers()
-    return workers * config.runtime.groups + per_batch * config.runtime.spare_batches
+    return config.workers * config.runtime.groups + per_batch * config.runtime.spare_batches
 
 
 def settling_steps(config: Config, rows: int) -> int:

@@ -64,6 +64,7 @@ def test_slices_of_columns() -> None:
         (32, 32, 8, "dense", 32),  # too few to share out
         (32, 32, 2, "image", 16),
         (32, 32, 1, "image", 32),
+        (8, 32, 2, "image", 8),
         (1, 32, 4, "image", 1),
     ],
 )

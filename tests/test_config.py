@@ -3,8 +3,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from sfactory import compute
 from sfactory.config import (
     Config,
     LossConfig,
@@ -18,6 +20,8 @@ from sfactory.config import (
     resolve,
     to_dict,
 )
+from sfactory.envs import probe, resolve_env
+from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError
 from sfactory.presets import PRESETS
 from sfactory.sizes import least_max_lag, max_lag, slot_count
@@ -90,7 +94,9 @@ def test_values_of_a_wrong_type_are_all_named(tmp_path):
         assert part in said, part
     assert "steps is '5'" in problems_of(validate, Config(env="x", steps="5"))
     assert "runtime is None" in problems_of(validate, Config(env="x", runtime=None))
-    validate(Config(env="CartPole-v1", steps=np.int64(2048), optim=OptimConfig(lr=np.float32(0.5)), model=ModelConfig(hidden=[64])))
+    validate(
+        Config(env="CartPole-v1", workers=2, steps=np.int64(2048), optim=OptimConfig(lr=np.float32(0.5)), model=ModelConfig(hidden=[64]))
+    )
 
 
 @pytest.mark.parametrize("flags", [["--bath-size", "3"], ["--steps", "many"], ["--algo", "a2c"], ["--env-kwargs", "3"], ["stray"]])
@@ -113,10 +119,20 @@ def test_every_bad_number_is_named():
 @pytest.mark.parametrize(
     ("config", "rows", "says", "remedy"),
     [
-        (Config(env="x", envs_per_worker=7), 1, "envs_per_worker 7 is not a multiple of runtime.groups 2; try 8", {"envs_per_worker": 8}),
-        (Config(env="x", batch_size=1000), 1, "1000 is not a multiple of rollout 32 x rows 16 = 512; try 1024", {"batch_size": 1024}),
-        (Config(env="x"), 3, "1024 is not a multiple of rollout 32 x rows 48 = 1536; try 1536", {"batch_size": 1536}),
-        (Config(env="x", optim=OptimConfig(minibatches=3)), 1, "try 2", {"optim": OptimConfig(minibatches=2)}),
+        (
+            Config(env="x", workers=2, envs_per_worker=7),
+            1,
+            "envs_per_worker 7 is not a multiple of runtime.groups 2; try 8",
+            {"envs_per_worker": 8},
+        ),
+        (
+            Config(env="x", workers=2, batch_size=1000),
+            1,
+            "1000 is not a multiple of rollout 32 x rows 16 = 512; try 1024",
+            {"batch_size": 1024},
+        ),
+        (Config(env="x", workers=2), 3, "1024 is not a multiple of rollout 32 x rows 48 = 1536; try 1536", {"batch_size": 1536}),
+        (Config(env="x", workers=2, optim=OptimConfig(minibatches=3)), 1, "try 2", {"optim": OptimConfig(minibatches=2)}),
     ],
 )
 def test_sizes_that_do_not_divide_come_with_a_remedy_that_works(config, rows, says, remedy):
@@ -155,7 +171,7 @@ def test_merging_nothing_changes_nothing():
 
 @pytest.mark.parametrize(("agents", "envs", "minibatches"), [(1, 32, 4), (3, 32, 4), (5, 6, 1), (2, 10, 3)])
 def test_a_batch_size_left_to_the_preset_fits_the_environment(agents, envs, minibatches):
-    config = fitted(resolve(Config(env="x", envs_per_worker=envs, optim=OptimConfig(minibatches=minibatches))), agents)
+    config = fitted(resolve(Config(env="x", workers=2, envs_per_worker=envs, optim=OptimConfig(minibatches=minibatches))), agents)
     validate(config, agents)
     assert config.batch_size >= 256
 
@@ -168,3 +184,16 @@ def test_a_batch_size_that_was_asked_for_is_never_changed():
     flags = fitted(from_command_line(["--env", "CartPole-v1", "--batch-size", "1000"], "x"), 3)
     assert flags.batch_size == 1000
     assert fitted(from_command_line(["--env", "CartPole-v1"], "x"), 3).batch_size == 1536
+
+
+@pytest.mark.parametrize(("cores", "of_vectors", "of_images"), [(1, 1, 1), (2, 1, 2), (4, 3, 4), (16, 14, 16)])
+def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, of_vectors, of_images, monkeypatch):
+    monkeypatch.setattr(compute, "cores", lambda: cores)
+    vectors, images = (probe(EnvRequest(resolve_env(env), {}, "auto", "clip")) for env in ("CartPole-v1", "sfactory/MemoryGrid"))
+    for config in (Config(device="cpu"), Config(), Config(device="cpu", runtime=RuntimeConfig(inference_device="cpu"))):
+        assert compute.rollout_processes(config, vectors) == compute.rollout_processes(config, None) == of_vectors
+        assert compute.rollout_processes(config, images) == (of_vectors if torch.cuda.is_available() and config == Config() else of_images)
+    assert compute.rollout_processes(Config(device="cuda"), images) == of_vectors
+    assert compute.rollout_processes(Config(device="cpu", runtime=RuntimeConfig(inference_device="cuda:0,cuda:1")), images) == of_vectors
+    assert compute.rollout_processes(Config(workers=3), images) == 3
+    assert compute.rollout_processes(Config(serial=True), images) == 1
