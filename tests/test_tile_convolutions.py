@@ -120,6 +120,13 @@ def test_images_may_lie_in_any_order() -> None:
     assert torch.equal(by_tiles("of Atari", turned, layers), by_tiles("of Atari", x, layers))
 
 
+@pytest.mark.parametrize("wrong", [torch.zeros(2, 4, 80, 84, dtype=torch.uint8), torch.zeros(2, 4, 84, 84)], ids=["shape", "dtype"])
+def test_other_images_are_refused(wrong: Tensor) -> None:
+    _, layers = stack("of Atari", 1)
+    with pytest.raises(ValueError, match=r"must be uint8 \(4, 84, 84\)"):
+        by_tiles("of Atari", wrong, layers)
+
+
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride"),
     [((4, 84, 84), (32, 2, 2), 2), ((4, 84, 84), (24, 2, 2), 1), ((4, 20, 24), (32, 2, 2), 1)],

@@ -59,12 +59,12 @@ def fill_blocks(image, layout, target, size, apart):
         size: Bytes of a number: 2 for bfloat16, 4 for float32.
         apart: Bytes from a block to the next.
     """
+    words = layout.words
     for y in range(layout.down):
         for x in range(layout.across):
             block, to = image + y * layout.line + x * layout.step, target + (y * layout.across + x) * apart
-            for i in range(0, len(layout.words), 4):
-                words = layout.words[i : i + 4]
-                first, second, third, fourth = block + words[0], block + words[1], block + words[2], block + words[3]
+            for i in range(0, len(words), 4):
+                first, second, third, fourth = block + words[i], block + words[i + 1], block + words[i + 2], block + words[i + 3]
                 if size == 2:
                     vectors.pixels_to_bfloat16(first, second, third, fourth, to)
                 else:

@@ -352,7 +352,7 @@ class TilePlan:
         strides = [stride for _, stride in kernels]
         if strides[0] != 1:
             raise ValueError("the blocks overlap or lie apart")
-        self._layout = block_layout(shape, hwc)
+        self._stored, self._layout = torch.Size(shape), block_layout(shape, hwc)
         channels = -(-self._layout.channels // SIDE) * SIDE
         layers, sides = [], (self._layout.down, self._layout.across)
         for weight, stride in kernels:
@@ -379,7 +379,12 @@ class TilePlan:
             weights: By :meth:`pack`.
             biases: float32.
             keep: All outputs; otherwise of the last layer only, the others are those of the last image.
+
+        Raises:
+            ValueError: If the images have another shape than the plan's.
         """
+        if x.dtype != torch.uint8 or x.shape[1:] != self._stored:
+            raise ValueError(f"images must be uint8 {tuple(self._stored)}, not {str(x.dtype)[6:]} {tuple(x.shape[1:])}")
         counts = [len(x) if keep else 1] * (len(self._sizes) - 1) + [len(x)]
         outputs = [torch.empty(count + 1, size, dtype=torch.bfloat16)[:count] for count, size in zip(counts, self._sizes, strict=True)]
         arrays = self._layers, weights, biases, tuple(map(_bits, outputs)), _zeros(SIDE, SIDE), np.zeros(64, np.uint8)
