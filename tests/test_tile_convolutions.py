@@ -20,7 +20,7 @@ from sfactory.model.layers import PixelConv
 from sfactory.model.onednn import Convolution
 from sfactory.model.pixel_blocks_cpu import pixel_blocks
 from sfactory.model.precision import mixed_precision
-from sfactory.model.tile_convolutions_cpu import TOGETHER, TileConvolutions, TilePlan, TileWeights, tile_plan
+from sfactory.model.tile_convolutions_cpu import TOGETHER, TileConvolutions, TilePlan, TileWeights, _pack, tile_plan
 from sfactory.spaces import ObservationSpec
 
 pytestmark = pytest.mark.skipif(not tiles.at_hand(), reason="this processor has no matrix tiles")
@@ -158,6 +158,16 @@ def test_an_encoder_takes_them(shape: tuple[int, int, int], monkeypatch: pytest.
             assert torch.equal(encoder(x), trained)
             lower_weights(encoder, torch.bfloat16)
             torch.testing.assert_close(encoder(x), trained, rtol=2e-2, atol=1e-2)
+
+
+def test_weights_are_rounded_as_torch_does() -> None:
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randn(100_000, generator=generator) * 10.0 ** torch.randint(-40, 38, (100_000,), generator=generator)
+    extremes = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3.4e38, -3.4e38, 1e-45, -1e-45])
+    weight, order = torch.cat((spread, extremes)), torch.randperm(len(spread) + len(extremes) + 1, generator=generator)
+    found = torch.from_numpy(_pack(weight, order.int().numpy(), 1)).view(torch.bfloat16).flatten()
+    expected = torch.cat((weight, torch.zeros(1)))[order].bfloat16()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_threads_and_other_users_of_the_tiles_do_not_disturb_each_other() -> None:

@@ -314,8 +314,8 @@ class _Orders(NamedTuple):
         gradient: The other way: where the weight's elements lie in ``[taps, outputs, channels]``, channels as in :class:`_Work`.
     """
 
-    forward: Tensor
-    backward: Tensor
+    forward: np.ndarray
+    backward: np.ndarray
     gradient: Tensor
 
     @classmethod
@@ -329,8 +329,8 @@ class _Orders(NamedTuple):
         blocks = elements.unflatten(3, (-1, stride)).unflatten(2, (-1, stride)).permute(2, 4, 3, 5, 1, 0)
         matrices = blocks.flatten(2, 4).flatten(0, 1)  # [taps, channels, outputs]
 
-        def pairs(matrices: Tensor) -> Tensor:
-            return matrices.flatten(0, 1).unflatten(0, (-1, 2)).transpose(1, 2).flatten()
+        def pairs(matrices: Tensor) -> np.ndarray:
+            return matrices.flatten(0, 1).unflatten(0, (-1, 2)).transpose(1, 2).flatten().int().numpy()
 
         by_outputs = matrices.transpose(1, 2).unflatten(2, (-1, 32))[..., vectors.PAIRED].flatten()
         return cls(pairs(matrices), pairs(matrices.flip(0).transpose(1, 2)), by_outputs.argsort()[:size])
@@ -434,9 +434,21 @@ def _layer(shape: tuple[int, int, int], weight: torch.Size, stride: int) -> _Lay
     return _Layer(width, height * width, channels * stride**2, down, across, outputs, reach, NOWHERE, NOWHERE)
 
 
-def _pack(weight: Tensor, order: Tensor, columns: int) -> np.ndarray:
+@njit(cache=True, nogil=True)
+def _gather(numbers, order, out):
+    """Bring float32 numbers, given by their bits, into an order, rounded to bfloat16; an index beyond them gives 0."""
+    for i in range(len(order)):
+        k = order[i]
+        bits = numbers[k] if k < len(numbers) else np.int32(0)
+        not_a_number = bits & 0x7FFFFFFF > 0x7F800000
+        out[i] = 0x7FC0 if not_a_number else (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def _pack(weight: Tensor, order: np.ndarray, columns: int) -> np.ndarray:
     """A weight's elements in an order of :class:`_Orders`: ``[pairs, columns, 2]``."""
-    return _bits(F.pad(weight.detach().reshape(-1), (0, 1))[order].bfloat16()).reshape(-1, columns, 2)
+    out = torch.empty(len(order), dtype=torch.int16).numpy()
+    _gather(weight.detach().reshape(-1).view(torch.int32).numpy(), order, out)
+    return out.reshape(-1, columns, 2)
 
 
 def _places(layer: _Layer, stride: int) -> np.ndarray:
