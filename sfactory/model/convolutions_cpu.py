@@ -19,16 +19,17 @@ from sfactory.model.precision import compute_dtype
 from sfactory.model.tile_convolutions_cpu import TileConvolutions, TilePlan, TileWeights, tile_plan
 
 
-def relu_convolutions(x: Tensor, first: PixelConv, others: Sequence[nn.Conv2d]) -> Tensor:
+def relu_convolutions(x: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
     """Convolutions one after the other, each with ReLU: on the processor's tiles if they fit, else :func:`relu_convolutions_in_turn`.
 
     Args:
         x: Images as they are stored.
+        convolutions: The first is a :class:`PixelConv`.
 
     Returns:
         ``[N, C, H, W]``, in the dtype in which the convolutions compute.
     """
-    layers = _layers(first, others)
+    first, layers = convolutions[0], _layers(convolutions)
     plan = _tile_plan(first, layers, compute_dtype(first.weight))
     if plan is None:
         return relu_convolutions_in_turn(first.pixels(x), layers)
@@ -37,9 +38,9 @@ def relu_convolutions(x: Tensor, first: PixelConv, others: Sequence[nn.Conv2d]) 
     return TileConvolutions.apply(x, plan, *(tensor for layer in layers for tensor in (layer.weight, layer.bias)))
 
 
-def lower_convolutions(first: PixelConv, others: Sequence[nn.Conv2d], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def lower_convolutions(convolutions: Sequence[nn.Conv2d], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """:func:`relu_convolutions` of images with a copy of the present weights in a dtype; without a gradient."""
-    layers = _layers(first, others)
+    first, layers = convolutions[0], _layers(convolutions)
     plan = _tile_plan(first, layers, dtype)
     if plan is not None:
         return TileWeights(plan, layers)
@@ -47,7 +48,8 @@ def lower_convolutions(first: PixelConv, others: Sequence[nn.Conv2d], dtype: tor
     return lambda x: relu_convolutions_in_turn(first.pixels(x), lowered)
 
 
-def _layers(first: PixelConv, others: Sequence[nn.Conv2d]) -> list[Convolution]:
+def _layers(convolutions: Sequence[nn.Conv2d]) -> list[Convolution]:
+    first, *others = convolutions
     return [first.convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
 
 

@@ -82,16 +82,11 @@ class NatureCNN(Lowered):
         self.out_features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        convolved = relu_convolutions(x, *self._first_and_others) if self.lowered is None else self.lowered(x)
+        convolved = relu_convolutions(x, self.convolutions) if self.lowered is None else self.lowered(x)
         return F.relu_(self.linear(flatten_pixels(convolved)))
 
-    @property
-    def _first_and_others(self) -> tuple[PixelConv, list[nn.Conv2d]]:
-        first, *others = self.convolutions
-        return first, others
-
     def _cast_weights(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        return lower_convolutions(*self._first_and_others, dtype)
+        return lower_convolutions(self.convolutions, dtype)
 
 
 class ImpalaResNet(nn.Module):
