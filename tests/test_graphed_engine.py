@@ -297,7 +297,7 @@ def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pyte
 
 def test_policy_workers_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compute, "resolve_device", torch.device)
-    config = Config(env="x", device="cuda:0", runtime=RuntimeConfig(policy_workers=3, inference_device="cuda:0,cuda:1"))
+    config = Config(env="x", workers=3, device="cuda:0", runtime=RuntimeConfig(policy_workers=3, inference_device="cuda:0,cuda:1"))
     validate(config)
     assert [str(compute.inference_device(config, worker)) for worker in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
     alone = dataclasses.replace(config, runtime=RuntimeConfig(policy_workers=3))

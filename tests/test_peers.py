@@ -179,7 +179,7 @@ def test_a_run_of_sfactory_is_measured_and_ended(monkeypatch: pytest.MonkeyPatch
         "time.sleep(60)\n"
     )
     monkeypatch.setattr(peers, "ROOT", tmp_path)
-    assert peers.measure_sfactory("--env x", warmup=4.0, seconds=10.0) == pytest.approx(2000.0)
+    assert peers.measure_sfactory("--env CartPole-v1 --workers 1", warmup=4.0, seconds=10.0) == pytest.approx(2000.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)
 
