@@ -12,11 +12,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sfactory.model import onednn
+from sfactory.model.fused_convolutions_cpu import FusedConvolutions, FusedPlan, FusedWeights, fused_plan
 from sfactory.model.layers import PixelConv
 from sfactory.model.onednn import Convolution
 from sfactory.model.pixel_blocks_cpu import is_eager_cpu
 from sfactory.model.precision import compute_dtype
-from sfactory.model.tile_convolutions_cpu import TileConvolutions, TilePlan, TileWeights, tile_plan
 
 
 def relu_convolutions(x: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
@@ -30,20 +30,20 @@ def relu_convolutions(x: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
         ``[N, C, H, W]``, in the dtype in which the convolutions compute.
     """
     first, layers = convolutions[0], _layers(convolutions)
-    plan = _tile_plan(first, layers, compute_dtype(first.weight))
+    plan = _fused_plan(first, layers, compute_dtype(first.weight))
     if plan is None:
         return relu_convolutions_in_turn(first.pixels(x), layers)
     if not torch.is_grad_enabled():
-        return TileWeights(plan, layers)(x)
-    return TileConvolutions.apply(x, plan, *(tensor for layer in layers for tensor in (layer.weight, layer.bias)))
+        return FusedWeights(plan, layers)(x)
+    return FusedConvolutions.apply(x, plan, *(tensor for layer in layers for tensor in (layer.weight, layer.bias)))
 
 
 def lower_convolutions(convolutions: Sequence[nn.Conv2d], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """:func:`relu_convolutions` of images with a copy of the present weights in a dtype; without a gradient."""
     first, layers = convolutions[0], _layers(convolutions)
-    plan = _tile_plan(first, layers, dtype)
+    plan = _fused_plan(first, layers, dtype)
     if plan is not None:
-        return TileWeights(plan, layers)
+        return FusedWeights(plan, layers)
     lowered = [layer.lowered(dtype) for layer in layers]
     return lambda x: relu_convolutions_in_turn(first.pixels(x), lowered)
 
@@ -53,8 +53,8 @@ def _layers(convolutions: Sequence[nn.Conv2d]) -> list[Convolution]:
     return [first.convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
 
 
-def _tile_plan(first: PixelConv, layers: Sequence[Convolution], dtype: torch.dtype) -> TilePlan | None:
-    return tile_plan(first.stored_shape, first.hwc, layers, dtype) if first.in_blocks else None
+def _fused_plan(first: PixelConv, layers: Sequence[Convolution], dtype: torch.dtype) -> FusedPlan | None:
+    return fused_plan(first.stored_shape, first.hwc, layers, dtype) if first.in_blocks else None
 
 
 def relu_convolutions_in_turn(x: Tensor, layers: Sequence[Convolution]) -> Tensor:

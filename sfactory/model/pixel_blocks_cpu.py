@@ -52,17 +52,18 @@ def block_layout(shape: tuple[int, int, int], hwc: bool) -> BlockLayout:
 
 
 @njit(cache=True, nogil=True)
-def fill_blocks(image, layout, target, size, apart):
+def fill_blocks(image, layout, target, size, line, apart):
     """Write an image's blocks, from address to address.
 
     Args:
         size: Bytes of a number: 2 for bfloat16, 4 for float32.
+        line: Bytes from a row of blocks to the next.
         apart: Bytes from a block to the next.
     """
     words = layout.words
     for y in range(layout.down):
         for x in range(layout.across):
-            block, to = image + y * layout.line + x * layout.step, target + (y * layout.across + x) * apart
+            block, to = image + y * layout.line + x * layout.step, target + y * line + x * apart
             for i in range(0, len(words), 4):
                 first, second, third, fourth = block + words[i], block + words[i + 1], block + words[i + 2], block + words[i + 3]
                 if size == 2:
@@ -76,9 +77,10 @@ def fill_blocks(image, layout, target, size, apart):
 def _fill_all(images, layout, blocks):
     """Images uint8 ``[N, size]`` to blocks ``[N, down, across, channels]``."""
     apart = layout.channels * blocks.itemsize
+    line = layout.across * apart
     for n in range(len(images)):
-        image, target = images.ctypes.data + n * images.shape[1], blocks.ctypes.data + n * layout.down * layout.across * apart
-        fill_blocks(image, layout, target, blocks.itemsize, apart)
+        image, target = images.ctypes.data + n * images.shape[1], blocks.ctypes.data + n * layout.down * line
+        fill_blocks(image, layout, target, blocks.itemsize, line, apart)
 
 
 def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:

@@ -10,12 +10,13 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 PAIRED = [8 * lane + 4 * half + i for half in range(2) for lane in range(4) for i in range(4)]
 """The order of 32 numbers that :func:`pair` has paired: that in which two vectors are unpacked, in lanes of 8 numbers."""
 
-_LONG = ir.IntType(64)
+_INT, _LONG = ir.IntType(32), ir.IntType(64)
 
 
 class _BFloat(ir.Type):
@@ -25,12 +26,13 @@ class _BFloat(ir.Type):
         return "bfloat"
 
 
-_BYTES, _SHORTS, _INTS, _FLOATS, _BFLOATS = (
-    ir.VectorType(kind, 16) for kind in (ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType(), _BFloat())
+BFLOAT = _BFloat()
+_BYTES, _SHORTS, INTS, FLOATS, _BFLOATS = (
+    ir.VectorType(kind, 16) for kind in (ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType(), BFLOAT)
 )
 
 
-class _Lines:
+class Lines:
     """Loads and stores of vectors at byte offsets from addresses."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
@@ -41,6 +43,11 @@ class _Lines:
 
     def store(self, value: ir.Value, address: ir.Value, offset: int | ir.Value) -> None:
         self.builder.store(value, self._at(address, offset, value.type), align=1)
+
+    def spread(self, address: ir.Value, kind: ir.Type) -> ir.Value:
+        """A vector of the one number at an address."""
+        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), self.load(address, 0, kind.element), ir.Constant(_INT, 0))
+        return self.builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT, kind.count), [0] * kind.count))
 
     def rounded(self, values: ir.Value) -> ir.Value:
         """16 float32 as bfloat16; compiles where the processor can do that (AVX512_BF16)."""
@@ -55,7 +62,7 @@ def _on_lines(write: Callable[..., None]) -> Callable[..., Any]:
     """How to compile an operation on addresses and strides."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        write(_Lines(builder), *arguments)
+        write(Lines(builder), *arguments)
         return context.get_dummy_value()
 
     return emit
@@ -66,16 +73,16 @@ def activate(typing, values, bias, target):
     """ReLU of 32 float32 and biases, as bfloat16."""
 
     def write(lines, values, bias, target):
-        zeros = ir.Constant(_FLOATS, [0.0] * 16)
+        zeros = ir.Constant(FLOATS, [0.0] * 16)
         for part in range(2):
-            x = lines.builder.fadd(lines.load(values, 64 * part, _FLOATS), lines.load(bias, 64 * part, _FLOATS))
+            x = lines.builder.fadd(lines.load(values, 64 * part, FLOATS), lines.load(bias, 64 * part, FLOATS))
             x = lines.builder.select(lines.builder.fcmp_ordered("<", x, zeros), zeros, x)  # keeps what is not a number
             lines.store(lines.rounded(x), target, 32 * part)
 
     return types.none(types.intp, types.intp, types.intp), _on_lines(write)
 
 
-def _write_where_active(lines: _Lines, values: ir.Value, activation: ir.Value, target: ir.Value, part: int) -> None:
+def _write_where_active(lines: Lines, values: ir.Value, activation: ir.Value, target: ir.Value, part: int) -> None:
     zeros = ir.Constant(_SHORTS, [0] * 16)
     active = lines.builder.icmp_signed(">", lines.load(activation, 32 * part, _SHORTS), zeros)
     lines.store(lines.builder.select(active, values, zeros), target, 32 * part)
@@ -98,9 +105,37 @@ def round_and_cut_off(typing, values, activation, target):
 
     def write(lines, values, activation, target):
         for part in range(2):
-            _write_where_active(lines, lines.rounded(lines.load(values, 64 * part, _FLOATS)), activation, target, part)
+            _write_where_active(lines, lines.rounded(lines.load(values, 64 * part, FLOATS)), activation, target, part)
 
     return types.none(types.intp, types.intp, types.intp), _on_lines(write)
+
+
+@intrinsic
+def clear(typing, target):
+    """32 zeros of 16 bits."""
+
+    def write(lines, target):
+        for part in range(2):
+            lines.store(ir.Constant(_SHORTS, [0] * 16), target, 32 * part)
+
+    return types.none(types.intp), _on_lines(write)
+
+
+@intrinsic
+def add_rows(typing, source, stride, rows, total):
+    """Add rows of 32 bfloat16, that many bytes apart, to 32 float32."""
+
+    def write(lines, source, stride, rows, total):
+        build, sums = lines.builder, [cgutils.alloca_once_value(lines.builder, lines.load(total, 64 * part, FLOATS)) for part in range(2)]
+        with cgutils.for_range(build, rows) as row:
+            line = build.add(source, build.mul(row.index, stride))
+            for part, each in enumerate(sums):
+                bits = build.shl(build.zext(lines.load(line, 32 * part, _SHORTS), INTS), ir.Constant(INTS, [16] * 16))
+                build.store(build.fadd(build.load(each), build.bitcast(bits, FLOATS)), each)
+        for part, each in enumerate(sums):
+            lines.store(build.load(each), total, 64 * part)
+
+    return types.none(*[types.intp] * 4), _on_lines(write)
 
 
 @intrinsic
@@ -125,12 +160,12 @@ def transpose(typing, source, source_stride, target, target_stride):
         build = lines.builder
 
         def row(i: int) -> ir.Value:
-            return build.zext(lines.load(source, build.mul(source_stride, ir.Constant(_LONG, i)), _SHORTS), _INTS)
+            return build.zext(lines.load(source, build.mul(source_stride, ir.Constant(_LONG, i)), _SHORTS), INTS)
 
-        rows = [build.or_(row(2 * i), build.shl(row(2 * i + 1), ir.Constant(_INTS, [16] * 16))) for i in range(16)]
+        rows = [build.or_(row(2 * i), build.shl(row(2 * i + 1), ir.Constant(INTS, [16] * 16))) for i in range(16)]
         for side in (8, 4, 2, 1):  # rows that far apart exchange the squares of that side that lie off the diagonal
-            upper = ir.Constant(_INTS, [k if not k & side else 16 + k - side for k in range(16)])
-            lower = ir.Constant(_INTS, [k + side if not k & side else 16 + k for k in range(16)])
+            upper = ir.Constant(INTS, [k if not k & side else 16 + k - side for k in range(16)])
+            lower = ir.Constant(INTS, [k + side if not k & side else 16 + k for k in range(16)])
             for i in (i for i in range(16) if not i & side):
                 both = rows[i], rows[i + side]
                 rows[i], rows[i + side] = build.shuffle_vector(*both, upper), build.shuffle_vector(*both, lower)
@@ -140,12 +175,12 @@ def transpose(typing, source, source_stride, target, target_stride):
     return types.none(*[types.intp] * 4), _on_lines(write)
 
 
-def _spread_pixels(lines: _Lines, words: tuple[ir.Value, ...]) -> ir.Value:
+def _spread_pixels(lines: Lines, words: tuple[ir.Value, ...]) -> ir.Value:
     """Four times four uint8 as 16 float32."""
     word, pixels = ir.IntType(32), ir.Constant(ir.VectorType(ir.IntType(32), 4), ir.Undefined)
     for i, address in enumerate(words):
         pixels = lines.builder.insert_element(pixels, lines.load(address, 0, word), ir.Constant(word, i))
-    return lines.builder.uitofp(lines.builder.bitcast(pixels, _BYTES), _FLOATS)
+    return lines.builder.uitofp(lines.builder.bitcast(pixels, _BYTES), FLOATS)
 
 
 @intrinsic
@@ -164,7 +199,7 @@ def pixels_to_bfloat16(typing, first, second, third, fourth, target):
 
     def write(lines, *addresses):
         build = lines.builder
-        bits = build.bitcast(_spread_pixels(lines, addresses[:4]), _INTS)
-        lines.store(build.trunc(build.lshr(bits, ir.Constant(_INTS, [16] * 16)), _SHORTS), addresses[4], 0)
+        bits = build.bitcast(_spread_pixels(lines, addresses[:4]), INTS)
+        lines.store(build.trunc(build.lshr(bits, ir.Constant(INTS, [16] * 16)), _SHORTS), addresses[4], 0)
 
     return types.none(*[types.intp] * 5), _on_lines(write)

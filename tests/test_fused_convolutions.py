@@ -1,10 +1,7 @@
-"""Convolutions on the processor's matrix tiles, against torch's. Whole numbers that bfloat16 holds make every comparison an equality."""
+"""Convolutions fused into passes over images, against torch's. Whole numbers that bfloat16 holds make every comparison an equality."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,15 +12,15 @@ from gymnasium import spaces
 from torch import Tensor
 
 from sfactory.model import NatureCNN, lower_weights
-from sfactory.model import tiles_cpu as tiles
+from sfactory.model.fused_convolutions_cpu import FusedConvolutions, FusedPlan, FusedWeights, _pack, fused_plan
+from sfactory.model.fused_kernels_cpu import products
 from sfactory.model.layers import PixelConv
 from sfactory.model.onednn import Convolution
 from sfactory.model.pixel_blocks_cpu import pixel_blocks
 from sfactory.model.precision import mixed_precision
-from sfactory.model.tile_convolutions_cpu import TOGETHER, TileConvolutions, TilePlan, TileWeights, _pack, tile_plan
 from sfactory.spaces import ObservationSpec
 
-pytestmark = pytest.mark.skipif(not tiles.at_hand(), reason="this processor has no matrix tiles")
+pytestmark = pytest.mark.skipif(not products.at_hand(), reason="this processor has no products of bfloat16")
 
 STACKS = {
     "of Atari": ((4, 84, 84), False, [(32, 2, 1), (64, 4, 2), (64, 3, 1)]),
@@ -58,15 +55,15 @@ def stack(name: str, images: int) -> tuple[Tensor, list[Convolution]]:
     return x, layers
 
 
-def plan_for(name: str, layers: list[Convolution]) -> TilePlan:
+def plan_for(name: str, layers: list[Convolution]) -> FusedPlan:
     shape, hwc, _ = STACKS[name]
-    plan = tile_plan(shape, hwc, layers, torch.bfloat16)
+    plan = fused_plan(shape, hwc, layers, torch.bfloat16)
     assert plan is not None
     return plan
 
 
-def by_tiles(name: str, x: Tensor, layers: list[Convolution]) -> Tensor:
-    return TileConvolutions.apply(x, plan_for(name, layers), *operands(layers))
+def fused(name: str, x: Tensor, layers: list[Convolution]) -> Tensor:
+    return FusedConvolutions.apply(x, plan_for(name, layers), *operands(layers))
 
 
 def operands(layers: list[Convolution]) -> list[Tensor]:
@@ -80,11 +77,11 @@ def plain(name: str, x: Tensor, layers: list[Convolution]) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("images", [1, TOGETHER - 1, TOGETHER, 2 * TOGETHER + 1])
+@pytest.mark.parametrize("images", [1, 3, 4, 9])
 @pytest.mark.parametrize("name", STACKS)
 def test_outputs_and_gradients_are_those_of_plain_convolutions(name: str, images: int) -> None:
     x, layers = stack(name, images)
-    found, expected = by_tiles(name, x, layers), plain(name, x, layers)
+    found, expected = fused(name, x, layers), plain(name, x, layers)
     assert 1 < expected.max() <= 256
     assert torch.equal(found.float(), expected)
     of_output = whole_numbers(expected.shape, 0.02, torch.Generator().manual_seed(1))
@@ -103,9 +100,9 @@ def test_weights_that_are_kept_ready_give_what_training_gives(name: str) -> None
         for layer in layers:
             layer.weight.normal_().mul_(0.1)
             layer.bias.normal_()
-    trained = by_tiles(name, x, layers)
+    trained = fused(name, x, layers)
     with torch.no_grad():
-        ready = TileWeights(plan_for(name, layers), layers)
+        ready = FusedWeights(plan_for(name, layers), layers)
         for layer in layers:
             layer.weight.zero_()
             layer.bias.zero_()
@@ -117,14 +114,14 @@ def test_images_may_lie_in_any_order() -> None:
     x, layers = stack("of Atari", 6)
     turned = x.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2)
     assert not turned.is_contiguous()
-    assert torch.equal(by_tiles("of Atari", turned, layers), by_tiles("of Atari", x, layers))
+    assert torch.equal(fused("of Atari", turned, layers), fused("of Atari", x, layers))
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(2, 4, 80, 84, dtype=torch.uint8), torch.zeros(2, 4, 84, 84)], ids=["shape", "dtype"])
 def test_other_images_are_refused(wrong: Tensor) -> None:
     _, layers = stack("of Atari", 1)
     with pytest.raises(ValueError, match=r"must be uint8 \(4, 84, 84\)"):
-        by_tiles("of Atari", wrong, layers)
+        fused("of Atari", wrong, layers)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +132,16 @@ def test_other_images_are_refused(wrong: Tensor) -> None:
 def test_what_does_not_fit_has_no_plan(shape: tuple[int, int, int], kernel: tuple[int, int, int], stride: int) -> None:
     outputs, down, across = kernel
     layers = [Convolution(torch.randn(outputs, 16 * shape[0], down, across), torch.zeros(outputs), (stride, stride), (0, 0))]
-    assert tile_plan(shape, False, layers, torch.bfloat16) is None
+    assert fused_plan(shape, False, layers, torch.bfloat16) is None
 
 
 def test_only_bfloat16_from_float32_and_only_without_padding() -> None:
     _, (layer, *_) = stack("of Atari", 1)
     shape, hwc, _ = STACKS["of Atari"]
-    assert tile_plan(shape, hwc, [layer], torch.bfloat16) is not None
-    assert tile_plan(shape, hwc, [layer._replace(weight=layer.weight.bfloat16())], torch.bfloat16) is None
-    assert tile_plan(shape, hwc, [layer], torch.float32) is None
-    assert tile_plan(shape, hwc, [layer._replace(padding=(1, 1))], torch.bfloat16) is None
+    assert fused_plan(shape, hwc, [layer], torch.bfloat16) is not None
+    assert fused_plan(shape, hwc, [layer._replace(weight=layer.weight.bfloat16())], torch.bfloat16) is None
+    assert fused_plan(shape, hwc, [layer], torch.float32) is None
+    assert fused_plan(shape, hwc, [layer._replace(padding=(1, 1))], torch.bfloat16) is None
 
 
 @pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (3, 64, 64)])
@@ -170,7 +167,7 @@ def test_weights_are_rounded_as_torch_does() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_threads_and_other_users_of_the_tiles_do_not_disturb_each_other() -> None:
+def test_threads_and_other_users_of_tiles_do_not_disturb_each_other() -> None:
     x, layers = stack("of Atari", 9)
     expected, linear = plain("of Atari", x, layers).detach(), torch.nn.Linear(64, 48).bfloat16()
     features = torch.randn(70, 64).bfloat16()
@@ -178,15 +175,10 @@ def test_threads_and_other_users_of_the_tiles_do_not_disturb_each_other() -> Non
     def work(_: int) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             before = linear(features)
-            out = by_tiles("of Atari", x, layers).float()
+            out = fused("of Atari", x, layers).float()
             return out, before - linear(features)
 
     with ThreadPoolExecutor(4) as pool:
         for out, difference in pool.map(work, range(40)):
             assert torch.equal(out, expected)
             assert not difference.any()
-
-
-def test_numba_may_be_told_to_compile_for_another_processor() -> None:
-    program = "from sfactory.model import tiles_cpu; assert not tiles_cpu.at_hand()"
-    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"NUMBA_CPU_NAME": "generic"})
