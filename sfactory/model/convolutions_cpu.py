@@ -20,7 +20,7 @@ from sfactory.model.precision import compute_dtype
 
 
 def relu_convolutions(x: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
-    """Convolutions one after the other, each with ReLU: on the processor's tiles if they fit, else :func:`relu_convolutions_in_turn`.
+    """Convolutions one after the other, each with ReLU: fused if that fits, else :func:`relu_convolutions_in_turn`.
 
     Args:
         x: Images as they are stored.

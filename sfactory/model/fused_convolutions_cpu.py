@@ -62,8 +62,8 @@ class FusedPlan:
         kernels: Of each layer, the shape of its weight and its stride.
 
     Raises:
-        ValueError: If tiles do not fit: they need a first stride of 1, others that divide kernels, outputs in multiples of 32, and as many
-            positions.
+        ValueError: If they do not fit: the first stride must be 1, others divide their kernels, outputs be multiples of 32, and positions
+            at least as many.
     """
 
     def __init__(self, shape: tuple[int, int, int], hwc: bool, kernels: Sequence[tuple[torch.Size, int]]) -> None:
@@ -161,12 +161,12 @@ def _plan(shape: tuple[int, int, int], hwc: bool, kernels: tuple[tuple[torch.Siz
 
 
 def fused_plan(shape: tuple[int, int, int], hwc: bool, layers: Sequence[Convolution], dtype: torch.dtype) -> FusedPlan | None:
-    """The :class:`FusedPlan` for convolutions, or None where this machine has no tiles or they do not fit.
+    """The :class:`FusedPlan` for convolutions, or None where they do not fit, or this machine has no products of bfloat16.
 
     Args:
         shape, hwc: Of stored images.
         layers: With weights in float32, the first over blocks of pixels.
-        dtype: In which to compute; tiles do so in bfloat16.
+        dtype: In which to compute.
     """
     plain = all(set(layer.padding) == {0} and len(set(layer.stride)) == 1 and layer.weight.dtype == torch.float32 for layer in layers)
     if not plain or dtype != torch.bfloat16 or not products.at_hand():
@@ -175,7 +175,7 @@ def fused_plan(shape: tuple[int, int, int], hwc: bool, layers: Sequence[Convolut
 
 
 class FusedWeights:
-    """Convolutions with ReLU whose present weights lie ready for the tiles; without a gradient."""
+    """Convolutions with ReLU whose present weights lie ready for the products; without a gradient."""
 
     def __init__(self, plan: FusedPlan, layers: Sequence[Convolution]) -> None:
         self._plan = plan

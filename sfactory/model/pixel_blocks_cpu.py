@@ -1,7 +1,7 @@
 """Stored images in blocks of 4 x 4 pixels, over which a first convolution on the CPU is fastest.
 
 A convolution of stride 4 whose kernel has 4 or 8 pixels a side is one of stride 1 over blocks of 4 x 4 pixels, with a kernel of 1 or 2
-blocks. A block has 16 channels for each of the image's, which fill the processor's matrix units where the image's own do not.
+blocks. A block has 16 channels for each of the image's, which fill the processor's vectors and matrix units where the image's own do not.
 """
 
 from __future__ import annotations
