@@ -1,9 +1,9 @@
 """Learning references: trains with the presets alone and holds evaluation returns against what is expected of them.
 
-    python perf/learning.py [--only NAME ...] [--seeds 11 12 13] [--json FILE]
+    python perf/learning.py [--only NAME ...] [--seeds 11 12 13] [--runs FOLDER] [--json FILE]
 
 Each row is one environment, trained asynchronously for a stated number of env steps with each seed, then evaluated for 20 episodes with
-another seed, deterministically.
+another seed, deterministically. With `--runs` a command that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,14 +56,15 @@ REFERENCES = [
 
 def measure(reference: Reference, seed: int, folder: Path) -> tuple[float, float]:
     """(mean evaluation return, seconds of training)."""
-    run = str(folder / f"{reference.name}-{seed}")
-    train = ["--env", reference.env, "--steps", str(reference.steps), "--seed", str(seed), "--run", run, "--log.display", "none"]
-    begin = time.monotonic()
+    run = folder / f"{reference.name}-{seed}"
+    train = ["--env", reference.env, "--steps", str(reference.steps), "--seed", str(seed), "--run", str(run), "--log.display", "none"]
     subprocess.run([sys.executable, "-m", "sfactory.train", *train, *reference.flags], check=True)
-    seconds = time.monotonic() - begin
-    evaluation = [sys.executable, "-m", "sfactory.eval", "--run", run, "--episodes", "20", "--json", "--env", reference.env]
+    seconds = json.loads((run / "summary.json").read_text())["wall_s"]
+    evaluation = [sys.executable, "-m", "sfactory.eval", "--run", str(run), "--episodes", "20", "--json", "--env", reference.env]
     done = subprocess.run(evaluation, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.strip().splitlines()[-1])["return_mean"], seconds
+    mean = json.loads(done.stdout.strip().splitlines()[-1])["return_mean"]
+    print(f"{reference.name}, seed {seed}: {mean:.1f} after {seconds:.0f} s", flush=True)
+    return mean, seconds
 
 
 def main() -> int:
@@ -71,11 +72,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=[r.name for r in REFERENCES])
     parser.add_argument("--seeds", nargs="*", type=int, default=[11, 12, 13])
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs there")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     table = Table("environment", "env steps", "expected", *(f"seed {s}" for s in args.seeds), "seconds")
     rows, missed = [], False
-    with tempfile.TemporaryDirectory() as folder:
+    with nullcontext(args.runs) if args.runs else tempfile.TemporaryDirectory() as folder:
         for reference in REFERENCES:
             if args.only and reference.name not in args.only:
                 continue
@@ -88,7 +90,6 @@ def main() -> int:
             cells = (f"{value:.1f}" for value in returns)
             bound = f"{'<' if reference.at_most else '>'}= {reference.expected:g}"
             table.add_row(reference.name, f"{reference.steps:,}", bound, *cells, " ".join(f"{s:.0f}" for s in seconds))
-            print(rows[-1], flush=True)
     Console().print(table)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2))
