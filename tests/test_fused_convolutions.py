@@ -29,6 +29,7 @@ STACKS = {
     "blocks of 2 and of 3": ((168, 200, 2), True, [(32, 3, 1), (32, 4, 2), (32, (2, 3), 1), (96, (3, 6), 3)]),
     "channels that images have not": ((72, 128, 3), True, [(32, 2, 1), (64, 4, 2), (64, 3, 1)]),
     "fewer products than a tile has rows": ((64, 64, 3), True, [(32, 2, 1), (64, 4, 2), (64, 3, 1)]),
+    "one channel": ((1, 84, 84), False, [(32, 2, 1), (64, 4, 2)]),
     "rows and columns that no block has": ((1, 164, 236), False, [(32, 1, 1), (64, 9, 3), (32, 2, 2)]),
 }
 """Shape of the stored images, whether their channels come last, and outputs, kernel and stride of each layer over blocks of pixels."""

@@ -59,29 +59,20 @@ def test_products_added_to_a_total(way: ModuleType) -> None:
     """Of an even length that need not be a multiple of 32, if the left matrix is zero beyond it."""
 
     @njit
-    def add(length, left, right, total, kept):
+    def add(columns, length, left, right, total, kept):
         way.begin(kept.ctypes.data)
-        way.add_product(
-            1,
-            length,
-            left.ctypes.data,
-            left.shape[1] * 2,
-            0,
-            right.ctypes.data,
-            right.shape[1] * 4,
-            0,
-            total.ctypes.data,
-            total.shape[1] * 4,
-        )
+        addresses, steps = (left.ctypes.data, right.ctypes.data), (left.shape[1] * 2, right.shape[1] * 4)
+        way.add_product(columns, 1, length, addresses[0], steps[0], 0, addresses[1], steps[1], 0, total.ctypes.data, total.shape[1] * 4)
         way.end(kept.ctypes.data)
 
     length = 50
-    left, right, total = whole(32, STRIDE, seed=1), whole(1, LENGTH, 32, seed=2), whole(32, 48, seed=3).float()
-    left[:, length:] = 0
-    expected = total.clone()
-    expected[:, :32] += left[:, :length].float() @ right[0, :length].float()
-    add(length, bits(left), bits(in_pairs(right))[0], total.numpy(), np.zeros(64, np.uint8))
-    assert torch.equal(total, expected)
+    for columns in range(way.COLUMNS, 33, way.COLUMNS):
+        left, right, total = whole(32, STRIDE, seed=1), whole(1, LENGTH, 32, seed=2), whole(32, 48, seed=3).float()
+        left[:, length:] = 0
+        expected = total.clone()
+        expected[:, :columns] += left[:, :length].float() @ right[0, :length, :columns].float()
+        add(columns, length, bits(left), bits(in_pairs(right))[0], total.numpy(), np.zeros(64, np.uint8))
+        assert torch.equal(total, expected)
 
 
 @pytest.mark.parametrize("way", ["dots_cpu", "tiles_cpu"])

@@ -23,6 +23,8 @@ from sfactory.model.vectors_cpu import BFLOAT, FLOATS, INTS, Lines
 ROWS = range(7, 13)
 """How many rows :func:`multiply` can do at once. With 32 columns they are 14 to 24 sums: enough to hide the time that one takes, and few
 enough for the registers."""
+COLUMNS = 16
+"""Of which :func:`add_product` needs a multiple."""
 _ADDED = 8
 """Rows that :func:`add_product` does at once."""
 _PAIRS = ir.VectorType(BFLOAT, 32)
@@ -36,14 +38,14 @@ def at_hand() -> bool:
     return "+avx512bf16" in features.split(",")
 
 
-def _emit_products(rows: int, add: bool) -> Callable[..., Any]:
+def _emit_products(rows: int, halves: int, add: bool) -> Callable[..., Any]:
     """How to compile :func:`_products`."""
 
     def emit(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step = arguments[2:]
+        parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step = arguments[3:]
         known = build.module.globals.get(_NAME)
         dot = known or ir.Function(build.module, ir.FunctionType(FLOATS, [FLOATS, _PAIRS, _PAIRS]), _NAME)
-        lines, cells = Lines(build), [(row, half) for row in range(rows) for half in range(2)]
+        lines, cells = Lines(build), [(row, half) for row in range(rows) for half in range(halves)]
 
         def long(number: int) -> ir.Value:
             return ir.Constant(total.type, number)
@@ -60,11 +62,11 @@ def _emit_products(rows: int, add: bool) -> Callable[..., Any]:
             right_of_part = build.add(right, build.mul(part.index, right_part))
             with cgutils.for_range(build, build.lshr(length, long(1))) as pair:
                 pairs = build.add(right_of_part, build.mul(pair.index, right_step))
-                of_right = [lines.load(pairs, 64 * half, _PAIRS) for half in range(2)]
+                of_right = [lines.load(pairs, 64 * half, _PAIRS) for half in range(halves)]
                 column = build.add(left_of_part, build.shl(pair.index, long(2)))
                 for row in range(rows):
                     of_left = build.bitcast(lines.spread(below(column, left_step, row), INTS), _PAIRS)
-                    for half in range(2):
+                    for half in range(halves):
                         build.store(build.call(dot, [build.load(sums[row, half]), of_left, of_right[half]]), sums[row, half])
         for row, half in cells:
             lines.store(build.load(sums[row, half]), below(total, total_step, row), 64 * half)
@@ -74,36 +76,38 @@ def _emit_products(rows: int, add: bool) -> Callable[..., Any]:
 
 
 @intrinsic(prefer_literal=True)
-def _products(typing, rows, add, parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step):
-    """:func:`multiply` for a number of rows, or, if `add` is 1, :func:`add_product` for them; both must be literals."""
-    return types.none(rows, add, *[types.intp] * 10), _emit_products(rows.literal_value, bool(add.literal_value))
+def _products(typing, rows, halves, add, parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step):
+    """:func:`multiply` for a number of rows and of times 16 columns, or, if `add` is 1, :func:`add_product`; all three must be literals."""
+    literals = rows, halves, add
+    return types.none(*literals, *[types.intp] * 10), _emit_products(*(each.literal_value for each in literals))
 
 
 @njit(cache=True, nogil=True)
 def multiply(rows, parts, length, left, left_step, left_part, right, right_step, right_part, total):
     """As :func:`sfactory.model.tiles_cpu.multiply`, with a number of :data:`ROWS`."""
     if rows == 7:
-        _products(7, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
+        _products(7, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
     elif rows == 8:
-        _products(8, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
+        _products(8, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
     elif rows == 9:
-        _products(9, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
+        _products(9, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
     elif rows == 10:
-        _products(10, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
+        _products(10, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
     elif rows == 11:
-        _products(11, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
+        _products(11, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
     else:
-        _products(12, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
+        _products(12, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
 
 
 @njit(cache=True, nogil=True)
-def add_product(parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step):
+def add_product(columns, parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step):
     """As :func:`sfactory.model.tiles_cpu.add_product`."""
     for row in range(0, 32, _ADDED):
-        _products(
-            _ADDED, 1, parts, length, left + row * left_step, left_step, left_part, right, right_step, right_part,
-            total + row * total_step, total_step,
-        )  # fmt: skip
+        some, sums = left + row * left_step, total + row * total_step
+        if columns == 32:
+            _products(_ADDED, 2, 1, parts, length, some, left_step, left_part, right, right_step, right_part, sums, total_step)
+        else:
+            _products(_ADDED, 1, 1, parts, length, some, left_step, left_part, right, right_step, right_part, sums, total_step)
 
 
 @njit(cache=True, nogil=True)

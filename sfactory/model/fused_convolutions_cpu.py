@@ -16,7 +16,6 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from sfactory.model import fused_kernels_cpu as kernels
-from sfactory.model import vectors_cpu as vectors
 from sfactory.model.fused_kernels_cpu import SIDE, TOGETHER, products
 from sfactory.model.fused_layers_cpu import fused_layers, workspace, zeros
 from sfactory.model.onednn import Convolution
@@ -29,7 +28,7 @@ class _Orders(NamedTuple):
     Attributes:
         forward: Of ``[taps * channels / 2, outputs, 2]``.
         backward: Of ``[taps * outputs / 2, channels, 2]``, with the last tap first.
-        gradient: The other way: where the weight's elements lie in ``[taps, outputs, channels]``, channels as in :class:`Work`.
+        gradient: The other way: where the weight's elements lie in ``[taps, outputs, channels]``.
     """
 
     forward: np.ndarray
@@ -40,7 +39,7 @@ class _Orders(NamedTuple):
     def of(cls, weight: torch.Size, stride: int, channels: int) -> _Orders:
         """
         Args:
-            channels: With those that the images do not have, to a multiple of 32.
+            channels: With those that the images do not have.
         """
         size = weight.numel()
         elements = F.pad(torch.arange(size).view(weight), (0, 0, 0, 0, 0, channels - weight[1]), value=size)
@@ -50,7 +49,7 @@ class _Orders(NamedTuple):
         def pairs(matrices: Tensor) -> np.ndarray:
             return matrices.flatten(0, 1).unflatten(0, (-1, 2)).transpose(1, 2).flatten().int().numpy()
 
-        by_outputs = matrices.transpose(1, 2).unflatten(2, (-1, 32))[..., vectors.PAIRED].flatten()
+        by_outputs = matrices.transpose(1, 2).flatten()
         return cls(pairs(matrices), pairs(matrices.flip(0).transpose(1, 2)), by_outputs.argsort()[:size])
 
 
@@ -71,7 +70,7 @@ class FusedPlan:
         if strides[0] != 1:
             raise ValueError("the blocks overlap or lie apart")
         self._stored, self._pixels = torch.Size(shape), block_layout(shape, hwc)
-        channels = -(-self._pixels.channels // SIDE) * SIDE
+        channels = -(-self._pixels.channels // products.COLUMNS) * products.COLUMNS
         self._layers, self._shape = fused_layers((channels, self._pixels.down, self._pixels.across), kernels)
         self._sizes = [*(layer.positions * layer.channels for layer in self._layers[1:]), math.prod(self._shape)]
         self._orders = [_Orders.of(*kernel, layer.channels // kernel[1] ** 2) for kernel, layer in zip(kernels, self._layers, strict=True)]

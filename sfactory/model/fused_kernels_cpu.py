@@ -26,7 +26,7 @@ from sfactory.model.pixel_blocks_cpu import fill_blocks
 products = tiles if tiles.exist() else dots
 """How this processor multiplies matrices."""
 SIDE = 32
-"""Columns of the products that are done at once."""
+"""Most columns of the products that are done at once."""
 TOGETHER = 4 if products is tiles else 1
 """Images that go back through all layers together: few enough for the second-level cache; tiles want long products."""
 _SCRATCH = SIDE * 4
@@ -87,9 +87,8 @@ class Work(NamedTuple):
     Attributes:
         grid: ``[reach + TOGETHER * positions and more, outputs]``: the gradient of the output at its positions, zero at all others.
         by_outputs: ``[outputs, TOGETHER * positions and more]``: the same without the first zeros.
-        even, odd: ``[half of them, channels, 2]``: pairs of the input's positions that begin with an even or an odd one, channels as
-            :func:`sfactory.model.vectors_cpu.pair` has them.
-        of_weight: float32 ``[taps, outputs, channels]``, channels likewise.
+        even, odd: ``[half of them, channels, 2]``: pairs of the input's positions that begin with an even or an odd one.
+        of_weight: float32 ``[taps, outputs, channels]``.
         of_bias: float32 ``[outputs]``.
     """
 
@@ -188,7 +187,7 @@ def _pair(source, positions, channels, begin, pairs):
     for position in range(begin, positions, 2):
         first = source + position * step
         second = min(first + step, last)
-        for channel in range(0, channels, 32):
+        for channel in range(0, channels, 16):
             vectors.pair(first + channel * 2, second + channel * 2, to + channel * 4)
         to += channels * 4
 
@@ -203,12 +202,10 @@ def _add_to_weight(layer, work):
         for output in range(0, layer.outputs, SIDE):
             left = work.by_outputs.ctypes.data + output * left_step
             for channel in range(0, layer.channels, SIDE):
-                right, total = (
-                    inputs + channel * 4,
-                    work.of_weight.ctypes.data + ((tap * layer.outputs + output) * layer.channels + channel) * 4,
-                )
+                columns, right = min(SIDE, layer.channels - channel), inputs + channel * 4
+                total = work.of_weight.ctypes.data + ((tap * layer.outputs + output) * layer.channels + channel) * 4
                 products.add_product(
-                    layer.runs, layer.run, left, left_step, row * 2, right, right_step, row // 2 * right_step, total, layer.channels * 4
+                    columns, layer.runs, layer.run, left, left_step, row * 2, right, right_step, row // 2 * right_step, total, right_step
                 )
 
 

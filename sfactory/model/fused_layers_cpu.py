@@ -40,7 +40,7 @@ class _Grid(NamedTuple):
         """For images ``(C, H, W)`` and a weight ``[outputs, C, K, K]``."""
         channels, height, width = shape
         outputs, _, down, across = weight
-        if down % stride or across % stride or channels * stride**2 % SIDE or outputs % SIDE:
+        if down % stride or across % stride or channels * stride**2 % products.COLUMNS or outputs % SIDE:
             raise ValueError("strides or channels do not fit")
         height, width, down, across = (number // stride for number in (height, width, down, across))
         if height * width < SIDE:
@@ -65,7 +65,7 @@ def fused_layers(shape: tuple[int, int, int], kernels: Sequence[tuple[torch.Size
     """The layers of convolutions one after the other, and the shape ``(C, H, W)`` of the last one's output.
 
     Args:
-        shape: Of the first one's input, likewise, with channels in multiples of 32.
+        shape: Of the first one's input, likewise, with channels in multiples of :data:`products.COLUMNS`.
         kernels: Of each, the shape of its weight and its stride.
 
     Raises:

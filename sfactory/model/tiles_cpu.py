@@ -25,6 +25,8 @@ _BYTE = ir.IntType(8)
 
 ROWS = (32,)
 """How many rows :func:`multiply` can do at once."""
+COLUMNS = 32
+"""Of which :func:`add_product` needs a multiple."""
 _SQUARE = np.zeros(64, np.uint8)
 """A configuration: all tiles with 16 rows of 64 bytes."""
 _SQUARE[0] = 1
@@ -127,8 +129,13 @@ def multiply(rows, parts, length, left, left_step, left_part, right, right_step,
 
 
 @njit(cache=True, nogil=True)
-def add_product(parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step):
-    """Add such products of 32 rows to a total; what follows their rows, to a multiple of 32, must be zero in the left or the right ones."""
+def add_product(columns, parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step):
+    """Add such products of 32 rows to a total.
+
+    Args:
+        columns: Of the right ones and the total: 32, or if :data:`COLUMNS` is less as many.
+        length: Even; what follows it, to a multiple of 32, must be zero in the left ones or the right ones.
+    """
     _load(0, total, total_step)
     _load(1, total + 64, total_step)
     _load(2, total + 16 * total_step, total_step)
