@@ -9,16 +9,14 @@ Offers the same as :mod:`sfactory.model.tiles_cpu`, for few rows at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from sfactory.model.vectors_cpu import BFLOAT, FLOATS, INTS, Lines
+from sfactory.model.vectors_cpu import BFLOAT, FLOATS, INTS, Lines, processor_features
 
 ROWS = range(7, 13)
 """How many rows :func:`multiply` can do at once. With 32 columns they are 14 to 24 sums: enough to hide the time that one takes, and few
@@ -31,11 +29,9 @@ _PAIRS = ir.VectorType(BFLOAT, 32)
 _NAME = "llvm.x86.avx512bf16.dpbf16ps.512"
 
 
-@cache
 def at_hand() -> bool:
     """Whether Numba compiles for a processor with these instructions."""
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return "+avx512bf16" in features.split(",")
+    return "+avx512bf16" in processor_features()
 
 
 def _emit_products(rows: int, halves: int, add: bool) -> Callable[..., Any]:

@@ -248,11 +248,13 @@ def backward(images, layout, blocks, outputs, gradient, layers, weights, works, 
     top = len(layers) - 1
     for first in range(0, len(images), TOGETHER):
         count = min(TOGETHER, len(images) - first)
+        of_output, output = gradient[first : first + count].reshape(-1), outputs[top][first : first + count].reshape(-1)
+        if not of_output.any():  # as where a segment ends, with an observation that has a value, but no loss
+            continue
         if count < TOGETHER:
             for i in range(len(works)):
                 works[i].grid[:] = 0
-        some = slice(first, first + count)
-        _spread(gradient[some].reshape(-1), outputs[top][some].reshape(-1), count, layers[top], works[top].grid)
+        _spread(of_output, output, count, layers[top], works[top].grid)
         for i in range(top, -1, -1):
             layer, work = layers[i], works[i]
             length = count * layer.positions

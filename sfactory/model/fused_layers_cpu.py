@@ -82,10 +82,9 @@ def fused_layers(shape: tuple[int, int, int], kernels: Sequence[tuple[torch.Size
 def _layer(before: _Grid | None, grid: _Grid, after: _Grid | None) -> Layer:
     _, height, width = grid.output_shape
     if BY_ROWS:
-        every = np.tile([0, grid.down], (height, 1))
-        y = np.arange(grid.height)
-        some = np.stack((grid.down - 1 - np.minimum(grid.down - 1, y), grid.down - np.maximum(0, y - height + 1)), axis=1)
-        forward, back, runs = _strips_of_rows(grid, width, every), _strips_of_rows(grid, grid.width, some), (height, width + width % 2)
+        all_rows = np.tile([0, grid.down], (height, 1))
+        forward, back = _strips_of_rows(grid, width, all_rows), _strips_of_rows(grid, grid.width, _rows_that_reach(grid))
+        runs = height, width + width % 2
     else:
         length = TOGETHER * grid.positions
         forward, back, runs = _strips(grid, grid.positions - grid.reach), _strips(grid, length), (1, length)
@@ -112,6 +111,13 @@ def _strips_of_rows(grid: _Grid, width: int, taps: np.ndarray) -> Strips:
     begins = np.arange(len(taps))[:, None] * grid.pitch + first
     each = np.broadcast_arrays(begins, min(rows, width), taps[:, :1], taps[:, 1:])
     return Strips(rows, np.stack(each, axis=2).reshape(-1, 4))
+
+
+def _rows_that_reach(grid: _Grid) -> np.ndarray:
+    """For each row of a convolution's input the rows of the kernel, the last one first, by which it gets into the output: from, to."""
+    _, height, _ = grid.output_shape
+    y = np.arange(grid.height)
+    return np.stack((np.maximum(0, grid.down - 1 - y), np.minimum(grid.down, grid.down - 1 - y + height)), axis=1)
 
 
 def _places(grid: _Grid, after: _Grid | None) -> tuple[np.ndarray, np.ndarray]:

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+from sfactory.model.vectors_cpu import processor_features
 
 _BYTE = ir.IntType(8)
 
@@ -34,11 +35,9 @@ _SQUARE[16:32].view(np.uint16)[:] = 64
 _SQUARE[48:56] = 16
 
 
-@cache
 def exist() -> bool:
     """Whether Numba compiles for a processor with such tiles."""
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return {"+amx-bf16", "+avx512bf16"} <= set(features.split(","))
+    return processor_features() >= {"+amx-bf16", "+avx512bf16"}
 
 
 @cache

@@ -6,11 +6,13 @@ Addresses are integers, as of ``array.ctypes.data``; nothing checks them. A bflo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 _INT, _LONG = ir.IntType(32), ir.IntType(64)
@@ -27,6 +29,13 @@ BFLOAT = _BFloat()
 _BYTES, _SHORTS, INTS, FLOATS, _BFLOATS = (
     ir.VectorType(kind, 16) for kind in (ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType(), BFLOAT)
 )
+
+
+@cache
+def processor_features() -> frozenset[str]:
+    """Of the processor that Numba compiles for, as LLVM names them, each after a plus sign."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return frozenset(features.split(","))
 
 
 class Lines:
