@@ -8,7 +8,7 @@ Offers the same as :mod:`sfactory.model.tiles_cpu`, for few rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -34,65 +34,71 @@ def at_hand() -> bool:
     return "+avx512bf16" in processor_features()
 
 
-def _emit_products(rows: int, halves: int, add: bool) -> Callable[..., Any]:
-    """How to compile :func:`_products`."""
+def _write_products(build: ir.IRBuilder, rows: int, halves: int, add: bool, operands: Sequence[ir.Value]) -> None:
+    """The code of products of so many rows and times 16 columns, whose sums begin with zero or are added to the total."""
+    parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step = operands
+    known = build.module.globals.get(_NAME)
+    dot = known or ir.Function(build.module, ir.FunctionType(FLOATS, [FLOATS, _PAIRS, _PAIRS]), _NAME)
+    lines, cells = Lines(build), [(row, half) for row in range(rows) for half in range(halves)]
+
+    def below(address: ir.Value, step: ir.Value, row: int) -> ir.Value:
+        return build.add(address, build.mul(step, _long(row)))
+
+    sums = {cell: cgutils.alloca_once(build, FLOATS) for cell in cells}  # LLVM keeps them in registers
+    for row, half in cells:
+        begin = lines.load(below(total, total_step, row), 64 * half, FLOATS) if add else ir.Constant(FLOATS, [0.0] * 16)
+        build.store(begin, sums[row, half])
+    with cgutils.for_range(build, parts) as part:
+        left_of_part = build.add(left, build.mul(part.index, left_part))
+        right_of_part = build.add(right, build.mul(part.index, right_part))
+        with cgutils.for_range(build, build.lshr(length, _long(1))) as pair:
+            pairs = build.add(right_of_part, build.mul(pair.index, right_step))
+            of_right = [lines.load(pairs, 64 * half, _PAIRS) for half in range(halves)]
+            column = build.add(left_of_part, build.shl(pair.index, _long(2)))
+            for row in range(rows):
+                of_left = build.bitcast(lines.spread(below(column, left_step, row), INTS), _PAIRS)
+                for half in range(halves):
+                    build.store(build.call(dot, [build.load(sums[row, half]), of_left, of_right[half]]), sums[row, half])
+    for row, half in cells:
+        lines.store(build.load(sums[row, half]), below(total, total_step, row), 64 * half)
+
+
+def _long(number: int) -> ir.Value:
+    return ir.Constant(ir.IntType(64), number)
+
+
+@intrinsic
+def _set_rows(typing, rows, parts, length, left, left_step, left_part, right, right_step, right_part, total):
+    """:func:`multiply`."""
 
     def emit(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step = arguments[3:]
-        known = build.module.globals.get(_NAME)
-        dot = known or ir.Function(build.module, ir.FunctionType(FLOATS, [FLOATS, _PAIRS, _PAIRS]), _NAME)
-        lines, cells = Lines(build), [(row, half) for row in range(rows) for half in range(halves)]
-
-        def long(number: int) -> ir.Value:
-            return ir.Constant(total.type, number)
-
-        def below(address: ir.Value, step: ir.Value, row: int) -> ir.Value:
-            return build.add(address, build.mul(step, long(row)))
-
-        sums = {cell: cgutils.alloca_once(build, FLOATS) for cell in cells}  # LLVM keeps them in registers
-        for row, half in cells:
-            begin = lines.load(below(total, total_step, row), 64 * half, FLOATS) if add else ir.Constant(FLOATS, [0.0] * 16)
-            build.store(begin, sums[row, half])
-        with cgutils.for_range(build, parts) as part:
-            left_of_part = build.add(left, build.mul(part.index, left_part))
-            right_of_part = build.add(right, build.mul(part.index, right_part))
-            with cgutils.for_range(build, build.lshr(length, long(1))) as pair:
-                pairs = build.add(right_of_part, build.mul(pair.index, right_step))
-                of_right = [lines.load(pairs, 64 * half, _PAIRS) for half in range(halves)]
-                column = build.add(left_of_part, build.shl(pair.index, long(2)))
-                for row in range(rows):
-                    of_left = build.bitcast(lines.spread(below(column, left_step, row), INTS), _PAIRS)
-                    for half in range(halves):
-                        build.store(build.call(dot, [build.load(sums[row, half]), of_left, of_right[half]]), sums[row, half])
-        for row, half in cells:
-            lines.store(build.load(sums[row, half]), below(total, total_step, row), 64 * half)
+        rows, *operands = arguments
+        for number in ROWS:
+            with build.if_then(build.icmp_signed("==", rows, _long(number))):
+                _write_products(build, number, 2, False, [*operands, _long(128)])
         return context.get_dummy_value()
 
-    return emit
-
-
-@intrinsic(prefer_literal=True)
-def _products(typing, rows, halves, add, parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step):
-    """:func:`multiply` for a number of rows and of times 16 columns, or, if `add` is 1, :func:`add_product`; all three must be literals."""
-    literals = rows, halves, add
-    return types.none(*literals, *[types.intp] * 10), _emit_products(*(each.literal_value for each in literals))
+    return types.none(*[types.intp] * 10), emit
 
 
 @njit(cache=True, nogil=True)
 def multiply(rows, parts, length, left, left_step, left_part, right, right_step, right_part, total):
     """As :func:`sfactory.model.tiles_cpu.multiply`, with a number of :data:`ROWS`."""
-    if rows == 7:
-        _products(7, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
-    elif rows == 8:
-        _products(8, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
-    elif rows == 9:
-        _products(9, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
-    elif rows == 10:
-        _products(10, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
-    elif rows == 11:
-        _products(11, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
-    else:
-        _products(12, 2, 0, parts, length, left, left_step, left_part, right, right_step, right_part, total, 128)
+    _set_rows(rows, parts, length, left, left_step, left_part, right, right_step, right_part, total)
+
+
+@intrinsic
+def _add_rows(typing, columns, parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step):
+    """:func:`add_product` of :data:`_ADDED` rows."""
+
+    def emit(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        columns, *operands = arguments
+        for halves in (1, 2):
+            with build.if_then(build.icmp_signed("==", columns, _long(16 * halves))):
+                _write_products(build, _ADDED, halves, True, operands)
+        return context.get_dummy_value()
+
+    return types.none(*[types.intp] * 11), emit
 
 
 @njit(cache=True, nogil=True)
@@ -100,10 +106,7 @@ def add_product(columns, parts, length, left, left_step, left_part, right, right
     """As :func:`sfactory.model.tiles_cpu.add_product`."""
     for row in range(0, 32, _ADDED):
         some, sums = left + row * left_step, total + row * total_step
-        if columns == 32:
-            _products(_ADDED, 2, 1, parts, length, some, left_step, left_part, right, right_step, right_part, sums, total_step)
-        else:
-            _products(_ADDED, 1, 1, parts, length, some, left_step, left_part, right, right_step, right_part, sums, total_step)
+        _add_rows(columns, parts, length, some, left_step, left_part, right, right_step, right_part, sums, total_step)
 
 
 @njit(cache=True, nogil=True)

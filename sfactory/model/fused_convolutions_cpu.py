@@ -117,8 +117,8 @@ class FusedPlan:
             weights: As they were then, ``[outputs, C, K, K]``.
         """
         works = tuple(map(workspace, self._layers))
-        by_layer = zip(weights, self._orders, self._layers, strict=True)
-        packed = tuple(_pack(weight, orders.backward, layer.channels) for weight, orders, layer in by_layer)
+        _, *later = zip(weights, self._orders, self._layers, strict=True)
+        packed = np.zeros((0, 0, 2), np.int16), *(_pack(weight, orders.backward, layer.channels) for weight, orders, layer in later)
         of_last = _bits(gradient.permute(0, 2, 3, 1)).reshape(len(x), -1)
         arrays = of_last, self._layers, packed, works, zeros(SIDE, SIDE), np.zeros(64, np.uint8)
         kernels.backward(stored_images(x), self._pixels, self._blocks(TOGETHER), tuple(map(_bits, outputs)), *arrays)

@@ -241,7 +241,8 @@ def backward(images, layout, blocks, outputs, gradient, layers, weights, works, 
         blocks: Likewise ``[TOGETHER + 1, positions, channels]``.
         outputs: Of each layer, ``[N, size]``.
         gradient: Of the last one, likewise.
-        weights: Of each layer ``[taps * outputs / 2, channels, 2]``, in pairs of outputs, the last tap first.
+        weights: Of each layer ``[taps * outputs / 2, channels, 2]``, in pairs of outputs, the last tap first; of the
+            first layer nothing is read.
         scratch, kept: As for :func:`forward`.
     """
     products.begin(kept.ctypes.data)

@@ -13,6 +13,9 @@ from sfactory.model.fused_kernels_cpu import SIDE, TOGETHER, Layer, Strips, Work
 BY_ROWS = products.ROWS[-1] < SIDE
 """Whether each product is a part of one row of an image, as short ones can be; long ones are of positions as they come."""
 
+_NOWHERE = np.zeros((0, 0), np.int64)
+"""The places of a layer that has none."""
+
 
 class _Grid(NamedTuple):
     """The blocks of an image that a convolution reads, and the convolution of stride 1 over them.
@@ -75,7 +78,7 @@ def fused_layers(shape: tuple[int, int, int], kernels: Sequence[tuple[torch.Size
     for weight, stride in kernels:
         grids.append(_Grid.of(shape, weight, stride))
         shape = grids[-1].output_shape
-    neighbours = zip([None, *grids], grids, [*grids[1:], None], strict=False)
+    neighbours = zip([None, *grids[:-1]], grids, [*grids[1:], None], strict=True)
     return tuple(_layer(*three) for three in neighbours), shape
 
 
@@ -92,9 +95,6 @@ def _layer(before: _Grid | None, grid: _Grid, after: _Grid | None) -> Layer:
     places_before = _NOWHERE if before is None else _places_before(before, grid)
     sizes = grid.pitch, grid.positions, grid.channels, grid.down, grid.across, grid.outputs, grid.reach
     return Layer(*sizes, forward, back, *runs, places, blanks, places_before)
-
-
-_NOWHERE = np.zeros((0, 0), np.int64)
 
 
 def _strips(grid: _Grid, positions: int) -> Strips:
