@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
+from numba import njit
 
 from sfactory.config import env_name
 from sfactory.envs.group import EnvRequest, EnvSpec, Finals, Frame, Outcome
@@ -42,6 +43,36 @@ def _autoreset_mode(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> Aut
             f"{env_name(request.env)}: metadata['autoreset_mode'] is {mode!r}; set it to what the vector environment does at an episode's "
             "end, for example gymnasium.vector.AutoresetMode.NEXT_STEP"
         ) from None
+
+
+@njit(cache=True, nogil=True, fastmath={"contract", "reassoc"})
+def settle_step(reward, terminated, truncated, rests, resting, own_reward, own_terminated, own_truncated, first, active):
+    """Write all that a step says of its rows beside their observations, in one pass.
+
+    Args:
+        reward, terminated, truncated: float32, bool and bool ``[rows]``, as the environment gave them.
+        rests: Whether a row rests for a step after its episode's end, in which it is reset; else it has been reset at once.
+        resting: bool ``[rows]``, the rows that were reset in this step instead of stepped; becomes those that will be in the next one.
+        own_reward, own_terminated, own_truncated: Take the outcome.
+        first, active: Take those of the frame afterwards.
+
+    Returns:
+        How many episodes ended, and whether all rewards are finite.
+    """
+    ended, check = 0, np.float32(0)
+    for row in range(len(reward)):
+        began = resting[row]
+        terminates = terminated[row] & (not began)  # not `and`: without branches many rows are done at once
+        truncates = truncated[row] & (not (terminates | began))
+        ends = terminates | truncates
+        own_reward[row] = np.float32(0) if began else reward[row]
+        own_terminated[row], own_truncated[row] = terminates, truncates
+        first[row] = began if rests else ends
+        active[row] = not (rests & ends)
+        resting[row] = rests & ends
+        ended += ends
+        check += np.float32(0) * own_reward[row]  # 0, or NaN
+    return ended, check == 0
 
 
 class VectorGroup:
@@ -127,24 +158,16 @@ class VectorGroup:
 
     def _step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
         self.finals = None
-        began = self._resting
-        observation, info = self._step_env(categorical, continuous, outcome, began)
-        ended = outcome.terminated | outcome.truncated
-        after.active.fill(True)
-        after.first[:] = began
-        if ended.any():
-            if self._mode is AutoresetMode.NEXT_STEP:
-                self._add_extras(info, ended)
-                after.active[ended] = False
-            elif self._mode is AutoresetMode.SAME_STEP:
+        observation, info, any_ended = self._step_env(categorical, continuous, outcome, after)
+        if any_ended:
+            ended = outcome.terminated | outcome.truncated
+            if self._mode is AutoresetMode.SAME_STEP:
                 self._add_extras(info.get("final_info", {}), ended)
                 self._keep_finals(info, outcome.truncated)
-                after.first[ended] = True
             else:
                 self._add_extras(info, ended)
-                observation, info = self._reset_ended(observation, info, ended, outcome.truncated)
-                after.first[ended] = True
-        self._resting = ~after.active
+                if self._mode is AutoresetMode.DISABLED:
+                    observation, info = self._reset_ended(observation, info, ended, outcome.truncated)
         self._write(observation, info, after)
 
     def render(self) -> list[Any]:
@@ -185,8 +208,10 @@ class VectorGroup:
                     array[fault.row] = 0
                 mended.append(fault.row)
 
-    def _step_env(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, began: np.ndarray) -> tuple[Any, dict[str, Any]]:
-        """Step and fill `outcome`; rows in `began` were reset instead of stepped."""
+    def _step_env(
+        self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame
+    ) -> tuple[Any, dict[str, Any], bool]:
+        """Step and fill all but observations and masks; gives the batched observation, info, and whether an episode ended."""
         actions = self._spec.action.batch(categorical, continuous)
         try:
             result = self._env.step(actions)
@@ -194,20 +219,24 @@ class VectorGroup:
             raise fault_of(self._group_name, "step()", error) from error
         try:
             observation, reward, terminated, truncated, info = result
-            for target, value in zip(outcome, (reward, terminated, truncated), strict=True):
-                if np.shape(value) != (self.rows,):
-                    raise ValueError(shown(value))
-                target[:] = value
+            told = [self._told(value, target) for value, target in zip((reward, terminated, truncated), outcome, strict=True)]
         except (ValueError, TypeError) as error:
             raise EnvironmentFault(
                 f"{self._group_name}: step() must return observation, reward, terminated, truncated, info with arrays "
                 f"of {self.rows} entries, not {error}"
             ) from error
-        outcome.truncated[outcome.terminated] = False
-        for target in outcome:
-            target[began] = 0
-        self._mend(lambda: self._writer.check_rewards(outcome.reward), (outcome.reward,), range(self.rows))
-        return observation, info
+        rests = self._mode is AutoresetMode.NEXT_STEP
+        ended, finite = settle_step(*told, rests, self._resting, *outcome, after.first, after.active)
+        if not finite:
+            self._mend(lambda: self._writer.check_rewards(outcome.reward), (outcome.reward,), range(self.rows))
+        return observation, info, ended > 0
+
+    def _told(self, value: Any, target: np.ndarray) -> np.ndarray:
+        """What step() told of each row, as `target` will hold it. Raises ValueError or TypeError if it does not fit."""
+        array = np.asarray(value, target.dtype, "C")
+        if array.shape != (self.rows,):
+            raise ValueError(shown(value))
+        return array
 
     def _reset_ended(self, observation: Any, info: dict[str, Any], ended: np.ndarray, truncated: np.ndarray) -> tuple[Any, dict[str, Any]]:
         """DISABLED: reset the environments that ended; the final observations of truncated ones go to `finals`."""

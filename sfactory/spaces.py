@@ -240,7 +240,8 @@ class ActionSpec:
             return part.scale(u, self.squash)
         values = categorical[:, part.begin : part.end]
         if isinstance(space, spaces.Discrete):
-            return values[:, 0].astype(np.int64) + int(space.start)
+            actions = values[:, 0].astype(np.int64)
+            return actions + int(space.start) if space.start else actions
         values = values.reshape(rows, *space.shape).astype(space.dtype)
         return values + space.start if isinstance(space, spaces.MultiDiscrete) else values
 
