@@ -193,7 +193,7 @@ _VEC_TRIED_IMAGES = (
     _vec(16, subprocesses=True, threads=2),
 )
 
-_BATCH_OF_PEERS = "--envs-per-worker 1024 --batch-size 16384"
+_BATCH_OF_PEERS = "--envs-per-worker 1024 --batch-size 16384 --runtime.groups 2 --runtime.spare-batches 1"
 _SAME = "--preset none --precision float32 --batch-size 1024"
 WORKLOADS: dict[str, Workload] = {
     "cartpole": Workload(
