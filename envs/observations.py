@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from numba import njit
 
 from sfactory.envs.group import EnvSpec, Frame
 from sfactory.errors import EnvironmentFault, shown
@@ -33,6 +32,9 @@ class FrameWriter:
     """
 
     def __init__(self, spec: EnvSpec, name: Callable[[int], str], validate: bool) -> None:
+        from sfactory.envs.steps_cpu import all_finite
+
+        self._all_finite = all_finite
         self._observation = spec.observation
         self._action = spec.action
         self._name = name
@@ -111,7 +113,7 @@ class FrameWriter:
 
     def check_rewards(self, reward: np.ndarray) -> None:
         """Raise EnvironmentFault, with the `row`, unless all rewards ``[rows]`` are finite."""
-        if self._validate and not _all_finite(reward):
+        if self._validate and not self._all_finite(reward):
             row = int(np.flatnonzero(~np.isfinite(reward))[0])
             raise EnvironmentFault(
                 f"{self._name(row)}: the reward is {reward[row]}; it must be a finite number. Correct the environment's reward", row
@@ -126,7 +128,7 @@ class FrameWriter:
                 good = (target >= 0) & (target < np.reshape(leaf.sizes, leaf.shape))
                 remedy = f"its space has {leaf.sizes} categories from {leaf.start} on; enlarge the space or correct the value"
             elif leaf.dtype == np.float32:
-                if _all_finite(target.reshape(-1)):
+                if self._all_finite(target.reshape(-1)):
                     continue
                 good = np.isfinite(target)
                 remedy = "return finite numbers; runtime.validate_observations false turns this check off"
@@ -167,15 +169,6 @@ class FrameWriter:
             except _MISFIT as error:
                 raise EnvironmentFault(f"{self._name(row)}: {error}; it is {shown(mask)}", row) from error
         raise EnvironmentFault(f"{self._name(0)}: the action masks do not fit the action space: {shown(masks[0])}", 0)
-
-
-@njit(cache=True, nogil=True, fastmath={"contract", "reassoc"})
-def _all_finite(values):
-    """Whether there is neither NaN nor infinity among float32 ``[N]``: times zero either is NaN, and so is then the sum."""
-    total = np.float32(0)
-    for i in range(len(values)):
-        total += values[i] * np.float32(0)
-    return total == 0
 
 
 def _value(observation: Any, leaf: Leaf) -> Any:

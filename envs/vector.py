@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from numba import njit
 
 from sfactory.config import env_name
 from sfactory.envs.group import EnvRequest, EnvSpec, Finals, Frame, Outcome
@@ -45,36 +44,6 @@ def _autoreset_mode(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> Aut
         ) from None
 
 
-@njit(cache=True, nogil=True, fastmath={"contract", "reassoc"})
-def settle_step(reward, terminated, truncated, rests, resting, own_reward, own_terminated, own_truncated, first, active):
-    """Write all that a step says of its rows beside their observations, in one pass.
-
-    Args:
-        reward, terminated, truncated: float32, bool and bool ``[rows]``, as the environment gave them.
-        rests: Whether a row rests for a step after its episode's end, in which it is reset; else it has been reset at once.
-        resting: bool ``[rows]``, the rows that were reset in this step instead of stepped; becomes those that will be in the next one.
-        own_reward, own_terminated, own_truncated: Take the outcome.
-        first, active: Take those of the frame afterwards.
-
-    Returns:
-        How many episodes ended, and whether all rewards are finite.
-    """
-    ended, check = 0, np.float32(0)
-    for row in range(len(reward)):
-        began = resting[row]
-        terminates = terminated[row] & (not began)  # not `and`: without branches many rows are done at once
-        truncates = truncated[row] & (not (terminates | began))
-        ends = terminates | truncates
-        own_reward[row] = np.float32(0) if began else reward[row]
-        own_terminated[row], own_truncated[row] = terminates, truncates
-        first[row] = began if rests else ends
-        active[row] = not (rests & ends)
-        resting[row] = rests & ends
-        ended += ends
-        check += np.float32(0) * own_reward[row]  # 0, or NaN
-    return ended, check == 0
-
-
 class VectorGroup:
     """A :class:`Group` of one vector environment. One row for each of its environments.
 
@@ -94,6 +63,8 @@ class VectorGroup:
         first_index: int,
         seed: int,
     ) -> None:
+        from sfactory.envs.steps_cpu import settle_step
+
         (env,) = envs
         self.rows = env.num_envs
         self.finals: Finals | None = None
@@ -105,6 +76,7 @@ class VectorGroup:
         self._first_index, self._seed = first_index, seed
         self._spec = spec
         self._writer = FrameWriter(spec, self._names.__getitem__, request.validate)
+        self._settle_step = settle_step
         self._resting = np.zeros(self.rows, bool)
         self._closed = False
         self._spoiled: set[int] = set()
@@ -226,7 +198,7 @@ class VectorGroup:
                 f"of {self.rows} entries, not {error}"
             ) from error
         rests = self._mode is AutoresetMode.NEXT_STEP
-        ended, finite = settle_step(*told, rests, self._resting, *outcome, after.first, after.active)
+        ended, finite = self._settle_step(*told, rests, self._resting, *outcome, after.first, after.active)
         if not finite:
             self._mend(lambda: self._writer.check_rewards(outcome.reward), (outcome.reward,), range(self.rows))
         return observation, info, ended > 0
