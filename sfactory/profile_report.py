@@ -29,9 +29,10 @@ def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottlen
 
 def _time_table(profile: Profile) -> Table:
     numbers = {kind: sum(name.split("-")[0] == kind for name in profile.interval.names) for kind in KINDS}
-    learner = "drain" if profile.plan.sample_only else "learner"
-    heads = [f"{numbers['rollout']} rollout workers", f"{numbers['policy']} policy workers", learner]
-    title = f"{profile.plan.config.env}: {profile.seconds:.1f} s after {profile.warm_up_s:.1f} s of warm-up"
+    plan = profile.plan
+    inference = "inference within them" if plan.inline_inference else f"{numbers['policy']} policy workers"
+    heads = [f"{numbers['rollout']} rollout workers", inference, "drain" if plan.sample_only else "learner"]
+    title = f"{plan.config.env}: {profile.seconds:.1f} s after {profile.warm_up_s:.1f} s of warm-up"
     table = Table("share of wall time", *heads, title=title)
     shares = [profile.interval.phases(kind) for kind in KINDS]
     for phase in PHASES:
