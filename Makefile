@@ -3,7 +3,7 @@
 # make lint    check format and style
 # make learn   learning references: presets, three seeds each (an hour)
 # make bench   throughput of the standard workloads
-# make peers   throughput and time to score beside other trainers (builds 3 GB of environments; an hour)
+# make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
 # make starts  50 starts and stops in a row
 # make soak    half an hour of training under faults of every kind
 

@@ -33,7 +33,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,314 +40,17 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from perf.fps import WORKLOADS as FPS_WORKLOADS
 from perf.fps import settled_after
+from perf.peer_settings import PEERS, SCORES, WORKLOADS, Score, Setting
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 START_LIMIT_S = 60.0
 """Longest time from a command to its first report (sfactory: until it has settled), and from the end of its window to its exit."""
 
-PEERS: dict[str, tuple[str, ...]] = {
-    # The newest it runs with: it asks for NumPy 1 and Gymnasium 0.29, whose MuJoCo environments end at v4 and need MuJoCo 2.
-    "sample-factory": (
-        "sample-factory==2.1.1",
-        "numpy<2",
-        "gymnasium==0.29.1",
-        "mujoco<3",
-        "imageio",
-        "ale-py",
-        "vizdoom",
-        "opencv-python",
-    ),
-    "stable-baselines3": ("stable-baselines3==2.9.2", "gymnasium[mujoco]", "ale-py", "opencv-python-headless"),
-    "torchrl": ("torchrl==0.14.0", "gymnasium[mujoco]", "ale-py", "opencv-python-headless"),
-}
-"""What is installed for each peer, after the torch of constraints.txt. PufferLib has no row: see perf/RESULTS.md."""
-
-Setting = dict[str, Any]
-
 
 class PeerError(Exception):
     """A trainer is not built, failed, or reported nothing."""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """A peer's setting of a workload.
-
-    Attributes:
-        fixed: What makes the workload: environment, model, rollout, epochs.
-        best: The fastest of `tried`, found with --search.
-        tried: Every candidate.
-        usual: Of `tried`, one with the batch of 1024 samples that is usual for the environment, where the best has a larger one.
-    """
-
-    fixed: Setting
-    best: Setting
-    tried: tuple[Setting, ...]
-    usual: Setting | None = None
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What is compared.
-
-    Attributes:
-        throughput: sfactory's flags from perf/fps.py.
-        same: Flags with the sizes and the precision of the peers' usual settings.
-    """
-
-    throughput: str
-    same: str
-    peers: dict[str, Tuned] = field(default_factory=dict)
-
-
-def _sf(workers: int, envs: int, splits: int = 2, **more: Any) -> Setting:
-    return {"num_workers": workers, "num_envs_per_worker": envs, "worker_num_splits": splits, "batch_size": 1024, **more}
-
-
-def _vec(envs: int, *, subprocesses: bool = False, batch_size: int = 1024, threads: int = 1) -> Setting:
-    return {"envs": envs, "subprocesses": subprocesses, "batch_size": batch_size, "threads": threads}
-
-
-_SF: Setting = {
-    "rollout": 32,
-    "num_epochs": 1,
-    "num_batches_per_epoch": 1,
-    "async_rl": True,
-    "use_rnn": False,
-    "with_vtrace": False,
-    "normalize_input": False,
-    "normalize_returns": False,
-}
-"""The parts of its work that it can leave out are left out."""
-_SF_MLP: Setting = {**_SF, "encoder_mlp_layers": [64, 64], "nonlinearity": "tanh"}
-_SF_CARTPOLE: Setting = {**_SF_MLP, "env": "CartPole-v1"}
-_SF_PONG: Setting = {**_SF, "env": "atari_pong", "kl_loss_coeff": 0.0}
-_SF_DOOM: Setting = {
-    **_SF,
-    "env": "doom_basic",
-    "encoder_conv_architecture": "convnet_atari",
-    "nonlinearity": "relu",
-    "res_w": 128,
-    "res_h": 72,
-}
-_SF_HALFCHEETAH: Setting = {**_SF_MLP, "env": "HalfCheetah-v4", "rollout": 64, "kl_loss_coeff": 0.0}
-
-
-def _sf_core(kind: str) -> Setting:
-    return {"use_rnn": True, "rnn_type": kind, "rnn_size": 128, "recurrence": 32}
-
-
-_SF_TRIED = (
-    _sf(1, 64),
-    _sf(1, 32, 1, serial_mode=True, async_rl=False),
-    _sf(1, 256, batch_size=8192),
-    _sf(1, 256, batch_size=8192, batched_sampling=True),
-    _sf(1, 512, batch_size=16384, batched_sampling=True),
-    _sf(2, 32),
-    _sf(2, 64, batched_sampling=True),
-    _sf(2, 128, batch_size=8192, batched_sampling=True),
-    _sf(2, 256, batch_size=16384, batched_sampling=True),
-)
-_SF_TRIED_HALFCHEETAH = (
-    _sf(2, 16),
-    _sf(2, 32),
-    _sf(1, 64, batch_size=4096, batched_sampling=True),
-    _sf(2, 32, batch_size=4096, batched_sampling=True),
-    _sf(2, 64, batch_size=8192, batched_sampling=True),
-    _sf(2, 128, batch_size=16384, batched_sampling=True),
-)
-_SF_TRIED_IMAGES = (
-    _sf(1, 32),
-    _sf(2, 16),
-    _sf(2, 20),
-    _sf(2, 16, 1),
-    _sf(2, 32, 1),
-    _sf(2, 16, 1, batched_sampling=True),
-    _sf(2, 16, set_workers_cpu_affinity=False),
-)
-_VEC_TRIED = (_vec(32), _vec(64), _vec(64, threads=2), _vec(256), _vec(512, batch_size=16384), _vec(64, subprocesses=True))
-_TORCHRL_TRIED = tuple(
-    {"envs": envs, "vector": vector, "batch_size": batch_size, "threads": threads}
-    for envs, vector, batch_size, threads in (
-        (64, True, 1024, 1),
-        (64, True, 1024, 2),
-        (64, False, 1024, 1),
-        (256, True, 1024, 1),
-        (256, True, 8192, 1),
-        (512, True, 16384, 1),
-    )
-)
-_VEC_TRIED_IMAGES = (
-    _vec(32, threads=2, batch_size=256),
-    _vec(16),
-    _vec(32),
-    _vec(32, threads=2),
-    _vec(64, threads=2),
-    _vec(64, threads=2, batch_size=2048),
-    _vec(8, subprocesses=True, threads=2),
-    _vec(16, subprocesses=True),
-    _vec(16, subprocesses=True, threads=2),
-)
-
-_BATCH_OF_PEERS = "--envs-per-worker 1024 --batch-size 16384 --runtime.groups 2 --runtime.spare-batches 1"
-_SAME = "--preset none --precision float32 --batch-size 1024"
-WORKLOADS: dict[str, Workload] = {
-    "cartpole": Workload(
-        f"{FPS_WORKLOADS['cartpole']} {_BATCH_OF_PEERS}",
-        f"--env CartPole-v1 {_SAME} --rollout 32 --workers 1 --envs-per-worker 64",
-        {
-            "sample-factory": Tuned(_SF_CARTPOLE, _SF_TRIED[-1], _SF_TRIED, _sf(1, 64)),
-            "stable-baselines3": Tuned(
-                {"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _vec(512, batch_size=16384), _VEC_TRIED, _vec(64)
-            ),
-            "torchrl": Tuned({"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _TORCHRL_TRIED[5], _TORCHRL_TRIED),
-        },
-    ),
-    "cartpole-lstm": Workload(
-        f"{FPS_WORKLOADS['cartpole-lstm']} {_BATCH_OF_PEERS}",
-        f"--env CartPole-v1 {_SAME} --rollout 32 --workers 1 --envs-per-worker 64 --model.core lstm",
-        {"sample-factory": Tuned({**_SF_CARTPOLE, **_sf_core("lstm")}, _SF_TRIED[-1], _SF_TRIED, _sf(1, 64))},
-    ),
-    "cartpole-gru": Workload(
-        f"{FPS_WORKLOADS['cartpole-gru']} {_BATCH_OF_PEERS}",
-        f"--env CartPole-v1 {_SAME} --rollout 32 --workers 1 --envs-per-worker 64 --model.core gru",
-        {"sample-factory": Tuned({**_SF_CARTPOLE, **_sf_core("gru")}, _SF_TRIED[-1], _SF_TRIED, _sf(1, 64))},
-    ),
-    "pong": Workload(
-        FPS_WORKLOADS["pong"],
-        f"--env ALE/Pong-v5 {_SAME} --rollout 32 --envs-per-worker 64",
-        {
-            "sample-factory": Tuned(_SF_PONG, _sf(2, 16, 1), _SF_TRIED_IMAGES),
-            "stable-baselines3": Tuned(
-                {"env": "PongNoFrameskip-v4", "rollout": 32}, _VEC_TRIED_IMAGES[0], _VEC_TRIED_IMAGES, _vec(32, threads=2)
-            ),
-        },
-    ),
-    "pong-lstm": Workload(
-        FPS_WORKLOADS["pong-lstm"],
-        f"--env ALE/Pong-v5 {_SAME} --rollout 32 --envs-per-worker 64 --model.core lstm",
-        {"sample-factory": Tuned({**_SF_PONG, **_sf_core("lstm")}, _sf(2, 16, 1), _SF_TRIED_IMAGES)},
-    ),
-    "pong-gru": Workload(
-        FPS_WORKLOADS["pong-gru"],
-        f"--env ALE/Pong-v5 {_SAME} --rollout 32 --envs-per-worker 64 --model.core gru",
-        {"sample-factory": Tuned({**_SF_PONG, **_sf_core("gru")}, _sf(2, 16, 1), _SF_TRIED_IMAGES)},
-    ),
-    "vizdoom-basic": Workload(
-        FPS_WORKLOADS["vizdoom-basic"],
-        f"--env VizdoomBasic-v1 {_SAME} --rollout 32 --workers 2 --envs-per-worker 16",
-        {"sample-factory": Tuned(_SF_DOOM, _sf(1, 32), _SF_TRIED_IMAGES)},
-    ),
-    "halfcheetah": Workload(
-        FPS_WORKLOADS["halfcheetah"],
-        f"--env HalfCheetah-v5 {_SAME} --rollout 64 --workers 2 --envs-per-worker 16",
-        {
-            "sample-factory": Tuned(_SF_HALFCHEETAH, _SF_TRIED_HALFCHEETAH[-1], _SF_TRIED_HALFCHEETAH, _sf(2, 16)),
-            "stable-baselines3": Tuned({"env": "HalfCheetah-v5", "hidden": [64, 64], "rollout": 64}, _vec(64, threads=2), _VEC_TRIED),
-            "torchrl": Tuned({"env": "HalfCheetah-v5", "hidden": [64, 64], "rollout": 64}, _TORCHRL_TRIED[5], _TORCHRL_TRIED),
-        },
-    ),
-}
-"""Sizes that are not here are the same defaults everywhere: two hidden layers of 64 (tanh), the Nature CNN with 512
-features, cores of 128 units, one epoch."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """A target and how each trainer gets there.
-
-    Attributes:
-        evaluated: The score is that of 20 deterministic episodes after the last step, which is timed too; else that of training.
-        limit_s: When to give up.
-        peers: Each with the settings that its documentation or its zoo has for the environment.
-    """
-
-    target: float
-    evaluated: bool
-    limit_s: float
-    sfactory: str
-    peers: dict[str, Setting]
-
-
-SCORES: dict[str, Score] = {
-    "cartpole": Score(
-        475.0,
-        True,
-        120.0,
-        "--env CartPole-v1 --steps 150000",
-        {
-            # The command in its sf_examples/train_gym_env.py.
-            "sample-factory": {
-                "env": "CartPole-v1",
-                "use_rnn": False,
-                "num_envs_per_worker": 20,
-                "policy_workers_per_policy": 2,
-                "recurrence": 1,
-                "with_vtrace": False,
-                "batch_size": 512,
-                "reward_scale": 0.1,
-                "save_every_sec": 10,
-                "experiment_summaries_interval": 10,
-                "train_for_env_steps": 300_000,
-            },
-            # rl-baselines3-zoo, hyperparams/ppo.yml.
-            "stable-baselines3": {
-                "env": "CartPole-v1",
-                "envs": 8,
-                "steps": 100_000,
-                "linear": ["learning_rate", "clip_range"],
-                "ppo": {
-                    "n_steps": 32,
-                    "batch_size": 256,
-                    "gae_lambda": 0.8,
-                    "gamma": 0.98,
-                    "n_epochs": 20,
-                    "ent_coef": 0.0,
-                    "learning_rate": 1e-3,
-                    "clip_range": 0.2,
-                },
-            },
-        },
-    ),
-    "halfcheetah": Score(
-        2000.0,
-        False,
-        180.0,
-        "--env HalfCheetah-v5 --steps 1000000 --workers 2",
-        {
-            # Its sf_examples/mujoco/mujoco_params.py, whose 64 environments are spread over the cores that there are.
-            "sample-factory": {"env": "HalfCheetah-v4", "num_workers": 2, "num_envs_per_worker": 32},
-            # rl-baselines3-zoo, hyperparams/ppo.yml.
-            "stable-baselines3": {
-                "env": "HalfCheetah-v5",
-                "envs": 1,
-                "normalize": True,
-                "steps": 1_000_000,
-                "ppo": {
-                    "batch_size": 64,
-                    "n_steps": 512,
-                    "gamma": 0.98,
-                    "learning_rate": 2.0633e-05,
-                    "ent_coef": 0.000401762,
-                    "clip_range": 0.1,
-                    "n_epochs": 20,
-                    "gae_lambda": 0.92,
-                    "max_grad_norm": 0.8,
-                    "vf_coef": 0.58096,
-                    "policy_kwargs": {
-                        "log_std_init": -2,
-                        "ortho_init": False,
-                        "activation_fn": "ReLU",
-                        "net_arch": {"pi": [256, 256], "vf": [256, 256]},
-                    },
-                },
-            },
-        },
-    ),
-}
 
 
 def build(peer: str, venvs: Path) -> None:
@@ -357,7 +59,20 @@ def build(peer: str, venvs: Path) -> None:
     pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt")]
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     subprocess.run([*pip, "torch"], check=True)
-    subprocess.run([*pip, *PEERS[peer]], check=True)
+    if peer == "pufferlib":
+        _build_from_source(folder, [*pip, "--no-build-isolation", *PEERS[peer]], [*pip, "numpy<2", "setuptools<81", "wheel", "ninja"])
+    else:
+        subprocess.run([*pip, *PEERS[peer]], check=True)
+
+
+def _build_from_source(folder: Path, install: list[str], install_tools: list[str]) -> None:
+    """PufferLib 3.0.0's trainer, for the CPU and without its own games, which would be downloaded from elsewhere."""
+    subprocess.run(install_tools, check=True)
+    for packages in folder.glob("lib/python*/site-packages"):  # without the games its setup.py reads a name that it has not set
+        (packages / "name_for_pufferlib.pth").write_text("import builtins; builtins.c_extension_paths = []\n")
+    without_cuda = (place for place in os.environ["PATH"].split(os.pathsep) if not (Path(place) / "nvcc").exists())
+    path = os.pathsep.join((str(folder / "bin"), *without_cuda))
+    subprocess.run(install, check=True, env={**os.environ, "PATH": path, "NO_OCEAN": "1"})
 
 
 def run_driver(peer: str, venvs: Path, asked: Setting, limit_s: float) -> tuple[dict[str, float] | None, float]:
