@@ -16,8 +16,8 @@ from sfactory.envs.seeds import env_seed
 
 __all__ = ["EnvRequest", "EnvSpec", "Finals", "Frame", "Group", "Outcome", "env_seed", "make_group", "probe", "register_env", "resolve_env"]
 
-_FAMILIES = ("native", "atari", "vizdoom", "envpool", "general")
-"""Modules with ``handles(env, backend)``, ``probe(request)`` and ``make_group(request, spec, count, first_index, seed)``; the first that
+_FAMILIES = ("native", "atari", "vizdoom", "mujoco", "envpool", "general")
+"""Modules with ``handles(request)``, ``probe(request)`` and ``make_group(request, spec, count, first_index, seed)``; the first that
 handles an environment gets it."""
 
 
@@ -51,6 +51,6 @@ def _dispatch(request: EnvRequest) -> tuple[EnvRequest, Any]:
     request = dataclasses.replace(request, env=resolve_env(request.env))
     for name in _FAMILIES:
         family = importlib.import_module(f"sfactory.envs.{name}")
-        if family.handles(request.env, request.backend):
+        if family.handles(request):
             return request, family
     raise AssertionError("the general family handles everything")

@@ -37,9 +37,9 @@ from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 
-def handles(env: Any, backend: str) -> bool:
+def handles(request: EnvRequest) -> bool:
     """Atari ids, with every backend but envpool's."""
-    return isinstance(env, str) and canonical_id(env)[0] is not None and backend != "envpool"
+    return isinstance(request.env, str) and canonical_id(request.env)[0] is not None and request.backend != "envpool"
 
 
 def canonical_id(env: str) -> tuple[str | None, dict[str, Any]]:

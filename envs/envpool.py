@@ -25,9 +25,9 @@ from sfactory.errors import ConfigError, EnvironmentFault
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
-def handles(env: Any, backend: str) -> bool:
+def handles(request: EnvRequest) -> bool:
     """Everything, if the backend is envpool."""
-    return backend == "envpool"
+    return request.backend == "envpool"
 
 
 def probe(request: EnvRequest) -> EnvSpec:

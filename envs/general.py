@@ -13,7 +13,7 @@ from sfactory.envs.observations import new_frame
 from sfactory.errors import ConfigError, EnvironmentFault
 
 
-def handles(env: Any, backend: str) -> bool:
+def handles(request: EnvRequest) -> bool:
     """Every environment."""
     return True
 

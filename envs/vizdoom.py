@@ -34,8 +34,9 @@ _RESOLUTION = (72, 128)
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-def handles(env: Any, backend: str) -> bool:
+def handles(request: EnvRequest) -> bool:
     """Ids that begin with ``Vizdoom``."""
+    env, backend = request.env, request.backend
     return isinstance(env, str) and env.rpartition(":")[2].startswith("Vizdoom") and backend in ("auto", "gymnasium")
 
 

@@ -10,7 +10,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sfactory.envs.group import EnvRequest, EnvSpec
 from sfactory.envs.seeds import env_seed
@@ -25,9 +25,9 @@ _MODULES = {"CartPole": "cartpole", "Pendulum": "pendulum", "MemoryGrid": "memor
 """Modules that hold a group class of the same name as the id; imported when asked for, because they bring numba with them."""
 
 
-def handles(env: Any, backend: str) -> bool:
+def handles(request: EnvRequest) -> bool:
     """Every id that begins with ``sfactory/``."""
-    return isinstance(env, str) and env.startswith(_PREFIX)
+    return isinstance(request.env, str) and request.env.startswith(_PREFIX)
 
 
 def probe(request: EnvRequest) -> EnvSpec:
