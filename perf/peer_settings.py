@@ -70,7 +70,7 @@ def _vec(envs: int, *, subprocesses: bool = False, batch_size: int = 1024, threa
 
 
 def _puf(envs: int, workers: int = 0, groups: int = 1, batch_size: int = 1024, threads: int = 1, **more: Any) -> Setting:
-    """No workers: all environments in the trainer's own process."""
+    """No workers: all environments in the trainer's own process. `vector=True` takes CartPole-v1 in Gymnasium's vector environment."""
     return {"envs": envs, "workers": workers, "groups": groups, "batch_size": batch_size, "threads": threads, **more}
 
 
@@ -171,6 +171,15 @@ _PUF_TRIED = (
     _puf(512, 2, 2, batch_size=16384),
     _puf(1024, 2, 2, batch_size=32768),
 )
+_PUF_TRIED_CARTPOLE = (
+    *_PUF_TRIED,
+    _puf(512, batch_size=16384, threads=2, vector=True),
+    _puf(1024, batch_size=16384, threads=2, vector=True),
+    _puf(2048, batch_size=8192, threads=2, vector=True),
+    _puf(2048, batch_size=16384, threads=2, vector=True),
+    _puf(2048, batch_size=65536, threads=2, vector=True),
+    _puf(4096, batch_size=32768, threads=2, vector=True),
+)
 _PUF_TRIED_IMAGES = (
     _puf(32),
     _puf(32, threads=2),
@@ -222,7 +231,7 @@ WORKLOADS: dict[str, Workload] = {
             ),
             "torchrl": Tuned({"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _TORCHRL_TRIED[5], _TORCHRL_TRIED),
             "pufferlib": Tuned(
-                {"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _puf(512, batch_size=16384, threads=2), _PUF_TRIED, _puf(64)
+                {"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _PUF_TRIED_CARTPOLE[-4], _PUF_TRIED_CARTPOLE, _puf(64)
             ),
             "rllib": Tuned({"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _RL_TRIED[2], _RL_TRIED),
         },
@@ -234,8 +243,8 @@ WORKLOADS: dict[str, Workload] = {
             "sample-factory": Tuned({**_SF_CARTPOLE, **_sf_core("lstm")}, _SF_TRIED[-1], _SF_TRIED, _sf(1, 64)),
             "pufferlib": Tuned(
                 {"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32, "rnn_type": "lstm", "rnn_size": 128},
-                _puf(512, batch_size=16384, threads=2),
-                _PUF_TRIED,
+                _PUF_TRIED_CARTPOLE[-2],
+                _PUF_TRIED_CARTPOLE,
                 _puf(64),
             ),
         },

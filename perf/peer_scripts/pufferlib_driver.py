@@ -7,8 +7,10 @@ import tempfile
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pufferlib.vector
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from pufferlib.emulation import GymnasiumPufferEnv
 from pufferlib.models import LSTMWrapper
 from pufferlib.pufferl import PuffeRL
@@ -26,6 +28,27 @@ def make_env(name: str, buf: Any = None, seed: int = 0) -> GymnasiumPufferEnv:
     else:
         env = gymnasium.make(name)
     return GymnasiumPufferEnv(env=env, buf=buf, seed=seed)
+
+
+class CartPoles(pufferlib.PufferEnv):
+    """Gymnasium's vector environment of CartPole-v1, as PufferLib wants environments that step many rows at once."""
+
+    def __init__(self, count: int, buf: Any = None, seed: int = 0) -> None:
+        self.envs = CartPoleVectorEnv(count)
+        self.single_observation_space, self.single_action_space = self.envs.single_observation_space, self.envs.single_action_space
+        self.num_agents = count
+        super().__init__(buf)
+
+    def reset(self, seed: int | None = None) -> tuple[np.ndarray, list[dict[str, Any]]]:
+        self.observations[:], _ = self.envs.reset(seed=seed)
+        return self.observations, []
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        self.observations[:], self.rewards[:], self.terminals[:], self.truncations[:], _ = self.envs.step(actions)
+        return self.observations, self.rewards, self.terminals, self.truncations, []
+
+    def close(self) -> None:
+        self.envs.close()
 
 
 class Policy(nn.Module):
@@ -69,7 +92,10 @@ def main() -> None:
     vector = {"backend": "Serial"}
     if setting["workers"]:
         vector = {"backend": "Multiprocessing", "num_workers": setting["workers"], "batch_size": setting["envs"] // setting["groups"]}
-    envs = pufferlib.vector.make(make_env, env_args=[setting["env"]], num_envs=setting["envs"], **vector)
+    if setting.get("vector"):
+        envs = pufferlib.vector.make(CartPoles, env_args=[setting["envs"]], num_envs=1, **vector)
+    else:
+        envs = pufferlib.vector.make(make_env, env_args=[setting["env"]], num_envs=setting["envs"], **vector)
     hidden, core = setting.get("hidden"), setting.get("rnn_size")
     encoded = hidden[-1] if hidden else 512
     policy = Policy(envs, hidden, core or encoded)
