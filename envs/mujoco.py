@@ -88,6 +88,7 @@ class SharedSimulation(VectorEnv):
         task = TASKS[env.spec.entry_point]
         needed = {name: np.zeros((num_envs, *getattr(data, name).shape)) for name in task.needs}
         self._needed = [(getattr(data, name), array) for name, array in needed.items()]
+        self._forces_needed = "cfrc_ext" in needed
         arguments = inspect.signature(type(self._env)).bind(**env.spec.kwargs)
         arguments.apply_defaults()
         self._task = task(self._env, Scene(qpos, qvel, **needed), **arguments.arguments)
@@ -126,9 +127,9 @@ class SharedSimulation(VectorEnv):
             control[:] = action
             step(model, data, nstep=substeps)
             get(model, data, state, parts)
-            if self._needed:
-                self._mujoco.mj_rnePostConstraint(model, data)  # external forces
-                self._keep_needed(row)
+            if self._forces_needed:
+                self._mujoco.mj_rnePostConstraint(model, data)  # what a step leaves out: external forces
+            self._keep_needed(row)
 
     def _keep_needed(self, row: int) -> None:
         """Copy what the task needs of the simulation besides its state."""
