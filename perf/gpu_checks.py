@@ -201,10 +201,10 @@ def _learner(config: Config, problem: Problem, device: torch.device, autocast: t
 
 def _evaluated(learner: Learner, batch: object) -> dict[str, Tensor]:
     """Loss, targets and gradient of the present weights, copied to the CPU."""
-    objective = Objective(learner._config, learner._model.action, None, learner._device)
+    objective, columns = Objective(learner._config, learner._model.action, learner._units), batch.all_columns
     outputs = learner.outputs(batch)
-    targets = objective.evaluate(outputs.params, outputs.value, batch, batch.all_columns).targets
-    loss = learner.evaluate(batch).loss
+    targets, _ = objective.targets([objective.estimate(objective.evaluate(*outputs[:2], batch, columns), batch, columns)])
+    loss = learner.evaluate(batch)[0].loss
     named = {"loss": loss, "advantages": targets.advantages, "returns": targets.returns, "gradient": learner._flat.parameters.grad}
     return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 

@@ -42,7 +42,7 @@ from sfactory.envs.resampling import Resampler
 from sfactory.envs.screens import ScreenStacks
 from sfactory.gae import gae, gae_torch
 from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
-from sfactory.losses_cpu import loss_and_gradients, valid_moments
+from sfactory.losses_cpu import loss_and_gradients
 from sfactory.model import NatureCNN, build_model, lower_weights, recurrence, recurrence_cpu
 from sfactory.model.pixel_blocks_cpu import BLOCK, pixel_blocks
 from sfactory.model.precision import mixed_precision
@@ -176,8 +176,8 @@ def losses(device: torch.device) -> Iterator[Case]:
             gradients, sums = np.empty((3, *arrays[0].shape), np.float32), np.empty(SUMS)
 
             def call() -> Sequence[Any]:
-                settings = True, config.normalize_advantage, *map(float, weights)
-                loss = loss_and_gradients(*samples, *valid_moments(advantages, valid), *settings, *gradients.reshape(3, -1), sums)
+                settings = True, *map(float, weights)
+                loss = loss_and_gradients(*samples, float(valid.sum()), *settings, *gradients.reshape(3, -1), sums)
                 return loss, *gradients
 
             return call

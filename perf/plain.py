@@ -26,7 +26,6 @@ Array = Any
 """A NumPy array or a tensor."""
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-_ADVANTAGE_EPS = 1e-8
 
 
 def vtrace_numpy(
@@ -67,14 +66,12 @@ def loss_numpy(
     exploration: np.ndarray,
     advantages: np.ndarray,
     returns: np.ndarray,
-    behaviour_log_prob: np.ndarray,
+    old_log_prob: np.ndarray,
     valid: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The loss of algo appo without value clipping, and its gradients by log_prob, value and exploration; no statistics."""
     count = max(valid.sum(), 1)
-    chosen = advantages[valid]
-    advantages = (advantages - chosen.mean()) / (chosen.std() + _ADVANTAGE_EPS)
-    gain = np.exp(log_prob - behaviour_log_prob) * advantages
+    gain = np.exp(log_prob - old_log_prob) * advantages
     limit = advantages + config.clip * np.abs(advantages)
     error = value - returns
     losses = -np.minimum(gain, limit) + 0.5 * config.value_coef * error * error - config.entropy_coef * exploration

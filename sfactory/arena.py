@@ -81,11 +81,12 @@ class Segments:
         first: bool ``[..., T+1, rows]``; an episode's first observation.
         active: bool ``[..., T+1, rows]``; the action has an effect, so the sample counts.
         reward, terminated, truncated: ``[..., T, rows]`` of the step that followed.
-        final_value: float32 ``[..., T, rows]``; the behaviour policy's V(final_obs) of rows truncated in an environment that had
-            already reset itself; NaN elsewhere: there V(final_obs) is the value at t+1.
+        final_value: float32 ``[..., T, rows]``; the behaviour policy's V(final_obs), in units of return, of rows truncated in an
+            environment that had already reset itself; NaN elsewhere: there V(final_obs) is the value at t+1.
         owner: int32 ``[..., rows]``; the policy that owns the row.
         categorical, continuous: actions, int32 ``[..., T, rows, K]`` and float32 ``[..., T, rows, D]``.
-        log_prob, value: of the behaviour policy, float32 ``[..., T, rows]`` and ``[..., T+1, rows]`` (row T only where asked for).
+        log_prob: of the behaviour policy, float32 ``[..., T, rows]``.
+        value: likewise, in units of return ``[..., T+1, rows]`` (row T only where asked for); the learner takes its own.
         rnn_state: float32 ``[..., rows, S]`` before the first step, not yet reset.
         version: int64 ``[..., T]``; the policy version that chose the actions.
     """
@@ -121,6 +122,8 @@ class Arena(Segments):
     """int8 ``[slots]``: FREE, FILLING or FINISHED."""
     begun: np.ndarray
     """int64 ``[slots]``: no sample of the slot was made by an older policy version than this."""
+    finished_s: np.ndarray
+    """float64 ``[slots]``: when the slot was last full, in monotonic seconds."""
 
     def __init__(self, fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> None:
         self._build(fields, slots, rollout, rows, SharedBlock(arena_bytes(fields, slots, rollout, rows)))
@@ -129,7 +132,8 @@ class Arena(Segments):
     def _build(self, fields: tuple[Field, ...], slots: int, rollout: int, rows: int, block: SharedBlock) -> None:
         layout, _ = _layout(fields, slots, rollout, rows)
         arrays = {name: block.array(shape, dtype, offset) for name, shape, dtype, offset in layout}
-        own = {"state": arrays.pop("slot_state"), "begun": arrays.pop("slot_begun"), "slots": slots, "rollout": rollout, "rows": rows}
+        own = {name: arrays.pop(f"slot_{name}") for name in ("state", "begun", "finished_s")}
+        own |= {"slots": slots, "rollout": rollout, "rows": rows}
         obs = tuple(arrays.pop(field.name) for field in fields if field.name.startswith("obs"))
         for name, value in {**own, "_recipe": (fields, slots, rollout, rows, block)}.items():
             object.__setattr__(self, name, value)
@@ -158,7 +162,8 @@ def _layout(fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> t
     """(name, shape, dtype, offset) of every array, and the block's size in bytes."""
     steps = {"T+1": (rollout + 1,), "T": (rollout,), "1": ()}
     arrays = [(f.name, (slots, *steps[f.steps], *((rows,) if f.per_row else ()), *f.shape), f.dtype) for f in fields]
-    arrays += [("slot_state", (slots,), np.dtype(np.int8)), ("slot_begun", (slots,), np.dtype(np.int64))]
+    own = (("state", np.int8), ("begun", np.int64), ("finished_s", np.float64))
+    arrays += [(f"slot_{name}", (slots,), np.dtype(kind)) for name, kind in own]
     layout, offset = [], 0
     for name, shape, dtype in arrays:
         layout.append((name, shape, dtype, offset))

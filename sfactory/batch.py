@@ -1,7 +1,7 @@
 """Training batches: finished segments side by side, as tensors on the learner's device.
 
-A batch has the fields of :class:`sfactory.arena.Segments` that the loss needs, time-major with all segments' rows as columns:
-``[T(+1), B, ...]``.
+A batch has the fields of :class:`sfactory.arena.Segments` that the learner needs, time-major with all segments' rows as columns:
+``[T(+1), B, ...]``. Once its targets are known, its first T steps become :class:`Samples`, of which minibatches are drawn.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sfactory.arena import Arena
 from sfactory.chunks import Columns, select_columns
+from sfactory.losses import Targets
 from sfactory.staging import Packed, PackedInTurns
 
 WITHOUT_TIME = ("rnn_state", "owner")
@@ -31,7 +32,6 @@ class Batch:
         first: bool ``[T+1, B]``.
         active: bool ``[T+1, B]``.
         reward, terminated, truncated, final_value, log_prob: ``[T, B]``.
-        value: float32 ``[T+1, B]`` of the behaviour policy; row T is not meaningful.
         categorical, continuous: ``[T, B, K]`` and ``[T, B, D]``.
         rnn_state: float32 ``[B, S]``.
         owner: int32 ``[B]``.
@@ -46,7 +46,6 @@ class Batch:
     truncated: Tensor
     final_value: Tensor
     log_prob: Tensor
-    value: Tensor
     categorical: Tensor
     continuous: Tensor
     rnn_state: Tensor
@@ -58,8 +57,12 @@ class Batch:
 
     def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """Observations, episode beginnings and RNN states of some columns: what a network unrolls."""
-        obs = tuple(select_columns(leaf, columns, 1) for leaf in self.obs)
-        return obs, select_columns(self.first, columns, 1), select_columns(self.rnn_state, columns, 0)
+        return _inputs(self, columns)
+
+    def actions(self, columns: Columns) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What was done in some columns, categorical and continuous, and the mask that shaped it: ``[T, n, ...]``."""
+        categorical, continuous = (select_columns(x, columns, 1) for x in (self.categorical, self.continuous))
+        return categorical, continuous, None if self.mask is None else select_columns(self.mask[:-1], columns, 1)
 
     def select(self, columns: Columns) -> Batch:
         """The batch's given columns; for a slice a view."""
@@ -70,6 +73,62 @@ class Batch:
             return None if value is None else select_columns(value, columns, 0 if name in WITHOUT_TIME else 1)
 
         return Batch(**{f.name: part(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
+
+    def samples(self, targets: Targets, single: bool) -> Samples:
+        """The T steps that the policy is trained on; views of this batch.
+
+        Args:
+            targets: ``[T, B]``.
+            single: Every sample becomes a column of its own, ``[1, T B]``, because the network has no memory that would tie it to the
+                step before.
+        """
+        obs, mask = tuple(leaf[:-1] for leaf in self.obs), None if self.mask is None else self.mask[:-1]
+        if not single:
+            return Samples(obs, mask, self.first[:-1], self.rnn_state, self.categorical, self.continuous, targets)
+
+        def flat(x: Tensor) -> Tensor:
+            return x.flatten(0, 1)[None]
+
+        first, mask = flat(self.first[:-1]), None if mask is None else flat(mask)
+        state = self.rnn_state.new_zeros(first.shape[1], self.rnn_state.shape[1])
+        actions = flat(self.categorical), flat(self.continuous)
+        return Samples(tuple(map(flat, obs)), mask, first, state, *actions, targets.flat())
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What minibatches are drawn from: columns of steps that belong together, with their targets.
+
+    Attributes:
+        obs: One tensor ``[T, B, *leaf.shape]`` per leaf.
+        mask: bool ``[T, B, logits]``, or None.
+        first: bool ``[T, B]``.
+        rnn_state: float32 ``[B, S]`` before the first step.
+        categorical, continuous: ``[T, B, K]`` and ``[T, B, D]``.
+        targets: ``[T, B]``.
+    """
+
+    obs: tuple[Tensor, ...]
+    mask: Tensor | None
+    first: Tensor
+    rnn_state: Tensor
+    categorical: Tensor
+    continuous: Tensor
+    targets: Targets
+
+    def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """As :meth:`Batch.inputs`."""
+        return _inputs(self, columns)
+
+    def actions(self, columns: Columns) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As :meth:`Batch.actions`."""
+        categorical, continuous = (select_columns(x, columns, 1) for x in (self.categorical, self.continuous))
+        return categorical, continuous, None if self.mask is None else select_columns(self.mask, columns, 1)
+
+
+def _inputs(samples: Batch | Samples, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    obs = tuple(select_columns(leaf, columns, 1) for leaf in samples.obs)
+    return obs, select_columns(samples.first, columns, 1), select_columns(samples.rnn_state, columns, 0)
 
 
 class Assembler:

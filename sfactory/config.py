@@ -107,8 +107,8 @@ class ModelConfig:
     """Units of each recurrent layer."""
     core_layers: int = 1
     """Recurrent layers."""
-    shared_critic: bool = True
-    """One encoder and core for policy and value; off: the critic has its own."""
+    shared_critic: bool | None = None
+    """One encoder and core for policy and value, or one for each. Unset: shared where observations are images or there is a core."""
     adaptive_std: bool = False
     """Standard deviation of continuous actions depends on the state; off: one learned vector."""
     initial_log_std: float = 0.0
@@ -133,7 +133,7 @@ class OptimConfig:
     schedule: Literal["constant", "linear", "adaptive_kl"] = "constant"
     """linear: falls to zero at `steps`; adaptive_kl: follows `target_kl`."""
     target_kl: float = 0.01
-    """KL divergence between the behaviour and the new policy that adaptive_kl aims at."""
+    """KL divergence of the new policy from the one with which a batch was begun that adaptive_kl aims at."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Adam's moment decays."""
     eps: float = 1e-5
@@ -143,7 +143,7 @@ class OptimConfig:
     max_skipped: int = 100
     """Updates are skipped while the loss or its gradient is not finite; after so many in a row the run stops, saved."""
     minibatches: int = 1
-    """Optimizer steps per epoch; a batch is split by rows, never in time."""
+    """Optimizer steps per epoch. Without a recurrent core they draw from all single samples of a batch, with one from its rows."""
     compile: bool = False
     """The learner's network goes through torch.compile, which delays the first update by up to a minute."""
 
@@ -164,9 +164,9 @@ class LossConfig:
     rho_bar_pg: float = 1.0
     """Truncation of the importance weight in the policy gradient's advantage."""
     clip: float = 0.2
-    """PPO clip range of the probability ratio (appo, ppo)."""
+    """PPO clip range of the probability ratio to the policy with which a batch was begun (appo, ppo)."""
     value_clip: float = 0.0
-    """Clip range of the value against the behaviour policy's, in units of the (normalised) value; 0: off."""
+    """Clip range of the value against the one with which a batch was begun, in units of the (normalised) value; 0: off."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     entropy_coef: float = 0.0
@@ -174,9 +174,9 @@ class LossConfig:
     exploration: Literal["entropy", "kl"] = "entropy"
     """The bonus: the policy's entropy, or minus the KL divergence from the uniform policy (categorical actions only)."""
     normalize_advantage: bool = True
-    """Advantages of a minibatch get mean 0 and standard deviation 1."""
+    """Advantages of a batch get mean 0 and standard deviation 1, before importance weights multiply them."""
     normalize_returns: bool = False
-    """The critic predicts returns normalised by their running mean and variance."""
+    """The critic predicts returns normalised by their running mean and variance; its last layer follows as they move (PopArt)."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this before learning (reports keep the environment's own)."""
     reward_clip: float = 0.0

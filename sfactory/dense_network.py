@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sfactory.batch import Batch
+from sfactory.batch import Batch, Samples
 from sfactory.chunks import Columns, select_columns
 from sfactory.dense_cpu import TILE, add_to, backward_pass, forward_pass
 from sfactory.model import ActorCritic
@@ -85,9 +85,9 @@ class DenseNetwork:
         """
         return self._forward(obs, self._scratch)
 
-    def outputs(self, batch: Batch, columns: Columns) -> Outputs:
+    def outputs(self, samples: Batch | Samples, columns: Columns) -> Outputs:
         """As :class:`sfactory.networks.Network` has it."""
-        obs = select_columns(batch.obs[0], columns, 1)
+        obs = select_columns(samples.obs[0], columns, 1)
         steps, width = obs.shape[:2]
         kept = self._tiles(-(-steps * width // TILE))
         params, value = self._forward(np.ascontiguousarray(obs.numpy()).reshape(steps * width, -1), kept)

@@ -7,8 +7,6 @@ pass of a compiled kernel over NumPy arrays; :func:`gae_torch` is the same on te
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -113,25 +111,6 @@ def gae_torch(
     decay = trace_decay(terminated, truncated, gamma * lam, values.dtype)
     advantages = torch.addcmul(delta, decay, following_sum(delta, decay))
     return advantages, advantages + values
-
-
-def gae_for(device: str | torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The fastest GAE for tensors on a device, called as :func:`gae_torch`: the compiled kernel on the CPU, tensor operations elsewhere."""
-    return on_cpu_tensors(gae) if torch.device(device).type == "cpu" else gae_torch
-
-
-def on_cpu_tensors(estimator: Callable[..., tuple[NDArray[Any], NDArray[Any]]]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A function of NumPy arrays as a function of CPU tensors, whose memory it reads without a copy."""
-
-    def view(argument: Any) -> Any:
-        return argument.detach().numpy() if isinstance(argument, Tensor) else argument
-
-    @functools.wraps(estimator)
-    def call(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        first, second = estimator(*map(view, args), **{name: view(argument) for name, argument in kwargs.items()})
-        return torch.from_numpy(first), torch.from_numpy(second)
-
-    return call
 
 
 def temporal_difference(

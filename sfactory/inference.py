@@ -51,6 +51,7 @@ class PolicyWorker:
     ) -> None:
         self._arena, self._weights, self._requests, self._ready, self._watch = arena, weights, requests, ready, watch
         self._engine = _engine_for(model.eval(), arena, len(ready), device, autocast, watch, graphs)
+        self._unit, self._scale_and_shift = model.unit, (1.0, 0.0)
         self._version = -1
         self._rng = np.random.default_rng(seed)
         self._sizes = np.array(model.action.sizes, np.int32)
@@ -69,6 +70,7 @@ class PolicyWorker:
         """Answer requests ``(slot, group, step, value_only)``, and tell their groups."""
         if self._weights.version != self._version:
             self._version = self._engine.refresh(self._weights)
+            self._scale_and_shift = float(self._unit.std), float(self._unit.mean)
         self._watch.lap("weights")
         for request, (params, value) in zip(requests, self._engine.answers(requests), strict=True):
             self._watch.lap("forward")
@@ -84,7 +86,8 @@ class PolicyWorker:
     def _write_answer(self, request: Request, params: np.ndarray, value: np.ndarray) -> None:
         """Sample a group's actions and write them, their probabilities, values and the version into its slot."""
         arena, (slot, _, t, value_only) = self._arena, request
-        arena.value[slot, t] = value
+        scale, shift = self._scale_and_shift
+        arena.value[slot, t] = value if (scale, shift) == (1.0, 0.0) else value * scale + shift
         if value_only:
             return
         arena.version[slot, t] = self._version

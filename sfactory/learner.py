@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
@@ -12,20 +13,20 @@ from torch import Tensor, nn
 
 from sfactory.adam import Adam
 from sfactory.arena import FREE, Arena
-from sfactory.batch import Assembler, Batch
+from sfactory.batch import Assembler, Batch, Samples
 from sfactory.board import PROGRESS_EVERY_S, Progress
-from sfactory.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
+from sfactory.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices, select_columns
 from sfactory.compute import learner_threads
 from sfactory.config import Config
 from sfactory.dense_network import DenseNetwork
 from sfactory.errors import RunFailed
-from sfactory.losses import SUMS, LossStats, Targets, joint_sums, loss_stats
-from sfactory.model.normalizer import RunningMeanStd
+from sfactory.losses import BatchStats, LossStats, Targets, joint_sums, loss_stats
+from sfactory.model.normalizer import CriticUnits
 from sfactory.networks import Network, Outputs, TorchNetwork
-from sfactory.objective import OWN_POLICY, Evaluation, Objective, valid_samples
+from sfactory.objective import OWN_POLICY, Estimates, Evaluation, Objective, valid_samples
 from sfactory.objective_cpu import CompiledObjective
 from sfactory.queues import Queue
-from sfactory.scheduler import SlotScheduler, take_back_slots
+from sfactory.scheduler import SlotReturns, SlotScheduler, take_back_slots
 from sfactory.sizes import least_max_lag, max_lag
 from sfactory.timing import Stopwatch
 from sfactory.weights import FlatWeights, Publisher, WeightBoard
@@ -34,8 +35,9 @@ LR_RANGE = (1e-6, 1e-2)
 
 
 class _Chunk(NamedTuple):
-    """Some columns of a minibatch after the forward pass: the network's outputs and what the objective makes of them."""
+    """Some columns after the forward pass: the network's outputs and what the objective makes of them."""
 
+    columns: Columns
     outputs: Outputs
     evaluation: Evaluation
 
@@ -75,6 +77,7 @@ class Learner:
         # Slots that are given back before the last weights are out begin one batch older: the bound must leave room for that.
         self._tight = self._limit < least_max_lag(config, arena.rows) + config.updates_per_batch
         self._scheduler = SlotScheduler(arena, self._per_batch, config.updates_per_batch, self._limit)
+        self._returns = SlotReturns(arena, free)
         self._assemble = Assembler(arena, self._per_batch, device)
         self._flat = FlatWeights(model, gradients=True)
         dense = DenseNetwork.fits(model, autocast) and not config.optim.compile
@@ -83,17 +86,24 @@ class Learner:
         optim = config.optim
         self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
         threads = learner_threads(config) if device.type == "cpu" else 1
-        columns = config.batch_size // config.rollout // config.optim.minibatches
-        kind = "dense" if dense else "image" if any(leaf.is_image for leaf in model.observation.leaves) else "flat"
-        self._chunk_columns = chunk_columns(columns, config.rollout, threads, kind) if device.type == "cpu" else columns
         self._threads = ChunkThreads(threads)
-        self._returns = RunningMeanStd().to(device) if config.loss.normalize_returns else None
-        objective = CompiledObjective if device.type == "cpu" else Objective
-        self._objective = objective(config, model.action, self._returns, device)
+        kind = "dense" if dense else "image" if any(leaf.is_image for leaf in model.observation.leaves) else "flat"
+        # Without a memory no sample needs the one before it, once the targets are known.
+        self._single = model.state_size == 0
+        rows, steps = config.batch_size // config.rollout, 1 if self._single else config.rollout
+        columns = config.batch_size // steps // config.optim.minibatches
+        whole = device.type != "cpu"
+        self._batch_chunk = rows if whole else chunk_columns(rows, config.rollout, threads, kind)
+        self._minibatch_chunk = columns if whole else chunk_columns(columns, steps, threads, kind)
+        self._units = CriticUnits(model, config.loss.normalize_returns)
+        # The only update of a batch goes back through the pass that its targets come from, unless the critic's unit moves in between.
+        self._one_pass = config.updates_per_batch == 1 and not config.loss.normalize_returns
+        self._objective = (CompiledObjective if device.type == "cpu" else Objective)(config, model.action, self._units)
         self._generator = torch.Generator().manual_seed(config.seed)
         self.env_steps = self.updates = 0
         self._skipped, self._skipped_in_a_row = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         self._statistics: list[Tensor] = []
+        self._batch_statistics: list[Tensor] = []
         self._lags: list[tuple[float, int]] = []
         self._reported = time.monotonic()
 
@@ -107,6 +117,7 @@ class Learner:
     def take_back_slots(self) -> None:
         """Free all slots but the finished ones. All sampling processes must be dead or have yet to begin."""
         self._scheduler.add(self._finished.get_many(0))
+        self._returns.forget()
         take_back_slots(self._arena, self._free, self._scheduler.finished)
 
     @property
@@ -116,8 +127,10 @@ class Learner:
 
     def poll(self, timeout: float) -> None:
         """Train on one batch if one is there, waiting up to `timeout` seconds for finished segments."""
+        self._scheduler.add(self._finished.get_many(0))
         slots = self._scheduler.take(self.updates)
         if slots is None:
+            self._returns.give_back_all()
             self._publisher.finish()
             self._watch.lap("weights")
             self._scheduler.add(self._finished.get_many(timeout))
@@ -145,24 +158,24 @@ class Learner:
         if self._statistics:
             rows = torch.stack(self._statistics)
             rows = rows[rows[:, -1].isfinite()]
-            stats = self._stats(rows)
-            means = torch.cat((stats.stacked(), rows[:, -1:]), 1).mean(0).tolist()
-            losses = dict(zip((*vars(stats), "grad_norm"), means, strict=True))
+            updates, batches = self._stats(rows), torch.stack(self._batch_statistics)
+            means = torch.cat((torch.cat((updates.stacked(), rows[:, -1:]), 1).mean(0), batches.mean(0))).tolist()
+            losses = dict(zip((*vars(updates), "grad_norm", *(f.name for f in fields(BatchStats))), means, strict=True))
         lag_mean = float(np.mean([mean for mean, _ in self._lags])) if self._lags else float("nan")
         lag_max = float(max(high for _, high in self._lags)) if self._lags else float("nan")
         lr = float(self._optimizer.lr)
-        self._statistics, self._lags = [], []
+        self._statistics, self._batch_statistics, self._lags = [], [], []
         self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr, int(self._skipped)))
 
     def _stats(self, rows: Tensor) -> LossStats:
-        """Of updates, from what was kept of them: sums and moments of the loss, norm of the gradient."""
-        return loss_stats(self._config.loss, rows[:, :SUMS], rows[:, SUMS:-1])
+        """Of updates, from what was kept of them: sums of the loss, norm of the gradient."""
+        return loss_stats(self._config.loss, rows[:, :-1])
 
     def state(self) -> dict:
         """Everything besides the model's weights that training continues from: tensors, numbers and strings only."""
         return {
             "optimizer": self._optimizer.state_dict(),
-            "returns": {} if self._returns is None else dict(self._returns.state_dict()),
+            "returns": self._units.state_dict(),
             "generator": self._generator.get_state(),
             "lr": float(self._optimizer.lr),
         }
@@ -172,16 +185,14 @@ class Learner:
         self._optimizer.load_state_dict(state["optimizer"])
         if self._config.optim.schedule != "constant":
             self._optimizer.lr = state["lr"]
-        if self._returns is not None and state["returns"]:
-            self._returns.load_state_dict(state["returns"])
+        self._units.load_state_dict(state["returns"])
         self._generator.set_state(state["generator"])
         self.env_steps, self.updates = env_steps, updates
 
     def _train(self, slots: list[int]) -> None:
-        """All epochs over one batch, then publish."""
+        """All epochs over one batch, whose targets are made first; then publish."""
         config, arena = self._config, self._arena
-        valid = arena.active[slots, :-1] & (arena.owner[slots] == OWN_POLICY)[:, None]
-        samples = int(valid.sum())
+        samples = int((arena.active[slots, :-1] & (arena.owner[slots] == OWN_POLICY)[:, None]).sum())
         if not samples:  # faults of environments have spoiled all of them
             self._give_back(slots)
             return
@@ -192,14 +203,11 @@ class Learner:
         self._publisher.finish(wait=self._tight)
         hold = config.lag_free or self._assemble.is_view
         if not hold:
-            self._give_back(slots)
-            self._watch.lap("queue")
-        fixed = self._objective.gae_targets(batch, self.outputs(batch).value) if config.algo == "ppo" else None
+            arena.state[slots] = FREE
+            self._returns.take(slots, time.monotonic())
         self._set_learning_rate()
         first_update = len(self._statistics)
-        for _ in range(config.epochs):
-            for columns in self._minibatches(batch):
-                self._update(batch, fixed, columns)
+        self._learn(batch)
         if self._model.normalizer is not None:
             self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), valid_samples(batch))
             self._watch.lap("optimizer")
@@ -212,53 +220,94 @@ class Learner:
         self._watch.lap("weights")
         if hold:
             self._give_back(slots)
-            self._watch.lap("queue")
+        self._returns.want(time.monotonic())
         self._watch.count(samples)
 
     def _give_back(self, slots: list[int]) -> None:
         self._arena.state[slots] = FREE
         self._free.put_many(slots)
+        self._watch.lap("queue")
 
-    def _minibatches(self, batch: Batch) -> list[list[Columns]]:
-        """Random equal parts of a batch's columns, each by chunks."""
-        columns = batch.first.shape[1]
+    def _learn(self, batch: Batch) -> None:
+        """The targets of a batch, from the weights as they are, and all updates."""
+        chunks, targets = self._begin(batch, self._one_pass)
+        if self._one_pass:
+            self._update(chunks, targets)
+            return
+        samples = batch.samples(targets, self._single)
+        for epoch in range(self._config.epochs):
+            if epoch:
+                self._publisher.offer(self.updates)
+                self._watch.lap("weights")
+            for columns in self._minibatches(samples):
+                self._returns.give_back_due(time.monotonic())
+                self._network.refresh()
+                self._update(self._forward(samples, columns), samples.targets)
+
+    def _begin(self, batch: Batch, gradients: bool) -> tuple[list[_Chunk], Targets]:
+        """One pass of the proximal policy, the present weights, over a batch, and the batch's targets.
+
+        Args:
+            gradients: Whether there will be a way back through this pass.
+        """
+        self._network.refresh()
+
+        def estimate(columns: Columns) -> tuple[_Chunk, Estimates]:
+            with torch.set_grad_enabled(gradients):
+                outputs = self._network.outputs(batch, columns)
+            evaluation = self._objective.evaluate(outputs.params, outputs.value, batch, columns)
+            return _Chunk(columns, outputs, evaluation), self._objective.estimate(evaluation, batch, columns)
+
+        pairs = self._threads.map(estimate, chunk_slices(batch.first.shape[1], self._batch_chunk))
+        targets, stats = self._objective.targets([estimates for _, estimates in pairs])
+        self._batch_statistics.append(stats.stacked())
+        self._watch.lap("forward")
+        return [chunk for chunk, _ in pairs], targets
+
+    def _minibatches(self, samples: Samples) -> list[list[Columns]]:
+        """Random equal parts of the columns, each by chunks."""
+        columns = samples.first.shape[1]
         if self._config.optim.minibatches == 1:
-            return [chunk_slices(columns, self._chunk_columns)]
+            return [chunk_slices(columns, self._minibatch_chunk)]
         order = torch.randperm(columns, generator=self._generator)
         if self._device.type == "cuda":  # from other memory a copy would make the host wait for all that the device has to do
             order = order.pin_memory()
         minibatches = order.to(self._device, non_blocking=True).split(columns // self._config.optim.minibatches)
-        return [list(minibatch.split(self._chunk_columns)) for minibatch in minibatches]
+        return [list(minibatch.split(self._minibatch_chunk)) for minibatch in minibatches]
 
-    def _update(self, batch: Batch, fixed: Targets | None, columns: list[Columns]) -> None:
-        """One optimizer step on some columns of a batch, given by chunks; `fixed` are the targets where they do not change."""
-        sums_and_moments = self._gradient(batch, fixed, columns)
+    def _forward(self, samples: Samples, columns: Sequence[Columns]) -> list[_Chunk]:
+        """The present policy on a minibatch, given by chunks."""
+
+        def evaluate(columns: Columns) -> _Chunk:
+            outputs = self._network.outputs(samples, columns)
+            return _Chunk(columns, outputs, self._objective.evaluate(outputs.params, outputs.value, samples, columns))
+
+        chunks = self._threads.map(evaluate, columns)
+        self._watch.lap("forward")
+        return chunks
+
+    def _update(self, chunks: Sequence[_Chunk], targets: Targets) -> None:
+        """One optimizer step on the chunks of a minibatch; the targets are those of all columns."""
+        sums = self._gradient(chunks, targets)
         norm = self._step()
-        self._statistics.append(torch.cat((sums_and_moments, norm.double().reshape(1))))
+        self._statistics.append(torch.cat((sums, norm.double().reshape(1))))
         self.updates += 1
         self._watch.lap("optimizer")
 
-    def _gradient(self, batch: Batch, fixed: Targets | None, columns: list[Columns]) -> Tensor:
-        """Fill the parameters' ``grad``; gives the sums and moments of the loss."""
-        self._network.refresh()
-        chunks = self._threads.map(lambda part: self._forward(batch, fixed, part), columns)
-        moments = self._objective.joint([chunk.evaluation for chunk in chunks], fixed is not None)
+    def _gradient(self, chunks: Sequence[_Chunk], targets: Targets) -> Tensor:
+        """Fill the parameters' ``grad``; gives the sums of the loss."""
+        counts = [select_columns(targets.valid, chunk.columns, 1).sum() for chunk in chunks]
+        count = counts[0] if len(counts) == 1 else torch.stack(counts).sum()
         self._flat.parameters.grad.zero_()
-        self._watch.lap("forward")
-        sums = joint_sums(self._threads.map(lambda chunk: self._backward(chunk, moments), chunks))
+
+        def backward(chunk: _Chunk) -> Tensor:
+            gradients = self._objective.gradients(chunk.evaluation, targets, chunk.columns, count)
+            self._network.backward(chunk.outputs, gradients.params, gradients.value)
+            return gradients.sums
+
+        sums = joint_sums(self._threads.map(backward, chunks))
         self._watch.lap("backward")
-        return torch.cat((sums, moments))
-
-    def _forward(self, batch: Batch, fixed: Targets | None, columns: Columns) -> _Chunk:
-        """All of a chunk that comes before the gradients."""
-        outputs = self._network.outputs(batch, columns)
-        return _Chunk(outputs, self._objective.evaluate(outputs.params, outputs.value, batch, columns, fixed))
-
-    def _backward(self, chunk: _Chunk, moments: Tensor) -> Tensor:
-        """Add a chunk's share to the gradient; its sums for the statistics."""
-        gradients = self._objective.gradients(chunk.evaluation, moments)
-        self._network.backward(chunk.outputs, gradients.params, gradients.value)
-        return gradients.sums
+        return sums
 
     def _step(self) -> Tensor:
         """Clip the gradient and step, without a sync: the optimizer divides by the scale, and skips where the norm is not finite."""
@@ -271,10 +320,13 @@ class Learner:
         self._skipped_in_a_row = (self._skipped_in_a_row + 1) * skip
         return norm
 
-    def evaluate(self, batch: Batch) -> LossStats:
-        """The loss of the present weights on a whole batch, with V-trace's targets; its gradient goes into the parameters' ``grad``."""
-        found = self._gradient(batch, None, [batch.all_columns])
-        return loss_stats(self._config.loss, found[:SUMS], found[SUMS:])
+    def evaluate(self, batch: Batch) -> tuple[LossStats, BatchStats]:
+        """Statistics of a whole batch and of its loss at the present weights, whose gradient goes into the parameters' ``grad``."""
+        chunks, targets = self._begin(batch, self._one_pass)
+        if not self._one_pass:
+            self._network.refresh()
+            chunks = self._forward(batch.samples(targets, single=False), [chunk.columns for chunk in chunks])
+        return loss_stats(self._config.loss, self._gradient(chunks, targets)), BatchStats(*self._batch_statistics.pop())
 
     def outputs(self, batch: Batch) -> Outputs:
         """What the present weights make of a whole batch, without gradients."""

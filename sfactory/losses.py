@@ -1,7 +1,8 @@
 """Losses of the actor-critic: pure functions of tensors ``[T, B]``, whose scale is the mean over valid samples.
 
 ``appo`` and ``ppo`` share PPO's clipped surrogate (Schulman et al. 2017, equation 7), ``impala`` is the policy gradient of Espeholt
-et al. 2018. Under ``appo`` and ``impala`` the advantages are V-trace's (:mod:`sfactory.vtrace`), under ``ppo`` those of GAE.
+et al. 2018. The surrogate is clipped around the *proximal* policy, the weights with which a batch is begun (Hilton et al. 2022, "Batch
+size-invariance for policy optimization"): the policy that sampled may be many updates older, and enters by the weights of V-trace alone.
 """
 
 from __future__ import annotations
@@ -27,29 +28,39 @@ _RESOLUTION = 1e-12
 
 @dataclass(frozen=True)
 class Targets:
-    """What the new policy and value are held against; constants, without gradients.
+    """What the policy and the critic are held against in all epochs over a batch; constants, without gradients.
 
     Attributes:
-        advantages: float ``[T, B]``.
+        advantages: float ``[T, B]``; what multiplies the ratio: normalised first, and then multiplied by V-trace's weight.
         returns: float ``[T, B]``; value targets in the critic's own (normalised) units.
-        old_values: float ``[T, B]``; the behaviour's values in the same units, read only with value clipping.
-        behaviour_log_prob: float ``[T, B]``; log mu(a_t|x_t).
+        old_values: float ``[T, B]``; of the proximal policy's critic in the same units, read only with value clipping.
+        old_log_prob: float ``[T, B]``; log pi_prox(a_t|x_t).
         valid: bool ``[T, B]``; samples to learn from. The entries of all other samples are never used, whatever they hold.
     """
 
     advantages: Tensor
     returns: Tensor
     old_values: Tensor
-    behaviour_log_prob: Tensor
+    old_log_prob: Tensor
     valid: Tensor
 
     def select(self, columns: Columns) -> Targets:
         """Those of some columns."""
         return Targets(**{field.name: select_columns(getattr(self, field.name), columns, 1) for field in dataclasses.fields(self)})
 
+    def flat(self) -> Targets:
+        """The same with every sample as a column of its own: ``[1, T B]``."""
+        return Targets(**{field.name: getattr(self, field.name).reshape(1, -1) for field in dataclasses.fields(self)})
+
+
+class _Stacked:
+    def stacked(self) -> Tensor:
+        """All statistics ``[..., fields]`` in the order of the fields, so that reading them costs one transfer."""
+        return torch.stack([getattr(self, field.name) for field in dataclasses.fields(self)], -1)
+
 
 @dataclass(frozen=True)
-class LossStats:
+class LossStats(_Stacked):
     """Means over the valid samples of minibatches: float64 ``[...]`` on their device, without gradients.
 
     Attributes:
@@ -57,15 +68,12 @@ class LossStats:
         policy_loss: Of the surrogate alone.
         value_loss: Before its coefficient.
         entropy: Of the policy; with ``exploration="kl"`` the KL divergence from the uniform policy.
-        kl: KL divergence of the new policy from the behaviour, estimated as the mean of (ratio - 1) - log ratio (Schulman 2020).
-        ratio_mean: Of the importance weight pi(a_t|x_t) / mu(a_t|x_t).
+        kl: KL divergence of the new policy from the proximal one, estimated as the mean of (ratio - 1) - log ratio (Schulman 2020).
+        ratio_mean: Of pi(a_t|x_t) / pi_prox(a_t|x_t).
         ratio_min: The smallest.
         ratio_max: The largest.
         clip_fraction: Share of samples whose ratio is further than the clip range from 1.
         explained_variance: 1 - variance of (return - value) / variance of the return; 0 where returns do not vary.
-        adv_mean: Of the advantages, before normalisation.
-        adv_std: Standard deviation of the advantages, before normalisation.
-        valid_fraction: Share of samples that are valid.
     """
 
     loss: Tensor
@@ -78,13 +86,75 @@ class LossStats:
     ratio_max: Tensor
     clip_fraction: Tensor
     explained_variance: Tensor
+
+
+@dataclass(frozen=True)
+class BatchStats(_Stacked):
+    """Of a batch when it is begun, over its valid samples: float64 ``[...]`` on their device, without gradients.
+
+    Attributes:
+        behaviour_kl: KL divergence of the proximal policy from the behaviour policy mu, which sampled; estimated as ``LossStats.kl`` is.
+        weight_mean: Of the importance weight pi_prox(a_t|x_t) / mu(a_t|x_t), before any truncation.
+        weight_min: The smallest.
+        weight_max: The largest.
+        adv_mean: Of the advantages, before normalisation and weight.
+        adv_std: Standard deviation of the advantages, likewise.
+        valid_fraction: Share of samples that are valid.
+    """
+
+    behaviour_kl: Tensor
+    weight_mean: Tensor
+    weight_min: Tensor
+    weight_max: Tensor
     adv_mean: Tensor
     adv_std: Tensor
     valid_fraction: Tensor
 
-    def stacked(self) -> Tensor:
-        """All statistics ``[..., 13]`` in the order of the fields, so that reading them costs one transfer."""
-        return torch.stack([getattr(self, field.name) for field in dataclasses.fields(self)], -1)
+
+def weighted_advantages(config: LossConfig, advantages: Tensor, weights: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A batch's advantages as the policy loss takes them: first normalised over all valid samples, then multiplied by V-trace's weight.
+
+    Normalised after the weight, a sample that the proximal policy would hardly take, whose weight is near 0, would get minus the mean as
+    its advantage. Normalised within a minibatch, trajectories would lose what tells them apart.
+
+    Args:
+        advantages: float ``[T, B]``, without weights.
+        weights: float ``[T, B]``; min(rho_bar_pg, pi_prox / mu).
+        valid: bool ``[T, B]``.
+
+    Returns:
+        Advantages ``[T, B]``, 0 where not valid, and mean and standard deviation before normalisation, float64 ``[]``.
+    """
+    exact, count = advantages.double(), valid.sum().clamp(min=1)
+    mean = torch.where(valid, exact, 0.0).sum() / count
+    std = (torch.where(valid, exact - mean, 0.0).square().sum() / count).sqrt()
+    if config.normalize_advantage:
+        exact = (exact - mean) / (std + ADVANTAGE_EPS)
+    # A weight of 0 silences its sample whatever the advantage is; a number that is not finite has to be seen by the learner.
+    return torch.where(valid, exact * weights, 0.0).to(advantages.dtype), mean, std
+
+
+def batch_stats(log_weights: Tensor, adv_mean: Tensor, adv_std: Tensor, valid: Tensor) -> BatchStats:
+    """Statistics of a batch.
+
+    Args:
+        log_weights: float ``[T, B]``; log pi_prox(a_t|x_t) - log mu(a_t|x_t).
+        adv_mean, adv_std: As :func:`weighted_advantages` gives them.
+        valid: bool ``[T, B]``.
+    """
+    count = valid.sum()
+    scale = count.clamp(min=1).double().reciprocal()
+    log_weights = torch.where(valid, log_weights, 0.0).double()
+    excess = log_weights.expm1()
+    return BatchStats(
+        behaviour_kl=(excess - log_weights).sum() * scale,
+        weight_mean=1.0 + excess.sum() * scale,
+        weight_min=torch.where(count > 0, 1.0 + torch.where(valid, excess, torch.inf).amin(), 1.0),
+        weight_max=torch.where(count > 0, 1.0 + torch.where(valid, excess, -torch.inf).amax(), 1.0),
+        adv_mean=adv_mean,
+        adv_std=adv_std,
+        valid_fraction=count.double() / valid.numel(),
+    )
 
 
 def policy_loss_ppo(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
@@ -93,9 +163,8 @@ def policy_loss_ppo(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tenso
     min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A) is written as min(ratio A, A + clip |A|), which is the same number.
 
     Args:
-        log_ratio: float ``[T, B]``; log pi(a_t|x_t) - log mu(a_t|x_t).
-        advantages: float ``[T, B]``; for ``appo`` V-trace's adv_t as it is, so that a stale sample counts with its truncated weight
-            and its ratio both.
+        log_ratio: float ``[T, B]``; log pi(a_t|x_t) - log pi_prox(a_t|x_t).
+        advantages: float ``[T, B]``; under ``appo`` they hold V-trace's importance weight pi_prox / mu.
         clip: Clip range of the ratio.
     """
     limit = torch.add(advantages, advantages.abs(), alpha=clip)
@@ -103,7 +172,7 @@ def policy_loss_ppo(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tenso
 
 
 def policy_loss_impala(log_prob: Tensor, advantages: Tensor) -> Tensor:
-    """Policy-gradient loss of each sample, -log pi(a_t|x_t) adv_t; `advantages` hold V-trace's importance weight."""
+    """Policy-gradient loss of each sample, -log pi(a_t|x_t) adv_t; `advantages` hold V-trace's importance weight pi_prox / mu."""
     return -(log_prob * advantages)
 
 
@@ -112,8 +181,8 @@ def value_loss(error: Tensor, change: Tensor | None = None, clip: float = 0.0) -
 
     Args:
         error: float ``[T, B]``; value - return.
-        change: float ``[T, B]``; value - the behaviour's value.
-        clip: How far the value may move from the behaviour's before its gradient stops.
+        change: float ``[T, B]``; value - the proximal policy's value.
+        clip: How far the value may move from that before its gradient stops.
     """
     squared = error.square()
     if change is not None:
@@ -133,8 +202,8 @@ def total_loss(
     """Policy loss + value_coef x value loss - entropy_coef x exploration bonus of a minibatch, and what a report needs.
 
     Invalid samples influence neither the loss, nor its gradients, nor the statistics, whatever their entries hold. Without any valid
-    sample the loss and its gradients are 0. The same in chunks is :func:`advantage_moments` of each, :func:`joint_moments`,
-    :func:`chunk_loss` of each, whose losses add up, and :func:`loss_stats`.
+    sample the loss and its gradients are 0. The same in chunks is :func:`chunk_loss` of each, whose losses add up, and
+    :func:`loss_stats` of their :func:`joint_sums`.
 
     Args:
         log_prob: float32 or float64 ``[T, B]`` with gradient; log pi(a_t|x_t).
@@ -148,24 +217,9 @@ def total_loss(
     Raises:
         ValueError: If `algo` is unknown or shapes do not match.
     """
-    moments = advantage_moments(targets)
-    loss, sums = chunk_loss(config, algo, log_prob, value, exploration, targets, moments)
-    return loss, loss_stats(config, joint_sums([sums]), moments)
-
-
-def advantage_moments(targets: Targets) -> Tensor:
-    """Number, mean and squared deviations of the valid advantages: float64 ``[3]``, without a host synchronisation."""
-    advantages, count = targets.advantages.double(), targets.valid.sum().double()
-    mean = torch.where(targets.valid, advantages, 0.0).sum() / count.clamp(min=1)
-    return torch.stack((count, mean, torch.where(targets.valid, advantages - mean, 0.0).square().sum()))
-
-
-def joint_moments(chunks: Tensor) -> Tensor:
-    """The moments of several chunks together (Chan et al. 1979): ``[chunks, 3]`` of :func:`advantage_moments` to ``[3]``."""
-    counts, means, squares = chunks.unbind(1)
-    count = counts.sum()
-    mean = (counts * means).sum() / count.clamp(min=1)
-    return torch.stack((count, mean, (squares + counts * (means - mean).square()).sum()))
+    count = targets.valid.sum()
+    loss, sums = chunk_loss(config, algo, log_prob, value, exploration, targets, count)
+    return loss, loss_stats(config, joint_sums([sums]))
 
 
 def chunk_loss(
@@ -175,12 +229,12 @@ def chunk_loss(
     value: Tensor,
     exploration: Tensor,
     targets: Targets,
-    moments: Tensor,
+    count: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """A chunk's share of :func:`total_loss`, whose arguments it takes; without a host synchronisation.
 
     Args:
-        moments: Of all chunks together.
+        count: Number of valid samples of all chunks together, a tensor ``[]``.
 
     Returns:
         The share of the loss, a 0-d tensor to call ``backward`` on, and sums for :func:`loss_stats`, float64 ``[13]``.
@@ -193,19 +247,17 @@ def chunk_loss(
     _check_shapes({"log_prob": log_prob, "exploration": exploration, **vars(targets)}, value)
     valid = targets.valid
     zero = value.new_zeros(())
-    scale, mean, std = (moment.to(value.dtype) for moment in _scale_mean_std(moments))
+    scale = count.clamp(min=1).to(value.dtype).reciprocal()
     # Selecting before any arithmetic keeps a NaN of an invalid sample out of the backward pass, where 0 x NaN is NaN.
-    log_ratio = torch.where(valid, log_prob - targets.behaviour_log_prob, zero)
+    log_ratio = torch.where(valid, log_prob - targets.old_log_prob, zero)
     error = torch.where(valid, value - targets.returns, zero)
     change = torch.where(valid, value - targets.old_values, zero) if config.value_clip > 0 else None
-    advantages = torch.where(valid, targets.advantages, mean)
-    if config.normalize_advantage:
-        advantages = (advantages - mean) / (std + ADVANTAGE_EPS)
+    advantages = torch.where(valid, targets.advantages, zero)
     if algo == "impala":
         policy = policy_loss_impala(torch.where(valid, log_prob, zero), advantages)
     else:
         policy = policy_loss_ppo(log_ratio, advantages, config.clip)
-    policy_sum = torch.where(valid, policy, zero).sum()
+    policy_sum = policy.sum()
     value_sum = value_loss(error, change, config.value_clip).sum()
     exploration_sum = torch.where(valid, exploration, zero).sum()
     loss = scale * (policy_sum + config.value_coef * value_sum + exploration_coef(config) * exploration_sum)
@@ -223,7 +275,7 @@ def chunk_loss(
                 error.double().square().sum(),
                 returns.sum(),
                 returns.square().sum(),
-                torch.full((), valid.numel(), dtype=torch.float64, device=valid.device),
+                valid.sum().double(),
                 torch.where(valid, -excess, -torch.inf).amax().double(),
                 torch.where(valid, excess, -torch.inf).amax().double(),
             )
@@ -237,23 +289,21 @@ def joint_sums(chunks: Sequence[Tensor]) -> Tensor:
     return torch.cat((rows[:, :-2].sum(0), rows[:, -2:].amax(0)))
 
 
-def loss_stats(config: LossConfig, sums: Tensor, moments: Tensor) -> LossStats:
+def loss_stats(config: LossConfig, sums: Tensor) -> LossStats:
     """Statistics of minibatches.
 
     Args:
         sums: Of all chunks of each, ``[..., 13]``.
-        moments: ``[..., 3]``.
 
     Returns:
         Statistics ``[...]``.
     """
-    policy, value, exploration, kl, excess, clipped, error, error_squares, returns, returns_squares, size, low, high = sums.unbind(-1)
-    scale, adv_mean, adv_std = _scale_mean_std(moments)
+    policy, value, exploration, kl, excess, clipped, error, error_squares, returns, returns_squares, count, low, high = sums.unbind(-1)
+    scale, some = count.clamp(min=1).reciprocal(), count > 0
     residual = (error_squares - error.square() * scale).clamp(min=0)
     spread = returns_squares - returns.square() * scale
     varies = spread > _RESOLUTION * returns_squares
     policy, value, exploration = policy * scale, value * scale, exploration * scale
-    some = moments[..., 0] > 0
     return LossStats(
         loss=policy + config.value_coef * value + exploration_coef(config) * exploration,
         policy_loss=policy,
@@ -265,17 +315,7 @@ def loss_stats(config: LossConfig, sums: Tensor, moments: Tensor) -> LossStats:
         ratio_max=torch.where(some, 1.0 + high, 1.0),
         clip_fraction=clipped * scale,
         explained_variance=torch.where(varies, 1.0 - residual / spread, 0.0),
-        adv_mean=adv_mean,
-        adv_std=adv_std,
-        valid_fraction=moments[..., 0] / size.clamp(min=1),
     )
-
-
-def _scale_mean_std(moments: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """1 / number of valid samples, and the mean and standard deviation of their advantages."""
-    count, mean, squares = moments.unbind(-1)
-    scale = count.clamp(min=1).reciprocal()
-    return scale, mean, (squares * scale).sqrt()
 
 
 def _check_shapes(tensors: dict[str, Tensor], value: Tensor) -> None:

@@ -11,58 +11,39 @@ import math
 import numpy as np
 from numba import njit
 
-from sfactory.losses import ADVANTAGE_EPS
-
-
-@njit(cache=True, nogil=True)
-def valid_moments(x, valid):
-    """Number of valid entries of a flat array, their mean, and the sum of their squared deviations from it."""
-    count, total = 0, 0.0
-    for i in range(x.size):
-        if valid[i]:
-            count += 1
-            total += x[i]
-    mean = total / max(count, 1)
-    squares = 0.0
-    for i in range(x.size):
-        if valid[i]:
-            squares += (x[i] - mean) ** 2
-    return float(count), mean, squares
-
 
 @njit(cache=True, nogil=True)
 def loss_and_gradients(
-    log_prob, value, exploration, advantages, returns, old_values, behaviour_log_prob, valid, count, adv_mean, adv_squares,
-    surrogate, normalize, clip, value_clip, value_coef, exploration_coef, of_log_prob, of_value, of_exploration, sums,
+    log_prob, value, exploration, advantages, returns, old_values, old_log_prob, valid, count,
+    surrogate, clip, value_clip, value_coef, exploration_coef, of_log_prob, of_value, of_exploration, sums,
 ):  # fmt: skip
     """Fill the gradients of log_prob, value and exploration, and `sums` as :func:`sfactory.losses.chunk_loss` gives them.
 
     Args:
         log_prob to valid: Flat arrays, as in :func:`sfactory.losses.chunk_loss`.
-        count, adv_mean, adv_squares: Moments of the advantages of all the minibatch, as :func:`valid_moments` gives them.
+        count: Number of valid samples of the whole minibatch.
         surrogate: PPO's clipped surrogate, else the plain policy gradient.
-        normalize: Advantages get mean 0 and standard deviation 1.
         exploration_coef: Weight of `exploration` in the loss.
 
     Returns:
         The chunk's share of the loss.
     """
     scale = 1.0 / max(count, 1.0)
-    shift, spread = (adv_mean, math.sqrt(adv_squares * scale) + ADVANTAGE_EPS) if normalize else (0.0, 1.0)
     policy_sum = value_sum = exploration_sum = kl_sum = excess_sum = 0.0
     error_sum = error_squares = returns_sum = returns_squares = 0.0
-    low, high, clipped = np.inf, -np.inf, 0
+    low, high, clipped, samples = np.inf, -np.inf, 0, 0
     for i in range(valid.size):
         if not valid[i]:
             of_log_prob[i] = of_value[i] = of_exploration[i] = 0.0
             continue
-        log_ratio = np.float64(log_prob[i] - behaviour_log_prob[i])
+        samples += 1
+        log_ratio = np.float64(log_prob[i] - old_log_prob[i])
         excess = math.exp(log_ratio) - 1.0
         kl_sum += excess - log_ratio
         excess_sum += excess
         low, high = min(low, excess), max(high, excess)
         clipped += abs(excess) > clip
-        advantage = (advantages[i] - shift) / spread
+        advantage = np.float64(advantages[i])
         if surrogate:
             gain, limit = (1.0 + excess) * advantage, advantage + clip * abs(advantage)
             policy_sum -= min(gain, limit)
@@ -97,7 +78,7 @@ def loss_and_gradients(
     sums[7] = error_squares
     sums[8] = returns_sum
     sums[9] = returns_squares
-    sums[10] = valid.size
+    sums[10] = samples
     sums[11] = -low
     sums[12] = high
     return scale * (policy_sum + value_coef * value_sum + exploration_coef * exploration_sum)

@@ -44,7 +44,8 @@ class Report:
         policy_lag_max: The highest of them.
         learner_updates: Gradient steps so far.
         skipped_updates: Of them those that changed nothing, because the gradient was not finite.
-        kl: KL divergence of the new policy from the behaviour policy, in nats.
+        kl: KL divergence of the new policy from the one with which its batch was begun (the proximal policy), in nats.
+        behaviour_kl: KL divergence of that one from the behaviour policy, which sampled: what the policy lag amounts to.
         clip_fraction: Share of samples whose ratio PPO's clip cut off.
         explained_variance: 1 - Var(return - value) / Var(return).
         grad_norm: Before clipping.
@@ -78,6 +79,7 @@ class Report:
     value_loss: float = _column("learner", math.nan)
     entropy: float = _column("learner", math.nan)
     kl: float = _column("learner", math.nan)
+    behaviour_kl: float = _column("lag", math.nan)
     clip_fraction: float = _column("learner", math.nan)
     explained_variance: float = _column("learner", math.nan)
     grad_norm: float = _column("learner", math.nan)
@@ -107,7 +109,7 @@ class MetricsWriter:
         env_steps: Where a resumed run goes on. TensorBoard hides what was reported beyond; metrics.csv keeps every row.
 
     Raises:
-        ConfigError: If the metrics.csv to continue has other columns, or TensorBoard is wanted and not installed.
+        ConfigError: If the metrics.csv to continue has columns unknown to this sfactory, or TensorBoard is wanted and not installed.
     """
 
     def __init__(self, run_folder: str | os.PathLike[str], config: Config, env_steps: int = 0) -> None:
@@ -133,14 +135,23 @@ class MetricsWriter:
 
 
 def _mend_csv(path: Path) -> None:
-    """Make a metrics.csv fit to be continued: cut off the half row of a process that was killed while writing it."""
+    """Make a metrics.csv fit to be continued: without the half row of a process that was killed while writing it, and with all columns."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         os.truncate(path, whole)
     header = data[:whole].partition(b"\n")[0] + b"\n"
-    if whole and header != _HEADER:
+    if not whole or header == _HEADER:
+        return
+    rows = csv.DictReader(io.StringIO(data[:whole].decode(errors="replace")))
+    names = [f.name for f in _COLUMNS]
+    if rows.fieldnames is None or not set(rows.fieldnames) < set(names):
         raise ConfigError(f"{path} has other columns than this sfactory writes; move it away, or name another folder with --run")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
 
 
 def _cell(value: float | int) -> str:

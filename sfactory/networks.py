@@ -7,18 +7,18 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from sfactory.batch import Batch
+from sfactory.batch import Batch, Samples
 from sfactory.chunks import Columns
 from sfactory.model.precision import mixed_precision
 
 
 class Outputs(NamedTuple):
-    """Of a chunk of n columns.
+    """Of a chunk of n columns, with as many steps as it has observations.
 
     Attributes:
-        params: Policy parameters float32 ``[T+1, n, P]``.
-        value: Values float32 ``[T+1, n]``.
-        kept: What the way back needs.
+        params: Policy parameters float32 ``[T, n, P]``.
+        value: Values float32 ``[T, n]``.
+        kept: Activations saved for backward.
     """
 
     params: Tensor
@@ -32,8 +32,8 @@ class Network(Protocol):
     def refresh(self) -> None:
         """Take note that the weights have changed."""
 
-    def outputs(self, batch: Batch, columns: Columns) -> Outputs:
-        """What the present weights make of some columns of a batch."""
+    def outputs(self, samples: Batch | Samples, columns: Columns) -> Outputs:
+        """What the present weights make of some columns."""
 
     def backward(self, outputs: Outputs, of_params: Tensor, of_value: Tensor) -> None:
         """Add to the parameters' ``grad``, given the gradients with respect to the outputs, which may be overwritten."""
@@ -54,8 +54,8 @@ class TorchNetwork:
     def refresh(self) -> None:
         pass
 
-    def outputs(self, batch: Batch, columns: Columns) -> Outputs:
-        obs, first, state = batch.inputs(columns)
+    def outputs(self, samples: Batch | Samples, columns: Columns) -> Outputs:
+        obs, first, state = samples.inputs(columns)
         with mixed_precision(self._device.type, self._autocast):
             params, value = self._unroll(obs, first, state)
         return Outputs(params.float(), value.float())

@@ -5,7 +5,6 @@ A chunk takes two calls from Python where tensor operations take a hundred, each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,26 +14,30 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sfactory.batch import Batch
+from sfactory.batch import Batch, Samples
 from sfactory.chunks import Columns
 from sfactory.config import Config
 from sfactory.distributions_cpu import densities, density_gradients
-from sfactory.losses import SUMS, Targets, exploration_coef, joint_moments
-from sfactory.losses_cpu import loss_and_gradients, valid_moments
-from sfactory.model.normalizer import RunningMeanStd
-from sfactory.objective import OWN_POLICY, Gradients, Objective
+from sfactory.losses import SUMS, Targets, exploration_coef
+from sfactory.losses_cpu import loss_and_gradients
+from sfactory.model.normalizer import CriticUnits
+from sfactory.objective import OWN_POLICY, Estimates, Gradients, Objective
 from sfactory.spaces import ActionSpec
 from sfactory.vtrace import vtrace_pass
 
 
-class _Experience(NamedTuple):
-    """What the compiled passes read of a batch: C-contiguous arrays of all its columns. `mask` has no columns if there is none."""
+class _Taken(NamedTuple):
+    """The actions of a batch or of samples: C-contiguous arrays of all columns. `mask` has no columns if there is none."""
 
     categorical: NDArray[np.int32]
     continuous: NDArray[np.float32]
     mask: NDArray[np.bool_]
+
+
+class _Outcome(NamedTuple):
+    """What else the compiled passes read of a batch: C-contiguous arrays of all its columns."""
+
     log_prob: NDArray[np.float32]
-    value: NDArray[np.float32]
     reward: NDArray[np.float32]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
@@ -54,78 +57,75 @@ class _Actions(NamedTuple):
     entropies: NDArray[np.float32]
 
 
-class _Samples(NamedTuple):
-    """A chunk's samples, ``[T, n]``: the first arguments of :func:`loss_and_gradients`."""
+class _Targets(NamedTuple):
+    """:class:`sfactory.losses.Targets` as C-contiguous arrays."""
 
-    log_prob: NDArray[np.float32]
-    value: NDArray[np.float32]
-    exploration: NDArray[np.float32]
     advantages: NDArray[np.float32]
     returns: NDArray[np.float32]
     old_values: NDArray[np.float32]
-    behaviour_log_prob: NDArray[np.float32]
+    old_log_prob: NDArray[np.float32]
     valid: NDArray[np.bool_]
 
 
 @dataclass
 class _Evaluation:
-    """A chunk before its gradients, with number, mean and squared deviations of its advantages."""
+    """A chunk's actions, and ``[T(+1), n]`` of values, ``[T, n]`` of log-probabilities and of the exploration bonus."""
 
     actions: _Actions
-    samples: _Samples
-    moments: tuple[float, float, float]
+    value: NDArray[np.float32]
+    log_prob: NDArray[np.float32]
+    exploration: NDArray[np.float32]
 
 
 class CompiledObjective(Objective):
     """:class:`Objective` for float32 tensors on the CPU."""
 
-    def __init__(self, config: Config, action: ActionSpec, returns: RunningMeanStd | None, device: torch.device) -> None:
-        super().__init__(config, action, returns, device)
+    def __init__(self, config: Config, action: ActionSpec, units: CriticUnits) -> None:
+        super().__init__(config, action, units)
         loss = config.loss
         self._sizes = np.array(action.sizes, np.int32)
         self._from_uniform = loss.exploration == "kl"
         self._of_rewards = float(loss.reward_scale), float(loss.reward_clip) if loss.reward_clip > 0 else np.inf
-        self._of_vtrace = tuple(map(float, (loss.gamma, loss.lam, loss.rho_bar, loss.c_bar, loss.rho_bar_pg)))
+        # With all weights 1 V-trace's estimates are those of GAE.
+        bars = (loss.rho_bar, loss.c_bar) if config.algo != "ppo" else (1.0, 1.0)
+        self._of_vtrace = config.algo != "ppo", *map(float, (loss.gamma, loss.lam, *bars))
         weights = (loss.clip, loss.value_clip, loss.value_coef, exploration_coef(loss))
-        self._of_loss = config.algo != "impala", loss.normalize_advantage, *map(float, weights)
-        self._last: tuple[Batch | None, _Experience | None] = None, None
+        self._of_loss = config.algo != "impala", *map(float, weights)
+        self._last: dict[type, tuple[object, NamedTuple]] = {}
 
-    def evaluate(self, params: Tensor, value: Tensor, batch: Batch, columns: Columns, fixed: Targets | None = None) -> _Evaluation:
-        experience = self._arrays(batch)
-        indices = np.arange(columns.start, columns.stop) if isinstance(columns, slice) else columns.numpy()
+    def evaluate(self, params: Tensor, value: Tensor, samples: Batch | Samples, columns: Columns) -> _Evaluation:
         params, value = (np.ascontiguousarray(tensor.detach().numpy()) for tensor in (params, value))
-        actions, log_prob, exploration = _densities(indices, params, experience, self._sizes, self._from_uniform)
-        if fixed is None:
-            unit = (0.0, 1.0) if self.returns is None else (float(self.returns.mean), float(self.returns.std))
-            given = (*unit, *self._of_rewards, *self._of_vtrace)
-            samples, moments = _vtrace_samples(indices, log_prob, value, exploration, experience, OWN_POLICY, *given)
-        else:
-            arrays = [np.ascontiguousarray(tensor.numpy()) for tensor in vars(fixed).values()]
-            samples, moments = _fixed_samples(indices, log_prob, value, exploration, *arrays)
-        return _Evaluation(_Actions(*actions), _Samples(*samples), moments)
+        taken = self._arrays(_Taken, samples)
+        actions, log_prob, exploration = _densities(_indices(columns), params, taken, self._sizes, self._from_uniform)
+        return _Evaluation(_Actions(*actions), value, log_prob, exploration)
 
-    def joint(self, evaluations: Sequence[_Evaluation], fixed: bool) -> Tensor:
-        if not fixed and self.returns is not None:
-            returns, valid = ([torch.from_numpy(getattr(each.samples, name)) for each in evaluations] for name in ("returns", "valid"))
-            for each, normalized in zip(evaluations, self.normalized(returns, valid), strict=True):
-                each.samples = each.samples._replace(returns=normalized.numpy())
-        return joint_moments(torch.tensor([each.moments for each in evaluations], dtype=torch.float64))
+    def estimate(self, evaluation: _Evaluation, batch: Batch, columns: Columns) -> Estimates:
+        values = self.units.to_returns(torch.from_numpy(evaluation.value)).numpy()
+        outcome = self._arrays(_Outcome, batch)
+        found = _estimates(_indices(columns), evaluation.log_prob, values, outcome, OWN_POLICY, *self._of_rewards, *self._of_vtrace)
+        return Estimates(*map(torch.from_numpy, (evaluation.log_prob, found[0], values[:-1], *found[1:])))
 
-    def gradients(self, evaluation: _Evaluation, moments: Tensor) -> Gradients:
+    def gradients(self, evaluation: _Evaluation, targets: Targets, columns: Columns, count: Tensor) -> Gradients:
+        arrays = self._arrays(_Targets, targets)
         of_params, of_value, sums = _gradients(
-            evaluation.actions, evaluation.samples, self._sizes, self._from_uniform, *moments.tolist(), *self._of_loss
-        )
+            _indices(columns), evaluation.actions, evaluation.value, evaluation.log_prob, evaluation.exploration, arrays,
+            self._sizes, self._from_uniform, float(count), *self._of_loss,
+        )  # fmt: skip
         return Gradients(torch.from_numpy(of_params), torch.from_numpy(of_value), torch.from_numpy(sums))
 
-    def _arrays(self, batch: Batch) -> _Experience:
-        """A batch's arrays, made once for all its chunks."""
-        last, experience = self._last  # read at once, because threads may be here at the same time
-        if experience is None or last is not batch:
-            tensors = (getattr(batch, name) for name in _Experience._fields)
-            mask = np.empty((0, 0, 0), np.bool_)
-            experience = _Experience(*(mask if tensor is None else np.ascontiguousarray(tensor.numpy()) for tensor in tensors))
-            self._last = batch, experience
-        return experience
+    def _arrays(self, kind: type[NamedTuple], source: Batch | Samples | Targets) -> NamedTuple:
+        """The arrays of a batch, of samples or of targets, made once for all chunks."""
+        last, arrays = self._last.get(kind, (None, None))  # read at once, because threads may be here at the same time
+        if last is not source:
+            steps = len(source.advantages if isinstance(source, Targets) else source.continuous)
+            tensors = (getattr(source, name) for name in kind._fields)
+            arrays = kind(*(np.empty((0, 0, 0), np.bool_) if x is None else np.ascontiguousarray(x[:steps].numpy()) for x in tensors))
+            self._last[kind] = source, arrays
+        return arrays
+
+
+def _indices(columns: Columns) -> NDArray[np.int64]:
+    return np.arange(columns.start, columns.stop) if isinstance(columns, slice) else columns.numpy()
 
 
 @njit(cache=True, nogil=True)
@@ -150,13 +150,13 @@ def _rows(x, columns, steps):
 
 
 @njit(cache=True, nogil=True)
-def _densities(columns, params, experience, sizes, from_uniform):
+def _densities(columns, params, taken, sizes, from_uniform):
     """What :class:`_Actions` holds of a chunk, and its log_prob and exploration ``[T, n]``."""
-    steps = experience.reward.shape[0]
+    steps = taken.continuous.shape[0]
     rows, logits = steps * columns.size, sizes.sum()
     flat = params[:steps].reshape(rows, params.shape[2])
-    categorical, continuous = _rows(experience.categorical, columns, steps), _rows(experience.continuous, columns, steps)
-    mask = _rows(experience.mask, columns, steps) if experience.mask.size > 0 else np.empty((0, 0), np.bool_)
+    categorical, continuous = _rows(taken.categorical, columns, steps), _rows(taken.continuous, columns, steps)
+    mask = _rows(taken.mask, columns, steps) if taken.mask.size > 0 else np.empty((0, 0), np.bool_)
     log_probs, probabilities = np.empty((rows, logits), np.float32), np.empty((rows, logits), np.float32)
     entropies = np.empty((rows, sizes.size), np.float32)
     log_prob, exploration = np.empty((steps, columns.size), np.float32), np.empty((steps, columns.size), np.float32)
@@ -168,65 +168,49 @@ def _densities(columns, params, experience, sizes, from_uniform):
 
 
 @njit(cache=True, nogil=True)
-def _vtrace_samples(
-    columns, log_prob, value, exploration, experience, policy, mean, std, reward_scale, reward_clip, gamma, lam, rho_bar, c_bar, rho_bar_pg
-):  # fmt: skip
-    """What :class:`_Samples` holds, with V-trace's targets in units of return, and the moments of the advantages.
+def _estimates(columns, log_prob, values, outcome, policy, reward_scale, reward_clip, weighted, gamma, lam, rho_bar, c_bar):
+    """Log weights, advantages without them, returns and validity of a chunk, each ``[T, n]``.
 
     Args:
-        value: ``[T+1, n]``; `std` times it plus `mean` are units of return.
+        values: ``[T+1, n]``, in units of return.
         policy: Whose samples are valid.
+        weighted: Whether V-trace's weights are those of the policies; off: all are 1.
     """
-    behaviour, valid = _columns(experience.log_prob, columns), _columns(experience.active[:-1], columns)
-    rewards, finals = _columns(experience.reward, columns), _columns(experience.final_value, columns)
-    terminated, truncated = _columns(experience.terminated, columns), _columns(experience.truncated, columns)
-    values, log_ratios = np.empty_like(value), np.empty_like(log_prob)
-    for t in range(value.shape[0]):
-        for i in range(columns.size):
-            values[t, i] = value[t, i] * std + mean
+    valid, rewards, finals = _columns(outcome.active, columns), _columns(outcome.reward, columns), _columns(outcome.final_value, columns)
+    terminated, truncated = _columns(outcome.terminated, columns), _columns(outcome.truncated, columns)
+    log_weights = log_prob - _columns(outcome.log_prob, columns)
     for t in range(rewards.shape[0]):
         for i in range(columns.size):
-            valid[t, i] &= experience.owner[columns[i]] == policy
-            log_ratios[t, i] = log_prob[t, i] - behaviour[t, i]
+            valid[t, i] &= outcome.owner[columns[i]] == policy
             rewards[t, i] = min(max(rewards[t, i] * reward_scale, -reward_clip), reward_clip)
-            # NaN stands for the value of the row that rests at t+1.
-            finals[t, i] = values[t + 1, i] if np.isnan(finals[t, i]) else finals[t, i] * std + mean
-    vs, advantages = np.empty_like(rewards), np.empty_like(rewards)
+            if np.isnan(finals[t, i]):  # stands for the value of the row that rests at t+1
+                finals[t, i] = values[t + 1, i]
+    returns, advantages = np.empty_like(rewards), np.empty_like(rewards)
     vtrace_pass(
-        log_ratios, rewards, values[:-1], values[-1], finals, terminated, truncated,
-        gamma, lam, rho_bar, c_bar, rho_bar_pg, vs, advantages,
+        log_weights if weighted else np.zeros_like(log_weights), rewards, values[:-1], values[-1], finals, terminated, truncated,
+        gamma, lam, rho_bar, c_bar, returns, advantages,
     )  # fmt: skip
-    old_values = _columns(experience.value[:-1], columns)
-    moments = valid_moments(advantages.reshape(-1), valid.reshape(-1))
-    return (log_prob, value[:-1], exploration, advantages, vs, old_values, behaviour, valid), moments
-
-
-@njit(cache=True, nogil=True)
-def _fixed_samples(columns, log_prob, value, exploration, advantages, returns, old_values, behaviour_log_prob, valid):
-    """:func:`_vtrace_samples` with targets that are given for all columns of the batch."""
-    own, chosen = _columns(advantages, columns), _columns(valid, columns)
-    targets = own, _columns(returns, columns), _columns(old_values, columns), _columns(behaviour_log_prob, columns), chosen
-    return (log_prob, value[:-1], exploration, *targets), valid_moments(own.reshape(-1), chosen.reshape(-1))
+    return log_weights, advantages, returns, valid
 
 
 @njit(cache=True, nogil=True)
 def _gradients(
-    actions, samples, sizes, from_uniform, count, adv_mean, adv_squares,
-    surrogate, normalize, clip, value_clip, value_coef, exploration_coef,
+    columns, actions, value, log_prob, exploration, targets, sizes, from_uniform, count,
+    surrogate, clip, value_clip, value_coef, exploration_coef,
 ):  # fmt: skip
-    """Gradients ``[T+1, n, P]`` and ``[T+1, n]``, and sums of a chunk."""
-    steps, columns = samples.log_prob.shape
-    rows, width = actions.params.shape
-    of_params, of_value = np.zeros((steps + 1, columns, width), np.float32), np.zeros((steps + 1, columns), np.float32)
+    """Gradients in the shape of the parameters and values, and sums of a chunk."""
+    steps, width = log_prob.shape
+    rows, size = actions.params.shape
+    of_params, of_value = np.zeros((value.shape[0], width, size), np.float32), np.zeros(value.shape, np.float32)
     of_log_prob, of_exploration, sums = np.empty(rows, np.float32), np.empty(rows, np.float32), np.empty(SUMS)
     loss_and_gradients(
-        samples.log_prob.reshape(-1), samples.value.reshape(-1), samples.exploration.reshape(-1), samples.advantages.reshape(-1),
-        samples.returns.reshape(-1), samples.old_values.reshape(-1), samples.behaviour_log_prob.reshape(-1), samples.valid.reshape(-1),
-        count, adv_mean, adv_squares, surrogate, normalize, clip, value_clip, value_coef, exploration_coef,
-        of_log_prob, of_value[:-1].reshape(-1), of_exploration, sums,
+        log_prob.reshape(-1), value[:steps].reshape(-1), exploration.reshape(-1), _columns(targets.advantages, columns).reshape(-1),
+        _columns(targets.returns, columns).reshape(-1), _columns(targets.old_values, columns).reshape(-1),
+        _columns(targets.old_log_prob, columns).reshape(-1), _columns(targets.valid, columns).reshape(-1),
+        count, surrogate, clip, value_clip, value_coef, exploration_coef, of_log_prob, of_value[:steps].reshape(-1), of_exploration, sums,
     )  # fmt: skip
     density_gradients(
         actions.params, actions.categorical, actions.continuous, actions.log_probs, actions.probabilities, actions.entropies,
-        sizes, from_uniform, of_log_prob, of_exploration, of_params[:-1].reshape(rows, width),
+        sizes, from_uniform, of_log_prob, of_exploration, of_params[:steps].reshape(rows, size),
     )  # fmt: skip
     return of_params, of_value, sums

@@ -14,8 +14,8 @@ from sfactory.envs import probe, resolve_env
 from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError
 from sfactory.limits import check_limits, check_model
-from sfactory.model import build_model
-from sfactory.validation import validate
+from sfactory.model import build_model, shares_trunk
+from sfactory.validation import minibatch_problem, validate
 from sfactory.workers import Plan
 
 T = TypeVar("T")
@@ -50,9 +50,13 @@ def make_plan(config: Config) -> Plan:
         raise ConfigError(*dict.fromkeys(problems))
     runtime = dataclasses.replace(config.runtime, policy_workers=compute.policy_processes(config))
     config = dataclasses.replace(config, runtime=runtime)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, shared_critic=shares_trunk(env.observation, config.model)))
     plan = Plan(config, env, source)
     check_model(plan)
-    check_limits(plan, build_model(env.observation, env.action, config.model))
+    model = build_model(env.observation, env.action, config.model)
+    if (problem := minibatch_problem(config, recurrent=model.state_size > 0)) is not None:
+        raise ConfigError(problem)
+    check_limits(plan, model)
     return plan
 
 

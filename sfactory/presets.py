@@ -41,12 +41,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "mujoco": {
         "envs_per_worker": 16,
-        "rollout": 64,
-        "batch_size": 1024,
-        "epochs": 8,
-        "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
+        "rollout": 128,
+        "batch_size": 2048,
+        "epochs": 10,
+        "optim": {"lr": 3e-4, "minibatches": 16, "schedule": "linear"},
         "loss": {"normalize_returns": True},
-        "model": {"normalize_obs": True, "initial_log_std": -0.5},
+        "model": {"normalize_obs": True},
     },
     "atari": {
         "envs_per_worker": 32,

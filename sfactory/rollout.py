@@ -246,6 +246,7 @@ class RolloutWorker:
             self._request(running, running.step)
             return
         copy_frame(self._arena.frame(running.slot, running.step), running.carry)
+        self._arena.finished_s[running.slot] = time.monotonic()
         self._arena.state[running.slot] = FINISHED
         self._watch.lap("copying")
         self._finished.put_many((running.slot,))

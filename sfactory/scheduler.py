@@ -1,6 +1,9 @@
-"""Which finished segments make the next batch: the bound on the policy lag."""
+"""Which finished segments make the next batch, and when slots are given back: the policy lag, its bound and what keeps it low."""
 
 from __future__ import annotations
+
+import math
+from collections import deque
 
 import numpy as np
 
@@ -64,3 +67,59 @@ class SlotScheduler:
             return None
         self.finished = rest
         return batch
+
+
+class SlotReturns:
+    """Gives slots back just in time: so late that sampling ends when the learner wants its next batch, and no sample waits and ages.
+
+    A slot that goes back as soon as its batch is taken keeps sampling busy; where the learner limits, the samples are then finished long
+    before they are wanted. So slots are kept for a delay. It grows by a part of the time that the segments of each batch have waited
+    beyond a margin, and shrinks at once by what the learner had to wait for a segment; where sampling limits it is 0. A learner that has
+    nothing to train on gives everything back, so the delay never stalls a run.
+
+    Args:
+        arena: Where the slots are.
+        free: Takes slots that are given back.
+    """
+
+    GAIN = 0.3
+    """Part of the waiting time of a batch's segments by which the delay grows."""
+    MARGIN = 0.1
+    """Part of the time between two batches that segments may wait, so that the learner seldom has to."""
+
+    def __init__(self, arena: Arena, free: Queue) -> None:
+        self._arena, self._free = arena, free
+        self._kept: deque[tuple[float, list[int]]] = deque()
+        self._delay = 0.0
+        self._wanted = self._taken = math.nan
+
+    def want(self, now: float) -> None:
+        """The learner wants a batch from now on, in monotonic seconds."""
+        self._wanted = now
+
+    def take(self, slots: list[int], now: float) -> None:
+        """The learner has copied these slots, whose segments are its next batch, and will give them back."""
+        period, self._taken = now - self._taken, now
+        early = self._wanted - float(self._arena.finished_s[slots].max())
+        if period == period:  # else it is the first batch
+            grown = self.GAIN * (early - self.MARGIN * period) if early > 0 else early
+            most = (self._arena.slots / len(slots)) * period  # with all slots kept for longer nothing would be sampled
+            self._delay = min(max(self._delay + grown, 0.0), most)
+        self._kept.append((now, slots))
+
+    def give_back_due(self, now: float) -> None:
+        """Give back what has been kept for the delay."""
+        while self._kept and now - self._kept[0][0] >= self._delay:
+            self._give_back(self._kept.popleft()[1])
+
+    def give_back_all(self) -> None:
+        """Give back everything."""
+        while self._kept:
+            self._give_back(self._kept.popleft()[1])
+
+    def forget(self) -> None:
+        """All slots have been taken back elsewhere."""
+        self._kept.clear()
+
+    def _give_back(self, slots: list[int]) -> None:
+        self._free.put_many(slots)

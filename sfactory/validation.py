@@ -98,18 +98,31 @@ def _size_problems(config: Config, rows_per_env: int) -> list[str]:
     problems = []
     if (slots := slot_count(config, rows)) > MOST_SLOTS:
         problems.append(f"these sizes make {slots} slots; at most {MOST_SLOTS} are possible; lower batch_size, spare_batches or workers")
-    columns = config.batch_size // config.rollout
-    if columns % config.optim.minibatches:
-        problems.append(
-            f"optim.minibatches {config.optim.minibatches} does not divide the {columns} rows of a batch (batch_size "
-            f"{config.batch_size} / rollout {config.rollout}); try {_divisor_near(columns, config.optim.minibatches)}"
-        )
+    if (problem := minibatch_problem(config, recurrent=config.model.core != "none")) is not None:
+        problems.append(problem)
     if config.loss.max_lag is not None and config.loss.max_lag < (least := least_max_lag(config, rows)):
         problems.append(
             f"loss.max_lag {config.loss.max_lag} is below {least}, the lag that these sizes imply; raise it, raise batch_size, "
             "or lower workers, epochs or optim.minibatches"
         )
     return problems
+
+
+def minibatch_problem(config: Config, recurrent: bool) -> str | None:
+    """What is wrong with the number of minibatches: it must divide what they draw from, the rows of a batch or its single samples.
+
+    Args:
+        recurrent: Whether the policy has a state, so that a row of a batch stays in one piece.
+    """
+    rows, count = config.batch_size // config.rollout, config.optim.minibatches
+    if recurrent and rows % count:
+        return (
+            f"optim.minibatches {count} does not divide the {rows} rows of a batch (batch_size {config.batch_size} / rollout "
+            f"{config.rollout}), which stay whole for a recurrent policy; try {_divisor_near(rows, count)}"
+        )
+    if config.batch_size % count:
+        return f"optim.minibatches {count} does not divide batch_size {config.batch_size}; try {_divisor_near(config.batch_size, count)}"
+    return None
 
 
 def _divisor_near(number: int, wanted: int) -> int:

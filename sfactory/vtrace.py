@@ -15,7 +15,6 @@ vs - V and adv are the GAE advantages of the same lambda.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sfactory.gae import check_shapes, contiguous, following_sum, on_cpu_tensors, temporal_difference, trace_decay
+from sfactory.gae import check_shapes, contiguous, following_sum, temporal_difference, trace_decay
 
 
 def vtrace(
@@ -71,15 +70,18 @@ def vtrace(
         floats[2], floats[3], log_ratios=floats[0], rewards=floats[1], terminated=ends[0], truncated=ends[1], final_values=floats[4]
     )
     vs, advantages = np.empty_like(floats[2]), np.empty_like(floats[2])
-    vtrace_pass(*floats, *ends, float(gamma), float(lam), float(rho_bar), float(c_bar), float(rho_bar_pg), vs, advantages)
-    return vs, advantages
+    vtrace_pass(*floats, *ends, float(gamma), float(lam), float(rho_bar), float(c_bar), vs, advantages)
+    with np.errstate(over="ignore"):
+        weights = np.minimum(np.exp(floats[0]), rho_bar_pg)
+    return vs, weights * advantages
 
 
 @njit(cache=True, nogil=True)
 def vtrace_pass(
     log_ratios, rewards, values, bootstrap_value, final_values, terminated, truncated,
-    gamma, lam, rho_bar, c_bar, rho_bar_pg, vs, advantages,
+    gamma, lam, rho_bar, c_bar, vs, advantages,
 ):  # fmt: skip
+    """Fill vs and the advantages, these without the weight min(rho_bar_pg, w)."""
     steps, columns = values.shape
     next_value = bootstrap_value.astype(np.float64)
     correction = np.zeros(columns)  # vs - V of the next step
@@ -93,7 +95,7 @@ def vtrace_pass(
             correction[b] = min(weight, rho_bar) * delta + min(weight, c_bar) * carried
             next_value[b] = value
             vs[t, b] = value + correction[b]
-            advantages[t, b] = min(weight, rho_bar_pg) * (delta + carried)
+            advantages[t, b] = delta + carried
 
 
 @torch.no_grad()
@@ -125,16 +127,34 @@ def vtrace_torch(
         truncated=truncated,
         final_values=final_values,
     )
+    vs, advantages = unweighted_vtrace(
+        log_ratios, rewards, values, bootstrap_value, terminated, truncated, final_values, gamma, lam, rho_bar, c_bar
+    )
+    return vs, log_ratios.exp().clamp_(max=rho_bar_pg) * advantages
+
+
+@torch.no_grad()
+def unweighted_vtrace(
+    log_ratios: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_values: Tensor,
+    gamma: float,
+    lam: float,
+    rho_bar: float,
+    c_bar: float,
+) -> tuple[Tensor, Tensor]:
+    """:func:`vtrace_torch` with advantages r_t + gamma_t q_{t+1} - V_t, that is without their weight min(rho_bar_pg, w_t).
+
+    Whatever shifts advantages, such as normalisation, must do so before the weight multiplies them: a sample that the new policy would
+    hardly take has a weight near 0 and must not get the shift as its advantage.
+    """
     weights = log_ratios.exp()
     delta = temporal_difference(rewards, values, bootstrap_value, terminated, truncated, final_values, gamma)
     decay = trace_decay(terminated, truncated, gamma * lam, values.dtype)
     rho, c = weights.clamp(max=rho_bar), weights.clamp(max=c_bar)
     carried = decay * following_sum(rho * delta, c * decay)
-    vs = torch.addcmul(torch.addcmul(values, rho, delta), c, carried)
-    return vs, weights.clamp_(max=rho_bar_pg) * (delta + carried)
-
-
-def vtrace_for(device: str | torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The fastest V-trace for tensors on a device, called as :func:`vtrace_torch`: the compiled kernel on the CPU, tensor operations
-    elsewhere."""
-    return on_cpu_tensors(vtrace) if torch.device(device).type == "cpu" else vtrace_torch
+    return torch.addcmul(torch.addcmul(values, rho, delta), c, carried), delta + carried

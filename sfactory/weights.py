@@ -132,6 +132,12 @@ class Publisher:
         self._copied.record(self._module.current_stream(self._vector.device))
         self._pending = version
 
+    def offer(self, version: int) -> None:
+        """:meth:`publish`, unless an older version is still on its way from the device: nobody waits for what will soon be out of date."""
+        self.finish(wait=False)
+        if self._pending < 0:
+            self.publish(version)
+
     def finish(self, wait: bool = True) -> None:
         """Put on the board what was begun; unless told to wait, only if its copy is done."""
         if self._pending >= 0 and (wait or self._copied.query()):

@@ -29,20 +29,20 @@ def test_chunks_have_the_gradient_and_statistics_of_the_whole_batch(core: str, w
         batch = learner._assemble(run.sample(learner._per_batch))
         batch.active[2, 5] = False
         moments = {name: value.clone() for name, value in learner.state()["returns"].items()}
-        stats = learner.evaluate(batch)
-        expected = learner._flat.parameters.grad.clone()
-        assert expected.abs().sum() > 0
-        seen = []
-        learner._step = lambda: seen.append(learner._flat.parameters.grad.clone()) or torch.zeros(())
-        learner._threads = ChunkThreads(3)
-        shuffled = torch.randperm(batch.first.shape[1], generator=torch.Generator().manual_seed(0))
-        for columns in (chunk_slices(len(shuffled), width), list(shuffled.split(width))):
-            if moments:
-                learner._returns.load_state_dict(moments)
-            learner._update(batch, None, columns)
-            torch.testing.assert_close(seen.pop(), expected, rtol=1e-4, atol=1e-6)
-            (found,) = learner._stats(torch.stack(learner._statistics[-1:])).stacked()
-            torch.testing.assert_close(found, stats.stacked(), rtol=1e-4, atol=1e-6)
+        weights = learner._flat.vector.clone()
+
+        def gradient(width: int, threads: int) -> tuple[torch.Tensor, ...]:
+            """From the same weights and moments; normalising returns changes both."""
+            learner._flat.vector.copy_(weights)
+            learner._units.load_state_dict(moments)
+            learner._batch_chunk, learner._threads = width, ChunkThreads(threads)
+            update, whole = learner.evaluate(batch)
+            return learner._flat.parameters.grad.clone(), update.stacked(), whole.stacked()
+
+        expected = gradient(100, 1)
+        assert expected[0].abs().sum() > 0
+        for found, one in zip(gradient(width, 3), expected, strict=True):
+            torch.testing.assert_close(found, one, rtol=1e-4, atol=1e-6)
     finally:
         run.close()
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from segments import Estimator, Segments, on_tensors, random_segments
 
-from sfactory.gae import gae, gae_for, gae_torch
+from sfactory.gae import gae, gae_torch
 
-IMPLEMENTATIONS = {"numpy": gae, "torch": on_tensors(gae_torch), "cpu tensors": on_tensors(gae_for("cpu"))}
+IMPLEMENTATIONS = {"numpy": gae, "torch": on_tensors(gae_torch)}
 
 
 @pytest.fixture(params=list(IMPLEMENTATIONS))

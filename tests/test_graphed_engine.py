@@ -161,8 +161,8 @@ def test_sampling_is_the_same_and_importance_weights_are_one(core: str, env: obj
             shake(run)
             slots = run.sample(6)
             batch = run.learner._assemble(slots)
-            stats = run.learner.evaluate(batch)
-            assert abs(float(stats.ratio_min) - 1) < 1e-5 and abs(float(stats.ratio_max) - 1) < 1e-5
+            _, stats = run.learner.evaluate(batch)
+            assert abs(float(stats.weight_min) - 1) < 1e-5 and abs(float(stats.weight_max) - 1) < 1e-5
             segments[name] = batch
         finally:
             run.close()
@@ -259,6 +259,8 @@ class _Given:
 
     def publish(self, _: int) -> None: ...
 
+    def offer(self, _: int) -> None: ...
+
     def finish(self, wait: bool = True) -> None: ...
 
 
@@ -317,7 +319,7 @@ def test_a_compiled_network_has_the_same_loss_and_gradient(tmp_path, monkeypatch
         batch = learner._assemble(run.sample(1))
         for network in (learner._network, TorchNetwork(learner._model, learner._device, None, compiled=False)):
             learner._network = network
-            loss = learner.evaluate(batch).loss
+            loss = learner.evaluate(batch)[0].loss
             found.append((loss, learner._flat.parameters.grad.clone()))
         torch.testing.assert_close(*found)
     finally:

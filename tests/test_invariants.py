@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from environments import MODES, Busy, Counting, vector_of
@@ -9,6 +10,7 @@ from sampling_run import SamplingRun, transitions
 
 from sfactory.arena import FILLING, FINISHED, FREE
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
+from sfactory.objective import final_values
 
 SMALL = {"envs_per_worker": 8, "workers": 1, "rollout": 16, "batch_size": 128, "preset": "none"}
 
@@ -25,7 +27,7 @@ def shake(run: SamplingRun) -> None:
         for parameter in run.training._model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         for name, buffer in run.training._model.named_buffers():
-            if "mean" in name or "var" in name:
+            if ("mean" in name or "var" in name) and not name.startswith("unit"):
                 buffer.add_(torch.rand(buffer.shape, generator=generator))
     run.wires.weights.publish(run.learner._flat.vector, 1)
 
@@ -55,12 +57,12 @@ def test_lag_zero_importance_weights_are_one(core, shared, env, tmp_path):
             assert (batch.terminated & batch.active[:-1]).any()
             assert (batch.truncated & batch.active[:-1]).any()
             assert not batch.mask.all()
-            stats = run.learner.evaluate(batch)
-            assert abs(float(stats.ratio_min) - 1) < 1e-5
-            assert abs(float(stats.ratio_max) - 1) < 1e-5
-            values = run.learner.outputs(batch).value[:-1]
+            _, stats = run.learner.evaluate(batch)
+            assert abs(float(stats.weight_min) - 1) < 1e-5
+            assert abs(float(stats.weight_max) - 1) < 1e-5
+            values, stored = run.learner.outputs(batch).value[:-1], torch.from_numpy(np.concatenate(run.wires.arena.value[slots], 1))
             active = batch.active[:-1]
-            torch.testing.assert_close(values[active], batch.value[:-1][active], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(values[active], stored[:-1][active], rtol=1e-5, atol=1e-5)
             run.give_back(slots)
     finally:
         run.close()
@@ -72,11 +74,11 @@ def test_the_mask_shapes_log_probabilities_and_entropy(tmp_path):
     try:
         shake(run)
         batch = run.learner._assemble(run.sample(2))
-        masked = run.learner.evaluate(batch)
-        unmasked = run.learner.evaluate(dataclasses.replace(batch, mask=torch.ones_like(batch.mask)))
-        assert abs(float(masked.ratio_mean) - 1) < 1e-5
-        assert float(unmasked.ratio_min) < 0.95
-        assert float(masked.entropy) < float(unmasked.entropy) - 0.05
+        loss, masked = run.learner.evaluate(batch)
+        other_loss, unmasked = run.learner.evaluate(dataclasses.replace(batch, mask=torch.ones_like(batch.mask)))
+        assert abs(float(masked.weight_mean) - 1) < 1e-5
+        assert float(unmasked.weight_min) < 0.95
+        assert float(loss.entropy) < float(other_loss.entropy) - 0.05
     finally:
         run.close()
 
@@ -127,7 +129,7 @@ def test_truncated_episodes_are_bootstrapped_with_the_value_of_their_final_obser
         for _ in range(3):
             slots = run.sample(2)
             batch = run.learner._assemble(slots)
-            finals = run.learner._objective.final_values(batch, run.learner.outputs(batch).value)
+            finals = final_values(batch, run.learner.outputs(batch).value)
             arena_obs = batch.obs[0]
             for t, column in (batch.truncated & batch.active[:-1]).nonzero().tolist():
                 episode, count, length = arena_obs[t, column].tolist()

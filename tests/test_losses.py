@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sfactory.config import LossConfig
-from sfactory.losses import SUMS, LossStats, Targets, exploration_coef, loss_stats, total_loss
-from sfactory.losses_cpu import loss_and_gradients, valid_moments
+from sfactory.losses import SUMS, LossStats, Targets, batch_stats, exploration_coef, loss_stats, total_loss, weighted_advantages
+from sfactory.losses_cpu import loss_and_gradients
 
 Loss = Callable[..., tuple[Tensor, LossStats]]
 
@@ -18,16 +18,15 @@ Loss = Callable[..., tuple[Tensor, LossStats]]
 def compiled_loss(config: LossConfig, algo: str, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets) -> Any:
     """:func:`total_loss` by the compiled passes, as a tensor with their gradients."""
     flat = [tensor.detach().reshape(-1).numpy() for tensor in (log_prob, value, exploration, *vars(targets).values())]
-    moments = valid_moments(flat[3], flat[-1])
     gradients, sums = [torch.empty_like(value).detach() for _ in range(3)], torch.empty(SUMS, dtype=torch.float64)
     settings = config.clip, config.value_clip, config.value_coef, exploration_coef(config)
     number = loss_and_gradients(
-        *flat, *moments, algo != "impala", config.normalize_advantage, *map(float, settings),
+        *flat, float(targets.valid.sum()), algo != "impala", *map(float, settings),
         *(gradient.reshape(-1).numpy() for gradient in gradients), sums.numpy(),
     )  # fmt: skip
     shifts = (((x - x.detach()) * gradient) for x, gradient in zip((log_prob, value, exploration), gradients, strict=True))
     loss = number + sum(torch.where(targets.valid, shift, 0.0).sum() for shift in shifts)
-    return loss, loss_stats(config, sums, torch.tensor(moments, dtype=torch.float64))
+    return loss, loss_stats(config, sums)
 
 
 LOSSES = {"compiled": compiled_loss, "torch": total_loss}
@@ -75,9 +74,8 @@ def expected_loss(case: Case, config: LossConfig, algo: str) -> dict[str, Any]:
     keep = case.targets.valid
     log_prob, value, exploration = (tensor[keep] for tensor in case.inputs)
     t = case.targets
-    adv, returns, old, behaviour = (x[keep] for x in (t.advantages, t.returns, t.old_values, t.behaviour_log_prob))
-    ratio = (log_prob - behaviour).exp()
-    scaled = (adv - adv.mean()) / adv.std(correction=0) if config.normalize_advantage else adv
+    scaled, returns, old, old_log_prob = (x[keep] for x in (t.advantages, t.returns, t.old_values, t.old_log_prob))
+    ratio = (log_prob - old_log_prob).exp()
     if algo == "impala":
         policy = -(log_prob * scaled).mean()
     else:
@@ -99,15 +97,12 @@ def expected_loss(case: Case, config: LossConfig, algo: str) -> dict[str, Any]:
         "ratio_max": ratio.max(),
         "clip_fraction": ((ratio - 1).abs() > config.clip).double().mean(),
         "explained_variance": 1 - (returns - value).var() / returns.var(),
-        "adv_mean": adv.mean(),
-        "adv_std": adv.std(correction=0),
-        "valid_fraction": keep.double().mean(),
     }
 
 
 CONFIGS = {
     "default": LossConfig(),
-    "raw advantages": LossConfig(normalize_advantage=False, entropy_coef=0.03),
+    "entropy bonus": LossConfig(entropy_coef=0.03),
     "value clip": LossConfig(value_clip=0.2, value_coef=1.3, clip=0.1),
     "kl": LossConfig(exploration="kl", entropy_coef=0.1),
 }
@@ -137,7 +132,7 @@ def test_invalid_samples_change_nothing(compute: Loss, algo: str, garbage: float
     invalid = ~case.targets.valid
     for tensor in case.inputs:
         tensor.data[invalid] = garbage
-    for name in ("advantages", "returns", "old_values", "behaviour_log_prob"):
+    for name in ("advantages", "returns", "old_values", "old_log_prob"):
         getattr(case.targets, name)[invalid] = garbage
     _, stats = compute(config, algo, *case.inputs, case.targets)
     assert torch.equal(stats.stacked(), clean.stacked())
@@ -148,13 +143,12 @@ def test_invalid_samples_change_nothing(compute: Loss, algo: str, garbage: float
 
 def test_the_scale_is_the_mean_over_valid_samples(compute: Loss) -> None:
     case = make_case(invalid=0.0)
-    config = LossConfig(normalize_advantage=False, entropy_coef=0.1)
+    config = LossConfig(entropy_coef=0.1)
     loss, _ = compute(config, "appo", *case.inputs, case.targets)
     twice = dataclasses.asdict(case.targets)
     padded = {name: torch.cat((tensor, torch.zeros_like(tensor))) for name, tensor in twice.items()}
-    padded_loss, stats = compute(config, "appo", *(torch.cat((x, x)) for x in case.inputs), Targets(**padded))
+    padded_loss, _ = compute(config, "appo", *(torch.cat((x, x)) for x in case.inputs), Targets(**padded))
     torch.testing.assert_close(padded_loss, loss)
-    assert stats.valid_fraction.item() == 0.5
 
 
 def test_without_a_valid_sample_nothing_is_learned(compute: Loss) -> None:
@@ -179,7 +173,7 @@ def test_equal_advantages_and_returns_stay_finite(compute: Loss) -> None:
 
 def test_at_lag_zero_the_policy_is_unchanged_in_every_statistic(compute: Loss) -> None:
     case = make_case()
-    targets = dataclasses.replace(case.targets, behaviour_log_prob=case.log_prob.detach().clone())
+    targets = dataclasses.replace(case.targets, old_log_prob=case.log_prob.detach().clone())
     _, stats = compute(LossConfig(), "appo", *case.inputs, targets)
     assert stats.kl.item() == stats.clip_fraction.item() == 0.0
     assert stats.ratio_mean.item() == stats.ratio_min.item() == stats.ratio_max.item() == 1.0
@@ -187,7 +181,7 @@ def test_at_lag_zero_the_policy_is_unchanged_in_every_statistic(compute: Loss) -
 
 def test_the_range_of_the_ratio_is_that_of_valid_samples(compute: Loss) -> None:
     case = make_case()
-    targets = dataclasses.replace(case.targets, behaviour_log_prob=case.log_prob.detach() - 0.5)
+    targets = dataclasses.replace(case.targets, old_log_prob=case.log_prob.detach() - 0.5)
     _, stats = compute(LossConfig(), "appo", *case.inputs, targets)
     assert stats.ratio_min.item() == pytest.approx(1.6487, abs=1e-4)
     assert stats.ratio_max.item() == pytest.approx(1.6487, abs=1e-4)
@@ -198,7 +192,7 @@ def test_a_sample_beyond_the_clip_range_has_no_policy_gradient(compute: Loss) ->
     zero = torch.zeros(1, 4)
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
     targets = Targets(advantages, zero, zero, zero, torch.ones(1, 4, dtype=torch.bool))
-    loss, _ = compute(LossConfig(normalize_advantage=False), "ppo", log_prob, zero, zero, targets)
+    loss, _ = compute(LossConfig(), "ppo", log_prob, zero, zero, targets)
     loss.backward()
     assert (log_prob.grad[0] != 0).tolist() == [False, True, True, False]
 
@@ -229,3 +223,32 @@ def test_an_unknown_algorithm_is_named() -> None:
     case = make_case()
     with pytest.raises(ValueError, match="algo is 'a2c'; use appo, impala or ppo"):
         total_loss(LossConfig(), "a2c", *case.inputs, case.targets)
+
+
+def test_advantages_are_normalised_over_the_valid_samples_before_their_weight_multiplies_them() -> None:
+    generator = torch.Generator().manual_seed(1)
+    advantages, weights = 3 * torch.randn(6, 5, generator=generator) + 2, torch.rand(6, 5, generator=generator)
+    valid = torch.rand(6, 5, generator=generator) > 0.3
+    advantages[~valid] = float("nan")
+    found, mean, std = weighted_advantages(LossConfig(), advantages, weights, valid)
+    kept = advantages[valid].double()
+    torch.testing.assert_close(mean, kept.mean())
+    torch.testing.assert_close(std, kept.std(correction=0))
+    torch.testing.assert_close(found[valid], ((kept - kept.mean()) / kept.std(correction=0)).float() * weights[valid])
+    assert not found[~valid].any()
+    raw, _, _ = weighted_advantages(LossConfig(normalize_advantage=False), advantages, weights, valid)
+    torch.testing.assert_close(raw[valid], advantages[valid] * weights[valid])
+
+
+def test_the_statistics_of_a_batch_are_those_of_its_valid_weights() -> None:
+    log_weights = torch.tensor([[0.5, -2.0, float("nan"), 0.0]])
+    valid = torch.tensor([[True, True, False, True]])
+    zero = torch.zeros((), dtype=torch.float64)
+    stats = batch_stats(log_weights, zero, zero, valid)
+    weights = log_weights[valid].double().exp()
+    torch.testing.assert_close(stats.weight_mean, weights.mean())
+    torch.testing.assert_close(torch.stack((stats.weight_min, stats.weight_max)), torch.stack((weights.min(), weights.max())))
+    torch.testing.assert_close(stats.behaviour_kl, (weights - 1 - weights.log()).mean())
+    assert stats.valid_fraction.item() == 0.75
+    nothing = batch_stats(log_weights, zero, zero, torch.zeros_like(valid))
+    assert nothing.stacked().tolist() == [0, 1, 1, 1, 0, 0, 0]

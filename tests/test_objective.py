@@ -1,23 +1,26 @@
-"""The compiled objective against the one of tensor operations."""
+"""The objective: what it is at lag 0 and beyond, and the compiled one against the one of tensor operations."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
-from sfactory.batch import Batch
-from sfactory.chunks import Columns
+from sfactory.batch import Batch, Samples
+from sfactory.chunks import Columns, select_columns
 from sfactory.config import Config, LossConfig
+from sfactory.distributions import ActionDistribution
 from sfactory.losses import Targets
-from sfactory.model.normalizer import RunningMeanStd
+from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.objective import Objective, valid_samples
 from sfactory.objective_cpu import CompiledObjective
 from sfactory.spaces import ActionSpec
+from sfactory.vtrace import vtrace
 
-CPU = torch.device("cpu")
 STEPS, COLUMNS = 7, 6
 SPACES = {
     "discrete": spaces.Discrete(2),
@@ -64,7 +67,6 @@ def make_batch(action: ActionSpec, masked: bool, width: int = COLUMNS) -> Batch:
         truncated=ends[1],
         final_value=torch.where(chance(0.5, STEPS, width), normal(STEPS, width), math.nan),
         log_prob=0.3 * normal(STEPS, width) - 2,
-        value=normal(STEPS + 1, width),
         categorical=torch.zeros(STEPS, width, 0, dtype=torch.int32) if categorical is None else categorical.int(),
         continuous=normal(STEPS, width, d),
         rnn_state=torch.zeros(width, 0),
@@ -78,21 +80,41 @@ def outputs_of(action: ActionSpec, width: int = COLUMNS) -> tuple[torch.Tensor, 
     return params, torch.randn(STEPS + 1, width, generator=generator)
 
 
+class Critic(nn.Module):
+    """As much of a model as the critic's units need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unit = ValueUnit()
+
+
 def both(algo: str, loss: LossConfig, action: ActionSpec) -> list[Objective]:
     found = []
     for kind in (CompiledObjective, Objective):
-        returns = RunningMeanStd() if loss.normalize_returns else None
-        if returns is not None:
-            returns.update(torch.linspace(-3, 8, 50), torch.ones(50, dtype=torch.bool))
-        found.append(kind(Config(env="x", algo=algo, loss=loss), action, returns, CPU))
+        units = CriticUnits(Critic(), loss.normalize_returns)
+        units.update(torch.linspace(-3, 8, 50), torch.ones(50, dtype=torch.bool))
+        found.append(kind(Config(env="x", algo=algo, loss=loss), action, units))
     return found
 
 
-def gradients_of(objective: Objective, params, value, batch: Batch, columns: Columns | None = None, fixed: Targets | None = None) -> tuple:
-    """Those of all columns or of some, with moments of the advantages."""
-    evaluation = objective.evaluate(params, value, batch, batch.all_columns if columns is None else columns, fixed)
-    moments = objective.joint([evaluation], fixed is not None)
-    return *objective.gradients(evaluation, moments), moments
+def targets_of(objective: Objective, params: torch.Tensor, value: torch.Tensor, batch: Batch) -> Targets:
+    """By two chunks."""
+    chunks = []
+    for columns in (slice(0, 2), slice(2, params.shape[1])):
+        evaluation = objective.evaluate(params[:, columns], value[:, columns], batch, columns)
+        chunks.append(objective.estimate(evaluation, batch, columns))
+    return objective.targets(chunks)[0]
+
+
+def gradients_of(objective: Objective, params, value, samples: Batch | Samples, targets: Targets, columns: Columns) -> tuple:
+    """Gradients and sums of some columns."""
+    evaluation = objective.evaluate(params, value, samples, columns)
+    return objective.gradients(evaluation, targets, columns, select_columns(targets.valid, columns, 1).sum())
+
+
+def at_once(objective: Objective, params, value, batch: Batch) -> tuple:
+    """Targets and gradients of the same policy on the whole batch."""
+    return gradients_of(objective, params, value, batch, targets_of(objective, params, value, batch), batch.all_columns)
 
 
 @pytest.mark.parametrize("columns", [slice(2, 2 + COLUMNS), torch.tensor([7, 0, 4, 5, 8, 1])], ids=["slice", "indices"])
@@ -100,18 +122,97 @@ def gradients_of(objective: Objective, params, value, batch: Batch, columns: Col
     ("space", "masked"), [(space, masked) for space in SPACES for masked in (False, True) if space != "box" or not masked]
 )
 @pytest.mark.parametrize(("algo", "loss"), LOSSES.values(), ids=LOSSES)
-def test_compiled_gradients_are_those_of_tensor_operations(algo: str, loss: LossConfig, space: str, masked: bool, columns) -> None:
+def test_compiled_targets_and_gradients_are_those_of_tensor_operations(
+    algo: str, loss: LossConfig, space: str, masked: bool, columns
+) -> None:
     action = ActionSpec.from_space(SPACES[space])
     batch = make_batch(action, masked, COLUMNS + 3)
-    params, value = outputs_of(action)
+    old, noise = outputs_of(action, COLUMNS + 3), torch.Generator().manual_seed(6)
+    params, value = (select_columns(x, columns, 1) for x in old)
+    params, value = (x + 0.1 * torch.randn(x.shape, generator=noise) for x in (params, value))  # of the new policy
     found = []
     for objective in both(algo, loss, action):
-        fixed = objective.gae_targets(batch, outputs_of(action, COLUMNS + 3)[1]) if algo == "ppo" else None
-        found.append(gradients_of(objective, params, value, batch, columns, fixed))
-    assert found[0][0].any()
-    assert found[0][1].any()
+        targets = targets_of(objective, *old, batch)
+        of_batch = gradients_of(objective, params, value, batch, targets, columns)
+        samples = batch.samples(targets, single=False)
+        of_samples = gradients_of(objective, params[:-1], value[:-1], samples, targets, columns)
+        found.append((*vars(targets).values(), *of_batch, *of_samples))
+        assert not of_batch[0][-1].any() and not of_batch[1][-1].any(), "row T has no sample"
+    assert found[0][5].any() and found[0][6].any()
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(torch.as_tensor(ours).double(), plain.double(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["compiled", "plain"])
+@pytest.mark.parametrize("space", SPACES)
+def test_at_lag_zero_it_is_ppo_with_the_targets_of_vtrace(space: str, kind: int) -> None:
+    """By hand in float64: with weights 1 the targets are V-trace's, and the loss is PPO's with normalised advantages."""
+    action, loss = ActionSpec.from_space(SPACES[space]), LossConfig(entropy_coef=0.02, value_coef=0.7)
+    batch = make_batch(action, masked=False)
+    old_params, old_value = outputs_of(action)
+    old_params *= 0.3  # log-probabilities of a size that float32 resolves
+    distribution = ActionDistribution(action)
+    taken = batch.categorical, batch.continuous
+    objective = both("appo", loss, action)[kind]
+    sampled = objective.evaluate(old_params, old_value, batch, batch.all_columns).log_prob
+    batch = dataclasses.replace(batch, log_prob=torch.as_tensor(sampled).detach())
+    params = old_params + 0.1 * torch.randn(old_params.shape, generator=torch.Generator().manual_seed(2))
+    value = old_value + 0.3
+    targets = targets_of(objective, old_params, old_value, batch)
+    of_params, of_value, _ = gradients_of(objective, params, value, batch, targets, batch.all_columns)
+
+    valid = valid_samples(batch)
+    finals = torch.where(batch.final_value.isnan(), old_value[1:], batch.final_value)
+    arrays = [x.double().numpy() for x in (torch.zeros(STEPS, COLUMNS), batch.reward, old_value[:-1], old_value[-1])]
+    vs, advantages = vtrace(*arrays, batch.terminated.numpy(), batch.truncated.numpy(), finals.double().numpy(), loss.gamma, loss.lam)
+    vs, advantages = torch.from_numpy(vs), torch.from_numpy(advantages)[valid]
+    advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
+    new, old = params.double().requires_grad_(), old_params.double()
+    v = value.double().requires_grad_()
+    log_prob, entropy = distribution.log_prob_and_entropy(new[:-1], taken[0], taken[1].double())
+    ratio = (log_prob - distribution.log_prob(old[:-1], taken[0], taken[1].double()))[valid].exp()
+    surrogate = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+    (-surrogate + 0.7 * 0.5 * (v[:-1] - vs)[valid].square().mean() - 0.02 * entropy[valid].mean()).backward()
+    torch.testing.assert_close(targets.returns[valid].double(), vs[valid], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(targets.advantages[valid].double(), advantages, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(of_params.double(), new.grad, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(of_value.double(), v.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["compiled", "plain"])
+@pytest.mark.parametrize("algo", ["appo", "impala"])
+@pytest.mark.parametrize(("space", "masked"), [("discrete", True), ("multidiscrete", True), ("box", False), ("mixed", True)])
+def test_a_sample_that_the_proximal_policy_would_never_take_has_no_gradient(space: str, masked: bool, algo: str, kind: int) -> None:
+    """Its weight underflows to 0; no shift of the advantages may give it one of its own."""
+    action = ActionSpec.from_space(SPACES[space])
+    batch = make_batch(action, masked)
+    params, value = outputs_of(action)
+    batch.log_prob[2:4] = 200.0  # mu took them almost surely, whatever pi says
+    batch.reward[2:4] = torch.tensor([[1e6], [-1e6]])
+    objective = both(algo, LossConfig(), action)[kind]
+    targets = targets_of(objective, params, value, batch)
+    of_params, of_value, _ = gradients_of(objective, params, value, batch, targets, batch.all_columns)
+    assert not of_params[2:4].any()
+    assert not of_value[2:4].any()
+    assert of_params[:2].any() and of_params[4:].any()
+
+
+def test_neither_the_order_of_columns_nor_their_chunks_matter() -> None:
+    action = ActionSpec.from_space(SPACES["mixed"])
+    batch, (params, value) = make_batch(action, masked=True), outputs_of(action)
+    order = torch.tensor([3, 5, 0, 1, 4, 2])
+    for objective in both("appo", LossConfig(), action):
+        targets = targets_of(objective, params, value, batch)
+        permuted = targets_of(objective, params[:, order], value[:, order], batch.select(order))
+        for name, expected in vars(targets.select(order)).items():
+            torch.testing.assert_close(getattr(permuted, name), expected, rtol=1e-6, atol=1e-6)
+        single = batch.samples(targets, single=True)
+        flat = [x[:-1].flatten(0, 1)[None] for x in (params, value)]
+        of_single = gradients_of(objective, *flat, single, single.targets, slice(0, STEPS * COLUMNS))
+        of_params, of_value, sums = gradients_of(objective, params, value, batch, targets, batch.all_columns)
+        torch.testing.assert_close(of_single[0].reshape(STEPS, COLUMNS, -1), of_params[:-1], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(of_single[1].reshape(STEPS, COLUMNS), of_value[:-1], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(torch.as_tensor(of_single[2]), torch.as_tensor(sums), rtol=1e-6, atol=1e-6)
 
 
 def test_numbers_that_are_not_finite_do_not_vanish() -> None:
@@ -125,7 +226,7 @@ def test_numbers_that_are_not_finite_do_not_vanish() -> None:
         for objective in both("appo", LossConfig(), action):
             if place < action.logits and not batch.mask[t, b, place]:
                 continue
-            assert not gradients_of(objective, params, value, batch)[0].isfinite().all()
+            assert not at_once(objective, params, value, batch)[0].isfinite().all()
 
 
 def test_what_happened_in_invalid_samples_does_not_matter() -> None:
@@ -140,7 +241,7 @@ def test_what_happened_in_invalid_samples_does_not_matter() -> None:
             params[:, column], value[:, column] = garbage, garbage
             batch.reward[:, column] = batch.log_prob[:, column] = garbage
         for objective in both("appo", LossConfig(entropy_coef=0.1), action):
-            of_params, of_value, sums, _ = gradients_of(objective, params, value, batch)
-            found.append((sums.float(), of_value, of_params[:, [0, 1, 4, 5]]))
+            of_params, of_value, sums = at_once(objective, params, value, batch)
+            found.append((torch.as_tensor(sums).float(), of_value, of_params[:, [0, 1, 4, 5]]))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from segments import Estimator, Segments, on_tensors, random_segments
 
 from sfactory.gae import gae
-from sfactory.vtrace import vtrace, vtrace_for, vtrace_torch
+from sfactory.vtrace import vtrace, vtrace_torch
 
-IMPLEMENTATIONS = {"numpy": vtrace, "torch": on_tensors(vtrace_torch), "cpu tensors": on_tensors(vtrace_for("cpu"))}
+IMPLEMENTATIONS = {"numpy": vtrace, "torch": on_tensors(vtrace_torch)}
 
 
 @pytest.fixture(params=list(IMPLEMENTATIONS))
@@ -171,5 +171,4 @@ def test_targets_carry_no_gradient() -> None:
     tensors = [torch.from_numpy(array) for array in random_segments(10, 4, 2)]
     tensors[0].requires_grad_()
     tensors[2].requires_grad_()
-    for estimate in (vtrace_torch, vtrace_for("cpu")):
-        assert not any(result.requires_grad for result in estimate(*tensors, 0.9))
+    assert not any(result.requires_grad for result in vtrace_torch(*tensors, 0.9))

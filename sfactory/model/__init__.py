@@ -13,12 +13,12 @@ A user's own part is named in :class:`~sfactory.config.ModelConfig` by a callabl
   A subclass of :class:`Core` inherits an ``unroll`` that steps.
 - ``model.model``: ``make(observation, action, config: ModelConfig) -> nn.Module`` with attribute ``state_size: int`` and the methods
   ``forward`` and ``unroll`` of :class:`ActorCritic`. It may have a ``normalizer`` with a method ``update(obs, valid)`` that the learner
-  calls.
+  calls, and a method ``rescale_values(scale, shift)`` that corrects its last layer when the unit of returns moves.
 
 Parts that break their contract raise :class:`~sfactory.errors.ConfigError` before anything starts.
 """
 
-from sfactory.model.actor_critic import ActorCritic, build_model, describe
+from sfactory.model.actor_critic import ActorCritic, build_model, describe, shares_trunk
 from sfactory.model.cores import Core, GRUCore, LSTMCore
 from sfactory.model.encoders import ImpalaResNet, MLPEncoder, NatureCNN
 from sfactory.model.normalizer import ObservationNormalizer, RunningMeanStd
@@ -37,4 +37,5 @@ __all__ = [
     "build_model",
     "describe",
     "lower_weights",
+    "shares_trunk",
 ]

@@ -13,7 +13,7 @@ from sfactory.model.cores import Core, GRUCore, LSTMCore
 from sfactory.model.encoders import build_encoders
 from sfactory.model.heads import PolicyHead, ValueHead
 from sfactory.model.layers import ACTIVATIONS, Dense
-from sfactory.model.normalizer import ObservationNormalizer
+from sfactory.model.normalizer import ObservationNormalizer, ValueUnit
 from sfactory.model.precision import full_precision
 from sfactory.objects import load_object
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -65,6 +65,7 @@ class ActorCritic(nn.Module):
         action: What it decides.
         state_size: Floats S of the RNN state of one row: the actor's, then the critic's where that is separate; 0 without a core.
         normalizer: Of float observations, or None. The learner updates it.
+        unit: Of the values. The learner sets it.
     """
 
     def __init__(self, observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> None:
@@ -72,8 +73,9 @@ class ActorCritic(nn.Module):
         self.observation, self.action = observation, action
         has_floats = any(leaf.dtype == "float32" for leaf in observation.leaves)
         self.normalizer = ObservationNormalizer(observation.leaves) if config.normalize_obs and has_floats else None
+        self.unit = ValueUnit()
         self.actor = Trunk(observation, config)
-        self.critic = None if config.shared_critic else Trunk(observation, config)
+        self.critic = None if shares_trunk(observation, config) else Trunk(observation, config)
         self.policy = PolicyHead(self.actor.out_features, action, config.adaptive_std, config.initial_log_std)
         self.value = ValueHead((self.critic or self.actor).out_features)
         self.state_size = self.actor.state_size + (self.critic.state_size if self.critic else 0)
@@ -113,6 +115,10 @@ class ActorCritic(nn.Module):
         features = self.actor.unroll(obs, first, of_actor)
         return self._heads(features, features if self.critic is None else self.critic.unroll(obs, first, of_critic))
 
+    def rescale_values(self, scale: Tensor, shift: Tensor) -> None:
+        """From here on every value is what it was, times `scale`, plus `shift`; both ``[]``."""
+        self.value.rescale(scale, shift)
+
     def _split(self, state: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         if state is None or self.critic is None:
             return state, None
@@ -123,6 +129,17 @@ class ActorCritic(nn.Module):
             x = actor_features.float()
             y = x if critic_features is actor_features else critic_features.float()
             return self.policy(x), self.value(y)
+
+
+def shares_trunk(observation: ObservationSpec, config: ModelConfig) -> bool:
+    """Whether policy and value have one encoder and core: as asked for, else where these are large, for images and with a core.
+
+    A small trunk that serves both is worth less than it saves: the value's gradients, whose size follows the returns, then shape what
+    the policy sees.
+    """
+    if config.shared_critic is not None:
+        return config.shared_critic
+    return config.core != "none" or any(leaf.is_image for leaf in observation.leaves)
 
 
 def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> nn.Module:
@@ -138,7 +155,7 @@ def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelC
     role = f"model.model {config.model}"
     model = construct(load_object(config.model, "model.model"), role, observation, action, config)
     checked_model(model, role, observation, ActionDistribution(action).width)
-    for name, value in (("observation", observation), ("action", action), ("normalizer", None)):
+    for name, value in (("observation", observation), ("action", action), ("normalizer", None), ("unit", ValueUnit())):
         if not hasattr(model, name):
             setattr(model, name, value)
     return model

@@ -49,3 +49,8 @@ class ValueHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).squeeze(-1)
+
+    def rescale(self, scale: Tensor, shift: Tensor) -> None:
+        """From here on every value is what it was, times `scale`, plus `shift`; both ``[]``."""
+        self.linear.weight.mul_(scale)
+        self.linear.bias.mul_(scale).add_(shift)
