@@ -40,7 +40,7 @@ class DenseNetwork:
     The passes are one for trunk and both heads, or where the critic has a trunk of its own, the policy's and the critic's.
 
     Args:
-        model: One that :meth:`fits`. For training its parameters have their gradients' memory.
+        model: One that :meth:`fits`, whose parameters stay where they are in memory. For training they have their gradients' memory, too.
     """
 
     def __init__(self, model: ActorCritic) -> None:
@@ -52,6 +52,11 @@ class DenseNetwork:
         hidden = [trunk.encoders[0].linears for trunk in (model.actor, model.critic) if trunk is not None]
         heads = [model.policy.linear, model.value.linear]
         self._linears = [(hidden[0], heads)] if len(hidden) == 1 else [(hidden[0], heads[:1]), (hidden[1], heads[1:])]
+        self._layers, self._copies = [], []
+        for hidden_layers, last in self._linears:
+            stacks = [_side_by_side(linears) for linears in (*([linear] for linear in hidden_layers), last)]
+            self._layers.append(tuple(layer for layer, _ in stacks))
+            self._copies += [copy for _, copies in stacks for copy in copies]
         self._log_std = np.zeros(0 if model.policy.log_std is None else model.action.continuous, np.float32)
         self.refresh()
         self._scratch = self._tiles(1)
@@ -70,7 +75,8 @@ class DenseNetwork:
         model = self._model
         if model.normalizer is not None:
             self._mean, self._scale = (moment.numpy().reshape(-1) for moment in model.normalizer.mean_and_scale(0))
-        self._layers = [_layers(hidden, heads) for hidden, heads in self._linears]
+        for place, source in self._copies:
+            np.copyto(place, source)
         if self._log_std.size:
             self._log_std = model.policy.log_std.detach().clamp(*LOG_STD_RANGE).numpy()
 
@@ -152,18 +158,21 @@ def _is_small(encoder: nn.Module) -> bool:
     return bool(widths) and max(widths) <= WIDEST
 
 
-def _layers(hidden: Sequence[nn.Linear], heads: Sequence[nn.Linear]) -> tuple[Layer, ...]:
-    """The layers, and all heads as one more; filled up with zeros to multiples of four."""
-    return tuple(_side_by_side(linears) for linears in (*([linear] for linear in hidden), heads))
+def _side_by_side(linears: Sequence[nn.Linear]) -> tuple[Layer, list[tuple[Array, Array]]]:
+    """Layers of the same input as one, filled up with zeros to multiples of four: views of the parameters if nothing is to be added.
 
-
-def _side_by_side(linears: Sequence[nn.Linear]) -> Layer:
-    """Layers of the same input as one: views if nothing is to be added."""
-    weights, biases = zip(*((linear.weight.detach().numpy(), linear.bias.detach().numpy()) for linear in linears), strict=True)
-    rows, columns = sum(map(len, biases)), weights[0].shape[1]
+    Returns:
+        The layer, and the places in it with the parameters that have to be copied there when they change.
+    """
+    parameters = [(linear.weight.detach().numpy(), linear.bias.detach().numpy()) for linear in linears]
+    rows, columns = sum(len(bias) for _, bias in parameters), parameters[0][0].shape[1]
     shape = -(-rows // 4) * 4, -(-columns // 4) * 4
     if len(linears) == 1 and shape == (rows, columns):
-        return weights[0], biases[0]
+        return parameters[0], []
     weight, bias = np.zeros(shape, np.float32), np.zeros(shape[0], np.float32)
-    weight[:rows, :columns], bias[:rows] = np.concatenate(weights), np.concatenate(biases)
-    return weight, bias
+    copies, row = [], 0
+    for own_weight, own_bias in parameters:
+        own = slice(row, row + len(own_bias))
+        copies += [(weight[own, :columns], own_weight), (bias[own], own_bias)]
+        row += len(own_bias)
+    return (weight, bias), copies
