@@ -1,0 +1,289 @@
+"""What policy lag costs: return at equal env steps when every batch is trained on a number of batches late.
+
+    python -m perf.lag [--tasks hopper ...] [--lags 0 1 2 4 8] [--variants mended ...] [--seeds 21 22 23] [--processes 2]
+    python -m perf.lag --table                      # from the curves in perf/data/lag
+    python -m perf.lag --figure docs/lag.svg
+
+Each cell is a run in one process, where sampling and learning alternate and the lag would be 0; a batch is kept back until so many younger
+ones have been sampled. Everything else is the task's preset. Curves are kept as ``TASK-VARIANT-LAG-SEED.csv``; a cell that is there is not
+run again, so an interrupted command goes on where it was. A score is the mean training return over the last quarter of the env steps.
+
+The variants leave out one part each: ``stale`` is the objective as it was before all of them (clipped around the behaviour policy, V-trace
+anew at every update, weighted advantages normalised within a minibatch of whole rows), ``weight-first`` normalises advantages after their
+weight has multiplied them, ``recomputed`` makes targets anew at every update, ``rows`` draws minibatches from whole rows and normalises
+within them, ``uncorrected`` takes all of V-trace's weights as 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import itertools
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from sfactory import objective as objective_module
+from sfactory import workers
+from sfactory.batch import Batch
+from sfactory.chunks import select_columns
+from sfactory.config import Config, LogConfig, ModelConfig, merged, resolve
+from sfactory.learner import Learner
+from sfactory.losses import Targets, batch_stats, weighted_advantages
+from sfactory.metrics import Report
+from sfactory.objective import Estimates
+from sfactory.runner import train
+
+DATA = Path(__file__).parent / "data" / "lag"
+LAGS, SEEDS = (0, 1, 2, 4, 8), (21, 22, 23)
+LAST_PART = 0.25
+
+
+class Task(NamedTuple):
+    """An environment, for how many env steps it is trained, and what is set besides its preset."""
+
+    env: str
+    steps: int
+    core: str = "none"
+
+
+TASKS = {
+    "hopper": Task("Hopper-v5", 300_000),
+    "lunarlander": Task("LunarLander-v3", 300_000),
+    "acrobot": Task("Acrobot-v1", 100_000),
+    "cartpole-lstm": Task("examples.masked_cartpole:MaskedCartPole-v0", 100_000, "lstm"),
+}
+
+
+class LateLearner(Learner):
+    """Trains on each batch when so many younger ones have been sampled."""
+
+    lag = 0
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._waiting: deque[Batch] = deque()
+
+    def _learn(self, batch: Batch) -> None:
+        if self.lag:
+            self._waiting.append(_copy(batch))
+            if len(self._waiting) <= self.lag:
+                return
+            batch = self._waiting.popleft()
+        self._train_on(batch)
+
+    def _train_on(self, batch: Batch) -> None:
+        super()._learn(batch)
+
+
+class RowsLearner(LateLearner):
+    """Minibatches of whole rows, in each of which advantages are normalised."""
+
+    def _train_on(self, batch: Batch) -> None:
+        proximal = self._estimates(batch, batch.all_columns)
+        none = torch.zeros((), dtype=torch.float64)
+        self._batch_statistics.append(batch_stats(proximal.log_weights, none, none, proximal.valid).stacked())
+        columns = batch.first.shape[1]
+        for _ in range(self._config.epochs):
+            for rows in torch.randperm(columns, generator=self._generator).split(columns // self._config.optim.minibatches):
+                self._learn_rows(batch, rows, *self._targets(batch, rows, proximal))
+
+    def _targets(self, batch: Batch, rows: Tensor, proximal: Estimates) -> tuple[Estimates, Tensor]:
+        """Of some rows the estimates, and the log-probabilities around which the surrogate is clipped."""
+        part = Estimates(*(select_columns(x, rows, 1) for x in proximal))
+        return part, part.log_prob
+
+    def _estimates(self, batch: Batch, columns: Tensor | slice) -> Estimates:
+        """What the present policy makes of some columns."""
+        self._network.refresh()
+        with torch.no_grad():
+            outputs = self._network.outputs(batch, columns)
+        return self._objective.estimate(self._objective.evaluate(*outputs[:2], batch, columns), batch, columns)
+
+    def _learn_rows(self, batch: Batch, rows: Tensor, estimates: Estimates, old_log_prob: Tensor) -> None:
+        units, valid = self._objective.units, estimates.valid
+        units.update(estimates.returns, valid)
+        returns, values = units.from_returns(estimates.returns), units.from_returns(estimates.values)
+        advantages = self._advantages(estimates.advantages, estimates.log_weights.exp().clamp(max=1.0), valid)
+        samples = batch.select(rows).samples(Targets(advantages, returns, values, old_log_prob, valid), single=False)
+        self._network.refresh()
+        self._update(self._forward(samples, [slice(0, len(rows))]), samples.targets)
+
+    def _advantages(self, advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
+        return weighted_advantages(self._config.loss, advantages, weights, valid)[0]
+
+
+class RecomputedLearner(RowsLearner):
+    """Targets anew at every update."""
+
+    def _targets(self, batch: Batch, rows: Tensor, proximal: Estimates) -> tuple[Estimates, Tensor]:
+        return self._estimates(batch, rows), select_columns(proximal.log_prob, rows, 1)
+
+
+class StaleLearner(RowsLearner):
+    """Targets anew at every update, clipped around the behaviour policy, advantages normalised after their weight."""
+
+    def _targets(self, batch: Batch, rows: Tensor, proximal: Estimates) -> tuple[Estimates, Tensor]:
+        return self._estimates(batch, rows), select_columns(batch.log_prob, rows, 1)
+
+    def _advantages(self, advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
+        return weighted_advantages(self._config.loss, advantages * weights, torch.ones_like(weights), valid)[0]
+
+
+class WeightFirstLearner(LateLearner):
+    """Advantages normalised after their weight has multiplied them."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        objective_module.weighted_advantages = lambda loss, advantages, weights, valid: weighted_advantages(
+            loss, advantages * weights, torch.ones_like(weights), valid
+        )
+
+
+VARIANTS: dict[str, type[LateLearner]] = {
+    "mended": LateLearner,
+    "stale": StaleLearner,
+    "weight-first": WeightFirstLearner,
+    "recomputed": RecomputedLearner,
+    "rows": RowsLearner,
+    "uncorrected": LateLearner,
+}
+
+
+def _copy(batch: Batch) -> Batch:
+    values = {f.name: getattr(batch, f.name) for f in dataclasses.fields(Batch)}
+    return Batch(
+        **{n: tuple(x.clone() for x in v) if isinstance(v, tuple) else None if v is None else v.clone() for n, v in values.items()}
+    )
+
+
+def run(task: Task, variant: str, lag: int, seed: int, curve: Path) -> None:
+    """Train one cell and write its curve: env steps and mean training return."""
+    LateLearner.lag = lag
+    workers.Learner = VARIANTS[variant]
+    model = ModelConfig(core=task.core) if task.core != "none" else ModelConfig()
+    log = LogConfig(report_every_s=1.0, display="none", tensorboard=False, episode_window=20)
+    with tempfile.TemporaryDirectory() as folder:
+        config = resolve(Config(env=task.env, steps=task.steps, seed=seed, run=folder, serial=True, device="cpu", model=model, log=log))
+        if variant == "uncorrected":
+            config = merged(config, {"algo": "ppo"})  # which has lag 0 in a product's run, and here only GAE
+        points: list[tuple[int, float]] = []
+
+        def keep(report: Report) -> None:
+            points.append((report.env_steps, report.episode_return_mean))
+
+        train(config, [keep])
+    part = curve.with_suffix(".part")
+    curve.parent.mkdir(parents=True, exist_ok=True)
+    with part.open("w", newline="") as file:
+        csv.writer(file).writerows([("env_steps", "episode_return_mean"), *points])
+    part.rename(curve)
+
+
+def score(curve: Path) -> float:
+    """Mean training return over the last part of a curve's env steps."""
+    with curve.open() as file:
+        points = [(int(row["env_steps"]), float(row["episode_return_mean"])) for row in csv.DictReader(file)]
+    begin = (1 - LAST_PART) * points[-1][0]
+    return statistics.fmean(value for steps, value in points if steps >= begin and value == value)
+
+
+def scores(data: Path) -> dict[tuple[str, str, int], list[float]]:
+    """Of every task, variant and lag the scores of its seeds."""
+    found: dict[tuple[str, str, int], list[float]] = {}
+    for task, variant, lag in itertools.product(TASKS, VARIANTS, LAGS):
+        if curves := sorted(data.glob(f"{task}.{variant}.{lag}.*.csv")):
+            found[task, variant, lag] = [score(curve) for curve in curves]
+    return found
+
+
+def show(data: Path) -> None:
+    """Print the mean score of every cell, with those of its seeds."""
+    found = scores(data)
+    table = Table("task", "variant", *(f"lag {lag}" for lag in LAGS))
+    for task, variant in dict.fromkeys((task, variant) for task, variant, _ in found):
+        cells = (found.get((task, variant, lag)) for lag in LAGS)
+        table.add_row(
+            task, variant, *("" if c is None else f"{statistics.fmean(c):.0f} ({' '.join(f'{x:.0f}' for x in c)})" for c in cells)
+        )
+    Console(width=160).print(table)
+
+
+def draw(data: Path, path: Path) -> None:
+    """Scores over lags, one panel a task, with a line from the lowest to the highest seed."""
+    from matplotlib.figure import Figure
+
+    found = scores(data)
+    figure = Figure(figsize=(3.2 * len(TASKS), 3.0), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(TASKS)), TASKS, strict=True):
+        for number, variant in enumerate(VARIANTS):
+            lags = [lag for lag in LAGS if (task, variant, lag) in found]
+            if lags:
+                cells = [found[task, variant, lag] for lag in lags]
+                means = [statistics.fmean(cell) for cell in cells]
+                spread = [[m - min(c) for m, c in zip(means, cells, strict=True)], [max(c) - m for m, c in zip(means, cells, strict=True)]]
+                places = [LAGS.index(lag) + 0.06 * number for lag in lags]
+                axes.errorbar(places, means, spread, label=variant, marker="o", markersize=3, capsize=2, linewidth=1)
+        axes.set_xticks(range(len(LAGS)), LAGS)
+        axes.set(title=task, xlabel="lag in batches")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("training return, last quarter")
+    figure.axes[0].legend(frameon=False, fontsize=7)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["mended"])
+    parser.add_argument("--lags", nargs="+", type=int, default=LAGS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--cell", nargs=4, metavar=("TASK", "VARIANT", "LAG", "SEED"), help="run one cell in this process")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--figure", type=Path)
+    args = parser.parse_args()
+    if args.cell:
+        task, variant, lag, seed = args.cell
+        torch.set_num_threads(1)
+        run(TASKS[task], variant, int(lag), int(seed), args.data / f"{'.'.join(args.cell)}.csv")
+    elif args.table:
+        show(args.data)
+    elif args.figure:
+        draw(args.data, args.figure)
+    else:
+        cells = itertools.product(args.seeds, args.variants, args.lags, args.tasks)
+        waiting = [(task, variant, str(lag), str(seed)) for seed, variant, lag, task in cells]
+        waiting = [cell for cell in waiting if not (args.data / f"{'.'.join(cell)}.csv").exists()]
+        running: list[subprocess.Popen] = []
+        try:
+            while waiting or running:
+                while waiting and len(running) < args.processes:
+                    cell = waiting.pop(0)
+                    print(*cell, flush=True)
+                    command = [sys.executable, "-m", "perf.lag", "--data", str(args.data), "--cell", *cell]
+                    running.append(subprocess.Popen(command))
+                with_timeout = running.pop(0)
+                try:
+                    with_timeout.wait(1.0)
+                except subprocess.TimeoutExpired:
+                    running.append(with_timeout)
+        finally:
+            for process in running:
+                process.terminate()
+        show(args.data)
+
+
+if __name__ == "__main__":
+    main()
