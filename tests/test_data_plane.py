@@ -16,7 +16,7 @@ from sfactory.config import Config, LossConfig, OptimConfig, RuntimeConfig
 from sfactory.envs.group import EnvSpec
 from sfactory.errors import ConfigError
 from sfactory.queues import IndexQueue, LocalQueue, PipeQueue, pack_request, unpack_request
-from sfactory.scheduler import SlotScheduler
+from sfactory.scheduler import SlotReturns, SlotScheduler, take_back_slots
 from sfactory.sizes import least_max_lag, max_lag, segments_per_batch, slot_count
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.validation import validate
@@ -278,30 +278,44 @@ class TestSlotScheduler:
         limit = max_lag(config, rows) if seed % 2 else least_max_lag(config, rows)
         per_batch, slots = segments_per_batch(config, rows), slot_count(config, rows)
         arena = make_arena(slots=slots)
-        scheduler = SlotScheduler(arena, per_batch, updates, limit)
+        scheduler, queue = SlotScheduler(arena, per_batch, updates, limit), LocalQueue()
+        returns = SlotReturns(arena, queue)
         free, holding = list(range(slots)), [None] * (config.workers * 2)
         speeds, version, batches, published = rng.random(len(holding)) ** 4 + 1e-3, 0, 0, 0
-        for _ in range(6_000):
+        for now in range(6_000):
+            free += queue.get_many(0)
             group = rng.choice(len(holding), p=speeds / speeds.sum())
             if holding[group] is None and free:
                 holding[group] = free.pop(0)
                 arena.state[holding[group]], arena.begun[holding[group]] = FILLING, published
             elif holding[group] is not None:
-                arena.state[holding[group]] = FINISHED
+                arena.state[holding[group]], arena.finished_s[holding[group]] = FINISHED, now
                 scheduler.add([holding[group]])
                 holding[group] = None
             published = version
             while (batch := scheduler.take(version)) is not None:
                 assert version + updates - 1 - arena.begun[batch].min() <= limit
-                # Slots that begin while the batch is trained on still see the old version.
+                # Slots that begin while the batch is trained on still see the old version, or one between.
                 arena.state[batch] = FREE
-                free += batch
+                returns.take(batch, now)
+                returns.give_back_due(now + rng.random())
+                free += queue.get_many(0)
                 for other in range(len(holding)):
                     if holding[other] is None and free and rng.random() < 0.5:
                         holding[other] = free.pop(0)
                         arena.state[holding[other]], arena.begun[holding[other]] = FILLING, version
                 version += updates
                 batches += 1
+                returns.want(now + 1)
+                if rng.random() < 0.02:  # all sampling processes have died
+                    holding = [None] * len(holding)
+                    returns.forget()
+                    take_back_slots(arena, queue, scheduler.finished)
+                    free = queue.get_many(0)
+            if len(scheduler) < per_batch:
+                returns.give_back_all()
+            kept = sum(len(slots) for _, slots in returns._kept)
+            assert kept + len(free) + len(queue) == int((arena.state == FREE).sum()), "no slot is lost or given back twice"
         assert batches > 5
 
     def test_lag_free_runs_have_exactly_one_batch_of_slots(self):
@@ -313,3 +327,64 @@ class TestSlotScheduler:
         config = Config(env="x", workers=1, envs_per_worker=4, rollout=4, batch_size=8, loss=LossConfig(max_lag=1))
         with pytest.raises(ConfigError, match=r"loss\.max_lag 1 is below 3"):
             validate(config)
+
+
+class TestSlotReturns:
+    """A simulation of one learner and sampling that fills a batch's slots together."""
+
+    PER_BATCH, SLOTS = 2, 4
+
+    def simulate(self, training_s: float, sampling_s: float, batches: int = 200) -> tuple[list[float], list[float]]:
+        """For each batch how long the learner waited for it, and how old its oldest sample was when it was taken."""
+        arena, queue = make_arena(slots=self.SLOTS), LocalQueue()
+        returns, now, waits, ages = SlotReturns(arena, queue), 0.0, [], []
+        free, filling, finished = list(range(self.SLOTS)), None, []
+
+        def sample_until(time: float, enough: bool) -> float:
+            """Let sampling go on to a time, or until a batch is finished; the time that it is then."""
+            nonlocal free, filling, finished, sampled_to
+            while True:
+                free += queue.get_many(0)
+                if filling is None:
+                    if len(free) < self.PER_BATCH or sampled_to > time:
+                        break
+                    filling = (sampled_to, [free.pop(0) for _ in range(self.PER_BATCH)])
+                end = filling[0] + sampling_s
+                if end > time and not (enough and not finished):
+                    break
+                arena.finished_s[filling[1]] = end
+                finished.append(filling)
+                filling, sampled_to = None, end
+            sampled_to = max(sampled_to, now if filling is None else sampled_to)
+            return finished[0][0] + sampling_s if enough else time
+
+        sampled_to = 0.0
+        for _ in range(batches):
+            returns.want(now)
+            sample_until(now, enough=False)
+            if not finished:
+                returns.give_back_all()
+                ready = sample_until(now, enough=True)
+                waits.append(max(0.0, ready - now))
+                now = max(now, ready)
+            else:
+                waits.append(0.0)
+            begun, slots = finished.pop(0)
+            ages.append(now - begun)
+            returns.take(slots, now)
+            for _ in range(20):  # updates
+                now += training_s / 20
+                sampled_to = max(sampled_to, now) if filling is None and not free else sampled_to
+                returns.give_back_due(now)
+                sample_until(now, enough=False)
+        return waits, ages
+
+    def test_where_the_learner_limits_samples_are_little_older_than_sampling_takes(self):
+        waits, ages = self.simulate(training_s=1.0, sampling_s=0.3)
+        assert max(ages[:2]) < 1.5 and ages[3] > 1.0, "at first a batch waits while another is trained on"
+        assert np.mean(ages[-50:]) < 0.3 + 0.2
+        assert np.mean(waits[-50:]) < 0.05
+
+    def test_where_sampling_limits_slots_are_given_back_at_once(self):
+        waits, _ = self.simulate(training_s=0.2, sampling_s=1.0)
+        assert np.mean(waits[-50:]) == pytest.approx(0.8, abs=0.02)

@@ -1,0 +1,115 @@
+"""The learner on real segments, against the same written out by hand."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from sampling_run import SamplingRun
+
+from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig
+from sfactory.distributions import ActionDistribution
+from sfactory.model.normalizer import CriticUnits
+from sfactory.objective import Objective
+from sfactory.vtrace import vtrace
+
+LR, EPS = 1e-3, 1e-5
+
+
+@pytest.fixture(params=["CartPole-v1", "Pendulum-v1"])
+def run(request: pytest.FixtureRequest, tmp_path):
+    config = Config(
+        env=request.param, preset="none", envs_per_worker=8, rollout=16, batch_size=128, epochs=2, optim=OptimConfig(lr=LR),
+        loss=LossConfig(entropy_coef=0.01), model=ModelConfig(hidden=(16,)),
+    )  # fmt: skip
+    made = SamplingRun(config, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["compiled", "plain"])
+def test_two_epochs_with_fixed_targets_are_those_written_out_by_hand(run: SamplingRun, plain: bool) -> None:
+    """In float64: V-trace once with pi_prox / mu, then twice PPO's clipped loss around pi_prox, and Adam."""
+    learner, model = run.learner, copy.deepcopy(run.training._model).double()
+    if plain:
+        learner._objective = Objective(learner._config, learner._model.action, learner._units)
+    batch = learner._assemble(run.sample(learner._per_batch))
+    batch.log_prob.add_(0.3 * torch.randn(batch.log_prob.shape, generator=torch.Generator().manual_seed(1)))  # another policy sampled
+    distribution, obs = ActionDistribution(model.action), batch.obs[0].flatten(0, 1).double()
+    optimizer = torch.optim.Adam(model.parameters(), LR, eps=EPS)
+
+    def forward() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        params, values = (head(trunk.encoders[0](obs)) for head, trunk in ((model.policy, model.actor), (model.value, model.critic)))
+        params, values = (x.unflatten(0, batch.first.shape) for x in (params, values))
+        log_prob, entropy = distribution.log_prob_and_entropy(params[:-1], batch.categorical, batch.continuous.double())
+        return log_prob, entropy, values
+
+    with torch.no_grad():
+        old_log_prob, _, old_values = forward()
+    log_weights = old_log_prob - batch.log_prob.double()
+    finals = torch.where(batch.final_value.isnan(), old_values[1:], batch.final_value.double())
+    arrays = (x.numpy() for x in (log_weights, batch.reward.double(), old_values[:-1], old_values[-1]))
+    ends = batch.terminated.numpy(), batch.truncated.numpy()
+    vs, advantages = vtrace(*arrays, *ends, finals.numpy(), 0.99, 0.95, rho_bar_pg=np.inf)
+    vs, advantages, valid = torch.from_numpy(vs), torch.from_numpy(advantages) / log_weights.exp(), batch.active[:-1]
+    kept = advantages[valid]
+    advantages = (kept - kept.mean()) / kept.std(correction=0) * log_weights[valid].exp().clamp(max=1.0)
+    for _ in range(2):
+        log_prob, entropy, values = forward()
+        ratio = (log_prob - old_log_prob)[valid].exp()
+        surrogate = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
+        loss = -surrogate + 0.5 * 0.5 * (values[:-1] - vs)[valid].square().mean() - 0.01 * entropy[valid].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+
+    learner._learn(batch)
+    assert learner.updates == 2
+    for ours, wanted in zip(run.training._model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=2e-6)
+
+
+def test_the_critic_predicts_the_same_returns_when_its_unit_moves(tmp_path) -> None:
+    config = Config(
+        env="Pendulum-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, loss=LossConfig(normalize_returns=True)
+    )  # fmt: skip
+    run = SamplingRun(config, tmp_path)
+    try:
+        learner, units = run.learner, run.learner._units
+        batch = learner._assemble(run.sample(learner._per_batch))
+        before = units.to_returns(learner.outputs(batch).value)
+        learner._begin(batch, gradients=False)
+        assert float(units.moments.mean) < -10, "Pendulum costs"
+        torch.testing.assert_close(units.to_returns(learner.outputs(batch).value), before, rtol=1e-4, atol=1e-4)
+        unit = run.training._model.unit
+        torch.testing.assert_close(unit.mean.double(), units.moments.mean, rtol=1e-6, atol=0)
+        again = CriticUnits(copy.deepcopy(run.training._model), normalize=True)
+        again.load_state_dict(units.state_dict())
+        assert torch.equal(again.to_returns(before), units.to_returns(before))
+    finally:
+        run.close()
+
+
+def test_the_values_that_policies_write_are_in_units_of_return(tmp_path) -> None:
+    config = Config(
+        env="Pendulum-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, loss=LossConfig(normalize_returns=True)
+    )  # fmt: skip
+    run = SamplingRun(config, tmp_path)
+    try:
+        learner = run.learner
+        learner._train(run.sample(learner._per_batch))
+        for rollout in run.rollouts:
+            rollout.poll(0)
+        slots = run.sample(learner._per_batch)
+        batch = learner._assemble(slots)
+        values = learner._units.to_returns(learner.outputs(batch).value)[:-1]
+        stored = torch.from_numpy(np.concatenate(run.wires.arena.value[slots], 1))[:-1]
+        fresh = torch.from_numpy(np.concatenate([run.wires.arena.version[slot, :, None] == learner.updates for slot in slots], 1))
+        fresh = fresh.repeat_interleave(run.wires.arena.rows, 1)
+        assert fresh.any()
+        torch.testing.assert_close(values[fresh].float(), stored[fresh], rtol=1e-4, atol=1e-3)
+    finally:
+        run.close()
