@@ -37,13 +37,13 @@ from sfactory.sizes import settling_steps
 INLINE = "--runtime.policy-workers 0"
 YIELDING = "--workers 2 --runtime.rollout-nice 5"
 LARGE_GROUP = "--runtime.groups 1 --runtime.spare-batches 2"
-DENSE = f"--preset none --rollout 32 --batch-size 65536 {INLINE}"
+DENSE = f"--preset none --model.shared-critic True --rollout 32 --batch-size 65536 {INLINE}"
 CARTPOLE = f"--env CartPole-v1 --envs-per-worker 2048 {DENSE}"
 NATIVE = f"--env sfactory/CartPole --envs-per-worker 4096 {DENSE} {YIELDING}"
 IMAGES = "--preset none --workers 2 --rollout 32 --batch-size 1024 --runtime.learner-threads 1"
 PONG = f"--env ALE/Pong-v5 --envs-per-worker 64 {IMAGES}"
 PONG_WITH_CORE = f"{PONG} --runtime.policy-workers 1"
-HALFCHEETAH = "--env HalfCheetah-v5 --preset none --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
+HALFCHEETAH = "--env HalfCheetah-v5 --preset none --model.shared-critic True --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
 WORKLOADS = {
     "cartpole": f"{CARTPOLE} {YIELDING} {LARGE_GROUP}",
     "cartpole-lstm": f"{CARTPOLE} --batch-size 32768 --model.core lstm",
@@ -57,7 +57,8 @@ WORKLOADS = {
     "halfcheetah-envpool": f"{HALFCHEETAH} --env-backend envpool",
     "vizdoom-basic": f"--env VizdoomBasic-v1 --envs-per-worker 32 {IMAGES}",
 }
-"""Throughput settings: one epoch, large groups. A vector environment in NumPy is one group, which has half the calls of two."""
+"""Throughput settings: one epoch, large groups, and Sample Factory's networks, whose critic has no trunk of its
+own. A vector environment in NumPy is one group, which has half the calls of two."""
 START_S = 120.0
 """How long a run may take until it has settled."""
 

@@ -45,12 +45,12 @@ from sfactory.runner import run_resolved
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(os.environ.get("OUT", ROOT / "perf" / "out")) / "gpu.json"
 Result = dict[str, Any]
-NATIVE = "--env sfactory/CartPole --preset none --workers 8 --envs-per-worker 4096 --rollout 32 --batch-size 131072"
+NATIVE = "--env sfactory/CartPole --preset none --model.shared-critic True --workers 8 --envs-per-worker 4096 --rollout 32 --batch-size 131072"
 PONG = "--env ALE/Pong-v5 --preset none --envs-per-worker 64 --rollout 32 --batch-size 4096"
 WORKLOADS = {
     "cartpole-native": NATIVE,
     "pong": PONG,
-    "halfcheetah": "--env HalfCheetah-v5 --preset none --envs-per-worker 128 --rollout 64 --batch-size 16384",
+    "halfcheetah": "--env HalfCheetah-v5 --preset none --model.shared-critic True --envs-per-worker 128 --rollout 64 --batch-size 16384",
     "vizdoom-basic": "--env VizdoomBasic-v1 --preset none --envs-per-worker 16 --rollout 32 --batch-size 2048",
     "cartpole-native-cpu-inference": f"{NATIVE} --runtime.inference-device cpu",
     "pong-no-graphs": f"{PONG} --runtime.no-cuda-graphs",

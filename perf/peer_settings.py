@@ -219,7 +219,7 @@ _RL_TRIED_IMAGES = (
 )
 
 _BATCH_OF_PEERS = "--envs-per-worker 1024 --batch-size 16384 --runtime.groups 2 --runtime.spare-batches 1"
-_SAME = "--preset none --precision float32 --batch-size 1024"
+_SAME = "--preset none --model.shared-critic True --precision float32 --batch-size 1024"
 WORKLOADS: dict[str, Workload] = {
     "cartpole": Workload(
         f"{FPS_WORKLOADS['cartpole']} {_BATCH_OF_PEERS}",

@@ -31,6 +31,8 @@ from sfactory.presets import preset_for
 T = TypeVar("T")
 LARGEST = 2**53
 """No whole number of a configuration is larger."""
+_PRESET_DEPENDS_ON = ("env", "preset", "algo")
+"""Fields that say what the defaults of the others are."""
 MOST_YAML_NODES = 100_000
 """Entries of a YAML file, aliases written out."""
 
@@ -445,7 +447,7 @@ def resolve(config: Config) -> Config:
     Raises:
         ConfigError: If `preset` names no family.
     """
-    name, values = preset_for(config.preset, config.env)
+    name, values = preset_for(config.preset, config.env, config.algo)
     return _with(merged(config, values, only_unset=True), preset=name, run=os.fspath(config.run))
 
 
@@ -531,15 +533,14 @@ def from_command_line(args: Sequence[str], prog: str, description: str = "") -> 
         ConfigError: On a bad YAML file or preset.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
-    first.add_argument("--env")
-    first.add_argument("--preset")
+    for name in ("config", *_PRESET_DEPENDS_ON):
+        first.add_argument(f"--{name}")
     early, rest = first.parse_known_args(list(args))
     base = load_yaml(early.config) if early.config else {}
-    base.update({k: v for k in ("env", "preset") if (v := getattr(early, k)) is not None})
+    base.update({k: v for k in _PRESET_DEPENDS_ON if (v := getattr(early, k)) is not None})
     default = resolve(merged(Config(), base))
     check_types(default)
-    for name in ("env", "preset"):
+    for name in _PRESET_DEPENDS_ON:
         if getattr(early, name) is not None:
             rest += [f"--{name}", getattr(early, name)]
     config = tyro.cli(Config, args=rest, default=default, prog=prog, description=description)

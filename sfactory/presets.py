@@ -97,8 +97,10 @@ def family_of(env: Any) -> str:
     return next((family for family, pattern in _FAMILIES if re.match(pattern, name)), "default")
 
 
-def preset_for(preset: str, env: Any) -> tuple[str, dict[str, Any]]:
+def preset_for(preset: str, env: Any, algo: str = "appo") -> tuple[str, dict[str, Any]]:
     """The name and the nested values of the preset that a config asks for.
+
+    The presets' passes over a batch rest on PPO's clip; the plain policy gradient of impala makes one.
 
     Raises:
         ConfigError: If there is no preset of that name.
@@ -108,4 +110,4 @@ def preset_for(preset: str, env: Any) -> tuple[str, dict[str, Any]]:
     name = family_of(env) if preset == "auto" else preset
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"unknown preset {preset!r}; use auto, none or one of {', '.join(PRESETS)}")
-    return name, PRESETS[name]
+    return name, PRESETS[name] | ({"epochs": 1} if algo == "impala" else {})

@@ -197,3 +197,11 @@ def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, 
     assert compute.rollout_processes(Config(device="cpu", runtime=RuntimeConfig(inference_device="cuda:0,cuda:1")), images) == of_vectors
     assert compute.rollout_processes(Config(workers=3), images) == 3
     assert compute.rollout_processes(Config(serial=True), images) == 1
+
+
+def test_presets_know_the_algorithm():
+    """The plain policy gradient has no clip that would bear several passes over a batch."""
+    assert from_command_line(["--env", "Hopper-v5", "--algo", "impala"], "train").epochs == 1
+    assert from_command_line(["--env", "Hopper-v5", "--algo", "impala", "--epochs", "3"], "train").epochs == 3
+    assert resolve(Config(env="Hopper-v5", algo="impala")).epochs == 1
+    assert resolve(Config(env="Hopper-v5")).epochs == resolve(Config(env="Hopper-v5", algo="ppo")).epochs > 1

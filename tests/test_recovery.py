@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from multiprocessing import forkserver
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -26,6 +27,7 @@ from sfactory.planning import make_plan
 from sfactory.restarts import Restarts
 from sfactory.runner import run_plan
 from sfactory.scheduler import take_back_slots
+from sfactory.sizes import max_lag
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
 PLAIN = LogConfig(report_every_s=0.05, display="plain", tensorboard=False)
@@ -96,6 +98,32 @@ def test_slots_are_conserved_and_no_sample_is_trained_on_twice_through_many_deat
     report = rows(tmp_path / "run")[-1]
     assert int(report["env_steps"]) == 128 * int(report["learner_updates"])
     assert float(report["policy_lag_max"]) >= 0
+
+
+class Uneven(WithProgram):
+    """Slow in one of the rollout workers."""
+
+    def step(self, action):
+        if Path("/proc/self/comm").read_text().strip() == "sf-rollout-0":
+            time.sleep(0.001)
+        return super().step(action)
+
+
+def test_the_bound_on_the_lag_holds_with_a_slow_worker_a_dead_one_and_after_resuming(tmp_path):
+    """Where the learner limits, so that slots are given back late."""
+    killed = []
+
+    def kill(report):
+        if report.env_steps > 2000 and not killed:
+            killed.append(worker_process("rollout-1"))
+            killed[0].kill()
+
+    config = config_for(tmp_path, Uneven, workers=2, steps=6000, epochs=4, optim=OptimConfig(minibatches=8))
+    train(config, [kill])
+    train(dataclasses.replace(config, steps=9000))
+    assert killed
+    lags = [float(row["policy_lag_max"]) for row in rows(tmp_path / "run") if row["policy_lag_max"]]
+    assert 31 <= max(lags) <= max_lag(config, config.envs_per_group)
 
 
 def test_slots_of_dead_processes_are_taken_back_and_finished_ones_kept(tmp_path):

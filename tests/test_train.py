@@ -186,6 +186,7 @@ MODES = {
     "impala, three groups": {"algo": "impala", "runtime": RuntimeConfig(groups=3), "envs_per_worker": 12, "batch_size": 192},
     "one group": {"runtime": RuntimeConfig(groups=1), "loss": LossConfig(normalize_returns=True)},
     "async, tight lag, epochs": {"workers": 2, "epochs": 2, "optim": OptimConfig(minibatches=2), "loss": LossConfig(max_lag=15)},
+    "async, many epochs": {"workers": 2, "epochs": 8, "optim": OptimConfig(minibatches=8)},
     "sync": {"sync": True, "workers": 2, "runtime": RuntimeConfig(policy_workers=1), "epochs": 2, "optim": OptimConfig(minibatches=2)},
     "ppo, gru": {"algo": "ppo", "epochs": 3, "optim": OptimConfig(minibatches=2), "model": ModelConfig(core="gru", core_size=8)},
     "serial": {"serial": True, "workers": 2, "runtime": RuntimeConfig(policy_workers=2), "epochs": 2},
