@@ -2,6 +2,7 @@
 # make test    install what is needed and run the tests
 # make lint    check format and style
 # make learn   learning references: presets, three seeds each (an hour)
+# make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
 # make starts  50 starts and stops in a row
@@ -12,7 +13,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 
-.PHONY: train test lint learn bench peers starts soak clean
+.PHONY: train test lint learn lag bench peers starts soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -27,6 +28,11 @@ lint: .venv/dev
 
 learn: .venv/dev
 	$(BIN)/python perf/learning.py
+
+lag: .venv/dev
+	$(BIN)/python -m perf.lag
+	$(BIN)/python -m perf.lag --variants stale weight-first recomputed rows uncorrected --lags 1 8 --tasks hopper lunarlander
+	$(BIN)/python -m perf.lag --figure docs/lag.svg
 
 bench: .venv/dev
 	$(BIN)/python perf/fps.py

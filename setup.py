@@ -14,7 +14,7 @@ ENVIRONMENTS = {
     "envpool": ["envpool>=1.0"],
 }
 VIDEO = ["imageio[ffmpeg]>=2.34"]
-TOOLS = ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "ruff>=0.8"]
+TOOLS = ["pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "matplotlib>=3.8", "ruff>=0.8"]
 
 setup(
     name="sfactory",

@@ -43,7 +43,9 @@ NATIVE = f"--env sfactory/CartPole --envs-per-worker 4096 {DENSE} {YIELDING}"
 IMAGES = "--preset none --workers 2 --rollout 32 --batch-size 1024 --runtime.learner-threads 1"
 PONG = f"--env ALE/Pong-v5 --envs-per-worker 64 {IMAGES}"
 PONG_WITH_CORE = f"{PONG} --runtime.policy-workers 1"
-HALFCHEETAH = "--env HalfCheetah-v5 --preset none --model.shared-critic True --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
+HALFCHEETAH = (
+    "--env HalfCheetah-v5 --preset none --model.shared-critic True --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
+)
 WORKLOADS = {
     "cartpole": f"{CARTPOLE} {YIELDING} {LARGE_GROUP}",
     "cartpole-lstm": f"{CARTPOLE} --batch-size 32768 --model.core lstm",

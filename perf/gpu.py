@@ -45,7 +45,9 @@ from sfactory.runner import run_resolved
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(os.environ.get("OUT", ROOT / "perf" / "out")) / "gpu.json"
 Result = dict[str, Any]
-NATIVE = "--env sfactory/CartPole --preset none --model.shared-critic True --workers 8 --envs-per-worker 4096 --rollout 32 --batch-size 131072"
+NATIVE = (
+    "--env sfactory/CartPole --preset none --model.shared-critic True --workers 8 --envs-per-worker 4096 --rollout 32 --batch-size 131072"
+)
 PONG = "--env ALE/Pong-v5 --preset none --envs-per-worker 64 --rollout 32 --batch-size 4096"
 WORKLOADS = {
     "cartpole-native": NATIVE,
