@@ -160,7 +160,8 @@ def training(env: str, size: Size, batch_rows: int, *more: str) -> Iterator[tupl
         SystemExit: If it ends by itself, or has not begun after two minutes.
     """
     with tempfile.TemporaryDirectory() as folder:
-        flags = f"--env {env} --preset none --model.shared-critic True --device cpu --rollout {ROLLOUT} --batch-size {ROLLOUT * batch_rows} --workers {size.workers}"
+        model = "--preset none --model.shared-critic True"
+        flags = f"--env {env} {model} --device cpu --rollout {ROLLOUT} --batch-size {ROLLOUT * batch_rows} --workers {size.workers}"
         flags += f" --envs-per-worker {size.environments} --runtime.groups {size.groups} --runtime.spare-batches {size.spare}"
         command = [sys.executable, "-m", "sfactory.train", *shlex.split(flags), *more]
         command += ["--run", f"{folder}/run", "--steps", str(10**12), "--log.display", "none", "--log.report-every-s", "1"]
