@@ -25,6 +25,7 @@ import tyro
 import yaml
 from tyro.constructors import PrimitiveConstructorSpec
 
+from sfactory.env_source import folder_name
 from sfactory.errors import ConfigError, shown
 from sfactory.presets import preset_for
 
@@ -261,7 +262,7 @@ class Config:
     seed: int = 0
     """Seed of the run; the seeds of all environments and workers derive from it."""
     run: str = ""
-    """Run folder; unset: runs/ENV-SEED."""
+    """Run folder; unset: runs/ENV-SEED, where a callable has its module and name, and a hash where these do not tell it from others."""
     overwrite: bool = False
     """Start anew where the run folder already holds a run."""
     device: str = "auto"
@@ -297,7 +298,7 @@ class Config:
         """The run folder; named after environment and seed where `run` is unset."""
         if self.run:
             return Path(self.run)
-        return Path("runs") / f"{env_name(self.env).replace('/', '-').replace(':', '-')}-{self.seed}"
+        return Path("runs") / f"{folder_name(self.env)}-{self.seed}"
 
     @property
     def lag_free(self) -> bool:

@@ -75,7 +75,7 @@ def run_plan(plan: workers.Plan, callbacks: Sequence[Callback] = (), observer: O
     Args:
         observer: Called about ten times a second with what the processes share, to be looked at; False ends the run as interrupted.
     """
-    with open_run(plan.config) as folder:
+    with open_run(plan.config, plan.env) as folder:
         folder.keep_spec(plan.env)
         store = CheckpointStore(folder.checkpoints, plan.config.log.keep, plan.config.log.milestone_every)
         snapshot = store.load_latest()
