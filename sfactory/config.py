@@ -538,7 +538,10 @@ def from_command_line(args: Sequence[str], prog: str, description: str = "") -> 
     early, rest = first.parse_known_args(list(args))
     base = load_yaml(early.config) if early.config else {}
     base.update({k: v for k in ("env", "preset") if (v := getattr(early, k)) is not None})
-    default = resolve(merged(Config(), base))
+    asked = merged(Config(), base)
+    default = resolve(asked)
+    if not asked.env:  # of which the preset is one
+        default = _with(default, preset=asked.preset)
     check_types(default)
     for name in ("env", "preset"):
         if getattr(early, name) is not None:
