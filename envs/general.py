@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from sfactory.env_source import EnvSource, source_of, source_of_id
 from sfactory.envs import gymnasium, multiagent, vector
 from sfactory.envs.group import EnvRequest, EnvSpec, Group
-from sfactory.envs.making import is_parallel, is_vector, make_environment, make_environments
+from sfactory.envs.making import find_spec, is_parallel, is_vector, make_environment, make_environments
 from sfactory.envs.observations import new_frame
 from sfactory.errors import ConfigError, EnvironmentFault
 
@@ -24,10 +26,10 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If any of that fails.
     """
-    env = make_environment(request, 1)
+    env, source = _make_known(request)
     read_spec, group_type = _kind(env)
     try:
-        spec = read_spec(env, request)
+        spec = dataclasses.replace(read_spec(env, request), source=source)
         group = group_type([env], lambda seeds: make_environment(request, 1), request, spec, 0, 0)
         group.reset(new_frame(spec, group.rows))
     except EnvironmentFault as fault:
@@ -36,6 +38,14 @@ def probe(request: EnvRequest) -> EnvSpec:
         with contextlib.suppress(Exception):
             env.close()
     return spec
+
+
+def _make_known(request: EnvRequest) -> tuple[Any, EnvSource]:
+    """One environment, and where it comes from."""
+    if isinstance(request.env, str):
+        env, spec = make_environment(request, 1), find_spec(request.env)
+        return env, source_of_id(spec.entry_point or spec.vector_entry_point)
+    return source_of(request.env, request.kwargs, lambda: make_environment(request, 1))
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sfactory.env_source import EnvSource
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 
@@ -36,6 +37,7 @@ class EnvSpec:
         masked: Whether actions may be masked.
         family: Name of the environment family (atari, vizdoom, gymnasium, ...).
         render_fps: Env steps per second at which a video of it looks natural.
+        source: Where it comes from, by which a resumed run knows it again; None where its id says all.
     """
 
     observation: ObservationSpec
@@ -45,6 +47,7 @@ class EnvSpec:
     masked: bool = False
     family: str = "gymnasium"
     render_fps: float = 30.0
+    source: EnvSource | None = None
 
 
 class Frame(NamedTuple):

@@ -9,6 +9,7 @@ import inspect
 import multiprocessing
 import sys
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -224,6 +225,8 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
     name = env_name(maker)
     if not callable(maker):
         remedy = "name a Gymnasium id, or pass a callable that makes an environment, such as its class or lambda: ..."
+        if isinstance(maker, types.ModuleType) and callable(getattr(maker, "parallel_env", None)):
+            remedy = f"pass what makes the environment in it, {maker.__name__}.parallel_env"
         raise ConfigError(f"env is {shown(maker)}; {remedy}")
     if "num_envs" in _parameters(maker):
         kwargs.setdefault("num_envs", count)
@@ -236,6 +239,8 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
     remedy = "it must return a gymnasium.Env, a gymnasium.vector.VectorEnv or a PettingZoo parallel environment"
     if hasattr(env, "agent_iter"):
         remedy += "; pettingzoo.utils.conversions.aec_to_parallel makes one of a turn-based environment"
+    elif callable(getattr(env, "action_spec", None)) and callable(getattr(env, "observation_spec", None)):
+        remedy += "; shimmy.dm_control_compatibility.DmControlCompatibilityV0 makes one of a dm_env environment (pip install shimmy)"
     elif callable(getattr(env, "step", None)):
         remedy += "; derive its class from gymnasium.Env"
     raise ConfigError(f"{name} returned {shown(env)}; {remedy}")
@@ -256,10 +261,37 @@ def find_spec(env: str) -> EnvSpec:
                 name = get_env_id(space, base, find_highest_version(space, base))
     if name in gymnasium.registry:
         return gymnasium.registry[name]
+    raise ConfigError(_unknown(env, module, name))
+
+
+def _unknown(env: str, module: str, name: str) -> str:
+    """What is wrong with an environment's name. Its module, where it names one, has been imported; nothing else is."""
     known = [*_registered, *gymnasium.registry]
+    if module:
+        found = vars(sys.modules[module])
+        if name in found:
+            return f"env is {env!r}, but {name} of the module {module} is {shown(found[name])}, which cannot be called"
+        near = difflib.get_close_matches(name, [key for key, value in found.items() if callable(value)], 3)
+        near = [f"{module}:{key}" for key in near] or difflib.get_close_matches(name, known, 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "correct its name"
+        return f"no environment is called {env!r}: the module {module} has no {name}, and registers no such id; {hint}"
+    if _looks_like_a_module(env):
+        maker = "parallel_env" if env.startswith("pettingzoo.") else "name_of_a_class_or_function"
+        return f"env is {env!r}, which is the name of a module; name what makes the environment in it, too: {env}:{maker}"
     near = difflib.get_close_matches(name, known, 3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "no known id is like it"
-    raise ConfigError(f"no environment is called {env!r}; {hint} Ids of a package that is not imported are written module:{name}")
+    hint = f"did you mean {' or '.join(near)}?" if near else "no known id is like it."
+    return f"no environment is called {env!r}; {hint} An id that a package registers when it is imported is written module:{name}"
+
+
+def _looks_like_a_module(name: str) -> bool:
+    """Whether it is the name of a module, or of what lies in a package that is there. Nothing is imported to find out."""
+    package, *rest = name.split(".")
+    if not all(map(str.isidentifier, (package, *rest))):
+        return False
+    try:
+        return package in _EXTRAS or importlib.util.find_spec(package) is not None
+    except ValueError:  # of a module that was not found where modules are, as __main__
+        return True
 
 
 def _import(module: str, env: str) -> Any:

@@ -25,6 +25,7 @@ import tyro
 import yaml
 from tyro.constructors import PrimitiveConstructorSpec
 
+from sfactory.env_source import folder_name
 from sfactory.errors import ConfigError, shown
 from sfactory.presets import preset_for
 
@@ -263,7 +264,7 @@ class Config:
     seed: int = 0
     """Seed of the run; the seeds of all environments and workers derive from it."""
     run: str = ""
-    """Run folder; unset: runs/ENV-SEED."""
+    """Run folder; unset: runs/ENV-SEED, where a callable has its module and name, and a hash where these do not tell it from others."""
     overwrite: bool = False
     """Start anew where the run folder already holds a run."""
     device: str = "auto"
@@ -299,7 +300,7 @@ class Config:
         """The run folder; named after environment and seed where `run` is unset."""
         if self.run:
             return Path(self.run)
-        return Path("runs") / f"{env_name(self.env).replace('/', '-').replace(':', '-')}-{self.seed}"
+        return Path("runs") / f"{folder_name(self.env)}-{self.seed}"
 
     @property
     def lag_free(self) -> bool:
@@ -538,7 +539,10 @@ def from_command_line(args: Sequence[str], prog: str, description: str = "") -> 
     early, rest = first.parse_known_args(list(args))
     base = load_yaml(early.config) if early.config else {}
     base.update({k: v for k in _PRESET_DEPENDS_ON if (v := getattr(early, k)) is not None})
-    default = resolve(merged(Config(), base))
+    asked = merged(Config(), base)
+    default = resolve(asked)
+    if not asked.env:  # of which the preset is one
+        default = _with(default, preset=asked.preset)
     check_types(default)
     for name in _PRESET_DEPENDS_ON:
         if getattr(early, name) is not None:

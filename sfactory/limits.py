@@ -42,6 +42,8 @@ SPARE_DESCRIPTORS = 64
 """For what libraries, environments and callbacks open."""
 MEMORY_SHARE = 0.9
 """The part of the free memory that a run may plan with: environments and activations need some, too."""
+MOST_ONE_HOT = 2**30
+"""Bytes of a minibatch's one-hot input, and of the first layer that takes it. So much takes seconds to be multiplied in each update."""
 SHARED_FOLDER = "/dev/shm"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -68,12 +70,15 @@ def check_limits(plan: Plan, model: nn.Module) -> None:
 
 
 def check_model(plan: Plan) -> None:
-    """Make sure that there is memory for the model, before it is made. Only a user's own parts are not looked at.
+    """Make sure that there is memory for the model, before it is made, and that its input is not absurdly wide. Only a user's own parts
+    are not looked at.
 
     Raises:
         ConfigError: With the figures.
     """
     config = plan.config.model
+    if config.model == "none" and config.encoder in KNOWN:
+        _check_one_hot(plan)
     if config.model != "none" or not (config.encoder in KNOWN and config.core in ("none", *CORES)):
         return
     try:
@@ -89,6 +94,24 @@ def check_model(plan: Plan) -> None:
             f"training the model needs {needed / 2**30:.1f} GiB for weights, gradients and optimizer, and {free.by} leaves "
             f"{max(0, free.left) / 2**30:.1f} GiB; lower model.hidden, model.features or model.core_size, or make the spaces smaller"
         )
+
+
+def _check_one_hot(plan: Plan) -> None:
+    """Categories enter sfactory's encoders one-hot: a matrix of a minibatch's samples by all categories, nearly all of it zeros, times the
+    weights of a first layer."""
+    config = plan.config
+    samples, width = config.batch_size // config.optim.minibatches, next(iter(config.model.hidden), 1)
+    most = MOST_ONE_HOT // (4 * max(samples, width))
+    problems = [
+        f"the observation {leaf.name} has {categories} categories, which enter the network one-hot: {4 * samples * categories / 2**30:.1f} "
+        f"GiB for each minibatch of {samples} samples, and {4 * width * categories / 2**30:.1f} GiB of weights in a first layer of width "
+        f"{width}. At most {most} categories are sensible with these sizes ({MOST_ONE_HOT / 2**30:.0f} GiB for each of the two); let a "
+        "gymnasium.ObservationWrapper make fewer categories or coordinates of them, or write a model.encoder with an embedding"
+        for leaf in plan.env.observation.leaves
+        if (categories := sum(leaf.sizes)) > most
+    ]
+    if problems:
+        raise ConfigError(*problems)
 
 
 class Limit(NamedTuple):

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sfactory.config import Config
+from sfactory.env_source import EnvSource
+from sfactory.envs.group import EnvSpec
 from sfactory.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -139,6 +141,10 @@ The same command again resumes a run. Every field that differs from the saved on
 - **warned**: the run goes on and says so. It learns in another way from here on, so its curve is not that of one configuration.
 - **safe**: the run goes on as it would have.
 
+The environment itself is compared, too, as far as `spaces.json` in the run folder tells it. **Refused** are other spaces, an environment
+of another class, other values that a callable carries (in a closure, a partial, a default, or read from its module), and another lambda.
+**Warned** of is edited code of a class or of a function that makes environments.
+
 All refused fields are named at once. This file is printed by `python -m sfactory.resume`.
 
 | field | rule | why |
@@ -168,6 +174,56 @@ def check_resume(path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any])
             "--overwrite, or name another folder with --run:",
             *refused,
         )
+
+
+def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> None:
+    """Compare what is known of the environments with which a run was begun and is to be continued; warn where it may have changed.
+
+    Refused is what is another task: other spaces, another class, other values that a callable carries (as other env_kwargs are), and
+    another lambda, whose code is hardly more than the arguments that it passes. The code of a function or a class may be edited: who
+    mends a bug or adds a figure to info wants to go on, and who makes another game of it is warned. A callable that is the same in all
+    this and makes an environment of another class may choose among several, and is warned of, too.
+
+    Args:
+        path: The run folder.
+
+    Raises:
+        ConfigError: With everything that differs.
+    """
+    spaces, refused, noticed = _space_differences(saved, now), [], []
+    if saved.source is not None and now.source is not None:
+        refused, noticed = _source_differences(saved.source, now.source)
+    remedy = "name another folder with run= (--run), or start anew with overwrite (--overwrite)"
+    if spaces or refused:
+        exception = "" if spaces else ". If it is the same task for all that, remove spaces.json, which tells them apart, from the folder"
+        problem = f"{path} holds a run of another environment (saved -> now); {remedy}{exception}:"
+        raise ConfigError(problem, *(f"  {difference}" for difference in (*spaces, *refused)))
+    if noticed:
+        _log.warning(
+            "the environment of the run in %s has changed since (saved -> now), and the run goes on with it; if it is another task, %s: %s",
+            path, remedy, "; ".join(noticed),
+        )  # fmt: skip
+
+
+def _space_differences(saved: EnvSpec, now: EnvSpec) -> list[str]:
+    """The bounds of observations may differ."""
+    pairs = {what: (getattr(saved, what), getattr(now, what)) for what in ("observation", "action")}
+    return [f"{what} space: {old.space} -> {new.space}" for what, (old, new) in pairs.items() if old != new]
+
+
+def _source_differences(saved: EnvSource, now: EnvSource) -> tuple[list[str], list[str]]:
+    """What makes it another environment; and what else has changed."""
+    made = [f"what is made: {saved.made} -> {now.made}"] if saved.made != now.made else []
+    same_python = saved.code.partition(" ")[0] == now.code.partition(" ")[0]  # else bytecode tells nothing
+    edited = ["the code of what makes it has changed"] if same_python and saved.code != now.code else []
+    names = saved.values.keys() & now.values.keys() if saved.code != now.code else saved.values.keys() | now.values.keys()
+    pairs = {name: (saved.values.get(name, "none"), now.values.get(name, "none")) for name in sorted(names)}
+    values = [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
+    if made and (edited or saved.values != now.values or not now.code):
+        return [*made, *values], []
+    if edited and (saved.anonymous or now.anonymous):
+        return [*values, "the code of its lambda has changed"], []
+    return values, [*made, *edited]
 
 
 def _differences(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -19,8 +19,8 @@ from sfactory.config import Config, check_types, from_dict, load_yaml, to_dict
 from sfactory.envs.group import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.files import TEMPORARY, write_atomically
-from sfactory.resume import check_resume
-from sfactory.space_codec import check_spaces, load_spec, save_spec
+from sfactory.resume import check_environment, check_resume
+from sfactory.space_codec import load_spec, save_spec
 
 CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
@@ -58,17 +58,9 @@ class RunFolder(os.PathLike):
         return self.path / SUMMARY
 
     def keep_spec(self, spec: EnvSpec) -> None:
-        """Write what the run's policy sees and does, for those who use it without its environment.
-
-        Raises:
-            ConfigError: If the run that this one continues had other spaces.
-        """
-        path = self.path / SPACES
-        if self.resumed and path.exists():
-            with contextlib.suppress(CheckpointError):
-                check_spaces(load_spec(path, spec.action.squash), spec, f"the run in {self.path}", "its environment now")
+        """Write what the run's policy sees and does, for those who use it without its environment, and where that comes from."""
         with _telling_of(self.path):
-            save_spec(path, spec)
+            save_spec(self.path / SPACES, spec)
 
     def restore(self, spec: EnvSpec) -> None:
         """Describe the run again in its folder if somebody has removed that; the next reports and checkpoints follow.
@@ -95,14 +87,17 @@ class RunFolder(os.PathLike):
         return str(self.path)
 
 
-def open_run(config: Config) -> RunFolder:
+def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:
     """Make or reopen the folder ``config.run_dir``, lock it for this process, and write ``config.yaml``.
 
     With `overwrite`, the files of an earlier run (never others) are removed first.
 
+    Args:
+        env: What is known of the run's environment; None: it is not compared with that of the run in the folder.
+
     Raises:
         ConfigError: If the folder cannot be made, holds something else than a run, is in use by a living run, or was begun with a config
-            that this one cannot continue (:mod:`sfactory.resume`); lists every such field.
+            or an environment that this one cannot continue (:mod:`sfactory.resume`); lists every such field.
     """
     path = config.run_dir
     with _telling_of(path):
@@ -116,6 +111,7 @@ def open_run(config: Config) -> RunFolder:
         resumed = (path / METRICS).exists() or not CheckpointStore(path / CHECKPOINTS).is_empty()
         if resumed and saved is not None:
             check_resume(path, saved, to_dict(config))
+            _check_environment(path, env)
         with _telling_of(path):
             _save_config(path, config)
             (path / CHECKPOINTS).mkdir(exist_ok=True)
@@ -123,6 +119,17 @@ def open_run(config: Config) -> RunFolder:
         os.close(lock)
         raise
     return RunFolder(path, resumed, config, lock)
+
+
+def _check_environment(path: Path, env: EnvSpec | None) -> None:
+    """Compare an environment with that of the run in a folder, as far as the folder says it.
+
+    Raises:
+        ConfigError: If it is another one.
+    """
+    if env is not None and (path / SPACES).exists():
+        with contextlib.suppress(CheckpointError):  # nothing to compare with
+            check_environment(path, load_spec(path / SPACES, env.action.squash), env)
 
 
 @contextlib.contextmanager

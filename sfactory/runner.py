@@ -57,7 +57,7 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
     Raises:
         ConfigError: Before anything has started; names every problem.
         EnvironmentFault: Environments raised or broke their API more often than a run survives; it is saved.
-        RunFailed: A worker failed or vanished; the run is saved if the learner could.
+        RunFailed: A worker failed or vanished; the run is saved if the learner could, also if it was the learner that failed.
         Exception: What a callback raised; the run is saved.
     """
     return run_resolved(resolve(config), callbacks)
@@ -75,7 +75,7 @@ def run_plan(plan: workers.Plan, callbacks: Sequence[Callback] = (), observer: O
     Args:
         observer: Called about ten times a second with what the processes share, to be looked at; False ends the run as interrupted.
     """
-    with open_run(plan.config) as folder:
+    with open_run(plan.config, plan.env) as folder:
         folder.keep_spec(plan.env)
         store = CheckpointStore(folder.checkpoints, plan.config.log.keep, plan.config.log.milestone_every)
         snapshot = store.load_latest()
@@ -195,6 +195,7 @@ class _Supervisor:
         generation = self._reporter.progress.env_steps
         policies = [workers.make_policy_worker(self._plan, self._wires, i, generation) for i in range(len(self._wires.requests))]
         rollouts = [workers.make_rollout_worker(self._plan, self._wires, i, generation) for i in range(self._plan.config.workers)]
+        end = training.rescue
         try:
             training.learner.start()
             for rollout in rollouts:
@@ -204,6 +205,7 @@ class _Supervisor:
                     worker.poll(0)
                 training.save_if_due()
                 self._watch(self._wires.events.take())
+            end = training.finish
         except SfactoryError as error:
             self._fault = Fault("serial", str(error), "", isinstance(error, EnvironmentFault))
         except Exception as error:
@@ -212,7 +214,7 @@ class _Supervisor:
             for rollout in rollouts:
                 rollout.report()
                 rollout.close()
-            training.finish()
+            end()
             self._wires.board.close()
             self._watch(self._wires.events.take(), report=False)
             torch.set_num_threads(threads)

@@ -5,6 +5,7 @@ A file holds data only. A Text leaf, from which nothing is learned, is kept with
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import Space, spaces
 
+from sfactory.env_source import EnvSource
 from sfactory.envs.group import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.files import write_atomically
@@ -40,6 +42,7 @@ def save_spec(path: Path, spec: EnvSpec) -> None:
         "render_fps": spec.render_fps,
         "observation": encode_space(spec.observation.space),
         "action": encode_space(spec.action.space),
+        "source": None if spec.source is None else dataclasses.asdict(spec.source),
     }
     write_atomically(path, (json.dumps(described, allow_nan=False) + "\n").encode())
 
@@ -62,11 +65,27 @@ def load_spec(path: Path, squash: Literal["clip", "tanh"]) -> EnvSpec:
             ObservationSpec.from_space(decode_space(described["observation"])),
             ActionSpec.from_space(decode_space(described["action"]), squash),
             **{name: described[name] for name in ("agents", "frameskip", "masked", "family", "render_fps")},
+            source=_decode_source(described.get("source")),
         )
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing; copy the whole run folder, or resume the run once to have it written") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({error!r}); restore it from a copy, or resume the run once to have it written") from None
+
+
+def _decode_source(described: dict[str, Any] | None) -> EnvSource | None:
+    """Where the environment of a file comes from; older files do not say it.
+
+    Raises:
+        TypeError, AttributeError: If it is something else.
+    """
+    if described is None:
+        return None
+    source = EnvSource(**described)
+    texts = (source.made, source.code, *source.values, *source.values.values())
+    if not (isinstance(source.anonymous, bool) and all(isinstance(text, str) for text in texts)):
+        raise TypeError("source is not one of texts")
+    return source
 
 
 def check_spaces(ours: EnvSpec, theirs: EnvSpec, our_name: str, their_name: str) -> None:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from multiprocessing.util import get_temp_dir
@@ -35,7 +35,7 @@ from sfactory.config import Config
 from sfactory.drain import Drain
 from sfactory.envs import make_group
 from sfactory.envs.group import EnvRequest, EnvSpec
-from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError
+from sfactory.errors import EnvironmentFault, SfactoryError, said
 from sfactory.inference import PolicyWorker
 from sfactory.learner import Learner
 from sfactory.model import build_model
@@ -262,13 +262,17 @@ class Training:
             self._saves_requested = requested
             self.save()
 
-    def save(self) -> str | None:
-        """Write a checkpoint. A failure is reported and returned, and training goes on; the next save tries again."""
+    def save(self, snapshot: Snapshot | None = None) -> str | None:
+        """Write a checkpoint. A failure is reported and returned, and training goes on; the next save tries again.
+
+        Args:
+            snapshot: Of this moment; None: it is taken here.
+        """
         self._saved = time.monotonic()
         self._next_milestone = self._milestone_after(self.learner.env_steps)
         error = None
         try:
-            self._store.save(self.snapshot())
+            self._store.save(self.snapshot() if snapshot is None else snapshot)
             self._saved_steps = self.learner.env_steps
         except OSError as problem:
             error = f"checkpoint not written: {problem}"
@@ -295,9 +299,49 @@ class Training:
         error = self.save() if self.learner.env_steps > self._saved_steps else None
         self._emit(Finished(self.learner.env_steps, self.learner.done, error))
 
+    def rescue(self) -> None:
+        """After an error, send the last statistics and save what was learned before it, if that is sound. Raises nothing: it is the error
+        that has to be told.
+
+        Where the error came in the middle of a batch, weights and optimizer are those after the last finished update, for a step is one
+        operation on both; env steps are those of finished batches.
+        """
+        with contextlib.suppress(Exception):
+            self.learner.report()
+        try:
+            if self.learner.env_steps > self._saved_steps:
+                snapshot = self.snapshot()
+                if unsound := self._unsound(snapshot):
+                    raise ValueError(f"not all numbers of {', '.join(unsound)} are finite; the checkpoint before, if there is one, stays")
+                self.save(snapshot)
+        except Exception as problem:
+            self._emit(Saved(self.learner.env_steps, f"checkpoint not written: {said(problem)}"))
+
+    def _unsound(self, snapshot: Snapshot) -> list[str]:
+        """Names of what training cannot go on from: parameters and trainer state that are not finite, and buffers that hold NaN.
+
+        Infinity is in order in a buffer, for example in a mask of attention.
+        """
+        parameters = {name for name, _ in self._model.named_parameters()}
+        unsound = [
+            name for name, tensor in snapshot.model.items() if not (_is_finite(tensor) if name in parameters else _has_no_nan(tensor))
+        ]
+        return unsound + [name for name, part in snapshot.trainer.items() if not _is_finite(part)]
+
     def _milestone_after(self, env_steps: int) -> float:
         every = self._plan.config.log.milestone_every
         return (env_steps // every + 1) * every if every else float("inf")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a tensor, and every tensor of a mapping, holds finite numbers only."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, torch.Tensor) or bool(value.isfinite().all())
+
+
+def _has_no_nan(tensor: torch.Tensor) -> bool:
+    return not bool(tensor.isnan().any())
 
 
 class DryTraining:
@@ -317,6 +361,9 @@ class DryTraining:
         self.learner.report()
         self._emit(Finished(self.learner.env_steps, self.learner.done))
 
+    def rescue(self) -> None:
+        """There is nothing to save."""
+
 
 def make_training(plan: Plan, wires: Wires, store: CheckpointStore) -> Training | DryTraining:
     return DryTraining(plan, wires) if plan.sample_only else Training(plan, wires, store)
@@ -332,8 +379,8 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
             wires.board.settle(training.learner.take_back_slots)
             training.learner.poll(POLL_S)
             training.save_if_due()
-    except RunFailed:
-        training.finish()
+    except BaseException:
+        training.rescue()
         raise
     training.finish()
 

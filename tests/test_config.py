@@ -107,6 +107,18 @@ def test_bad_flags_end_with_status_2(flags, capsys):
     assert flags[0].strip("-") in capsys.readouterr().err
 
 
+def test_help_without_an_environment_says_that_the_preset_is_chosen_by_it(capsys):
+    def help_of(*args: str) -> str:
+        with pytest.raises(SystemExit):
+            parse(*args, "--help")
+        return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+    what = "Family of defaults: auto (by the environment), none, or a family's name. (default: "
+    assert f"{what}auto)" in help_of()
+    assert f"{what}atari)" in help_of("--env", "ALE/Pong-v5")
+    assert f"{what}box2d)" in help_of("--preset", "box2d")
+
+
 def test_every_bad_number_is_named():
     nested = {"runtime": RuntimeConfig(groups=0), "optim": OptimConfig(lr=0.0), "loss": LossConfig(gamma=1.5)}
     config = Config(env="x", steps=0, seed=-1, workers=0, **nested)

@@ -339,11 +339,39 @@ class Deep(Scripted):
         raise KeyError("lives")
 
 
+GAME = types.ModuleType("game_v1")
+GAME.parallel_env = Counting
+
+
+class DeepMind:
+    """An environment of dm_env's kind, as dm_control's are."""
+
+    def reset(self) -> Any:
+        return (None, None, None, {})
+
+    def step(self, action: Any) -> Any:
+        return self.reset()
+
+    def action_spec(self) -> None: ...
+
+    def observation_spec(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("env", "kwargs", "parts"),
     [
-        ("CartPol-v1", {}, ["'CartPol-v1'", "did you mean CartPole-v1", "module:"]),
+        ("CartPol-v1", {}, ["'CartPol-v1'", "did you mean CartPole-v1", "? An id that", "module:CartPol-v1"]),
         ("CartPole-v9", {}, ["did you mean", "CartPole-v1"]),
+        ("qqqqqq", {}, ["no environment is called 'qqqqqq'; no known id is like it. An id that a package registers", "module:qqqqqq"]),
+        ("environments:nope", {}, ["the module environments has no nope, and registers no such id; correct its name"]),
+        ("environments:Countin", {}, ["has no Countin", "did you mean environments:Counting"]),
+        ("environments:CartPol-v1", {}, ["has no CartPol-v1", "did you mean CartPole-v1"]),
+        ("environments:MODES", {}, ["MODES of the module environments is [", "which cannot be called"]),
+        ("environments", {}, ["the name of a module", "environments:name_of_a_class_or_function"]),
+        ("pettingzoo.sisl.multiwalker_v9", {}, ["the name of a module", "in it, too: pettingzoo.sisl.multiwalker_v9:parallel_env"]),
+        ("json", {}, ["the name of a module", "json:name_of_a_class_or_function"]),
+        (GAME, {}, ["pass what makes the environment in it, game_v1.parallel_env"]),
+        (DeepMind, {}, ["gymnasium.Env", "shimmy.dm_control_compatibility.DmControlCompatibilityV0", "pip install shimmy"]),
         ("no_such_module_x:Thing-v0", {}, ["no_such_module_x", "install"]),
         ("CartPole-v1", {"gravty": 3}, ["env_kwargs", "gravty", "sutton_barto_reward"]),
         (Counting, {"speed": 1}, ["env_kwargs", "speed", "Counting", "takes nothing"]),

@@ -9,13 +9,16 @@ import sys
 from collections import namedtuple
 from pathlib import Path
 
+import gymnasium
 import psutil
 import pytest
+import torch
 from commands import ENVIRONMENT, ROOT
+from gymnasium import spaces
 from runs import config_for, summary
 
 from sfactory import limits, train
-from sfactory.config import RuntimeConfig
+from sfactory.config import ModelConfig, RuntimeConfig
 from sfactory.errors import ConfigError
 from sfactory.model import build_model
 from sfactory.planning import make_plan
@@ -113,6 +116,63 @@ def use_cgroups(monkeypatch, folder: Path, own: str, files: dict[str, object]) -
     (folder / "own").write_text(f"{own}\n")
     monkeypatch.setattr(limits, "CGROUPS", folder)
     monkeypatch.setattr(limits, "OWN_CGROUPS", folder / "own")
+
+
+class Categories(gymnasium.Env):
+    """Says one of many categories at each step, or some of them."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, *sizes: int):
+        self.observation_space = spaces.Discrete(sizes[0]) if len(sizes) == 1 else spaces.MultiDiscrete(sizes)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, self.np_random.random() < 0.1, False, {}
+
+
+class Hashed(torch.nn.Module):
+    """An encoder of one's own for many categories."""
+
+    def __init__(self, leaf):
+        super().__init__()
+        self.embedding, self.out_features = torch.nn.Embedding(64, 8), 8
+
+    def forward(self, x):
+        return self.embedding(x.long() % 64)
+
+
+@pytest.mark.parametrize("sizes", [(10_000_000,), (5_000_000, 5_000_000)])
+def test_more_categories_than_make_sense_one_hot_are_refused_with_the_figures_and_the_way_out(sizes, tmp_path):
+    config = config_for(tmp_path, lambda: Categories(*sizes))
+    with pytest.raises(ConfigError) as caught:
+        train(config)
+    for part in (
+        "the observation obs has 10000000 categories, which enter the network one-hot: 4.8 GiB for each minibatch of 128 samples",
+        "2.4 GiB of weights in a first layer of width 64",
+        "At most 2097152 categories",
+        "ObservationWrapper",
+        "model.encoder with an embedding",
+    ):
+        assert part in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_said_to_be_sensible_is_accepted_and_more_with_an_encoder_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "MOST_ONE_HOT", 2**20)
+
+    def plan(categories, **model):
+        return make_plan(config_for(tmp_path, lambda: Categories(categories), model=ModelConfig(**model)))
+
+    plan(2048)
+    with pytest.raises(ConfigError, match="At most 2048 categories"):
+        plan(2049)
+    with pytest.raises(ConfigError, match=r"first layer of width 512\. At most 512 categories"):
+        plan(2048, hidden=(512,))
+    own = plan(10_000_000, encoder=Hashed).config
+    assert train(dataclasses.replace(own, serial=True, steps=256)).status == "completed"
 
 
 STAT = "anon 5\ninactive_file 200\ntotal_inactive_file 300\n"

@@ -239,6 +239,6 @@ def test_a_run_is_not_continued_in_other_spaces(tmp_path):
         return make
 
     run = short_run(tmp_path / "run", wide(4))
-    with pytest.raises(ConfigError, match=r"observation space .*\(4,\).*\(5,\)"):
+    with pytest.raises(ConfigError, match=r"observation space: .*\(4,\).*\(5,\)"):
         short_run(tmp_path / "run", wide(5), steps=256)
     assert load_policy(run).act(np.zeros(4, np.float32))[0] in (0, 1)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import random
+import resource
 import signal
 import time
 from multiprocessing import forkserver
@@ -14,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from commands import Command
 from dying import Dying
 from faults import Faulty, WithProgram
 from runs import config_for, rows, saved_steps, summary, worker_process
@@ -21,8 +23,10 @@ from sampling_run import SamplingRun
 
 from sfactory import processes, train
 from sfactory.arena import FILLING, FINISHED, FREE
-from sfactory.config import LogConfig, OptimConfig, RuntimeConfig, resolve
+from sfactory.checkpoint import CheckpointStore
+from sfactory.config import LogConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve
 from sfactory.errors import RunFailed
+from sfactory.model import ActorCritic
 from sfactory.planning import make_plan
 from sfactory.restarts import Restarts
 from sfactory.runner import run_plan
@@ -227,6 +231,81 @@ def test_the_run_goes_on_when_all_its_processes_and_the_fork_server_are_killed(t
     assert killed != [forkserver._forkserver._forkserver_pid]
 
 
+# Mistakes in a user's model
+
+
+class Mistaken(ActorCritic):
+    """Raises in the learner in the middle of a batch, for as long as a file is there that says what it does before that."""
+
+    def __init__(self, observation, action, config):
+        super().__init__(observation, action, config)
+        self.mistake, self.calls = Path(config.kwargs["mistake"]), 0
+        self.register_buffer("attended", torch.tensor([0.0, -torch.inf]))
+
+    def unroll(self, *inputs):
+        self.calls += self.training
+        if self.training and self.calls > 100 and self.calls % 3 == 2 and self.mistake.exists():
+            before = self.mistake.read_text()
+            if before == "spoil the weights":
+                with torch.no_grad():
+                    next(self.parameters()).fill_(torch.nan)
+            elif before == "fill the disk":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            raise KeyError("mistake in my model")
+        return super().unroll(*inputs)
+
+
+@pytest.mark.parametrize("serial", [False, True], ids=["processes", "serial"])
+@pytest.mark.parametrize("before", ["", "spoil the weights", "fill the disk"], ids=["sound", "unsound", "full"])
+def test_a_mistake_in_the_learner_ends_the_run_with_what_was_learned_before_it(before, serial, tmp_path, capsys):
+    (mistake := tmp_path / "mistake").write_text(before)
+    model = ModelConfig(model=Mistaken, kwargs={"mistake": str(mistake)})
+    config = config_for(tmp_path, Faulty, steps=20_000, epochs=3, serial=serial, model=model, log=PLAIN)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(KeyError if serial else RunFailed, match="mistake in my model") as caught:
+            train(config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    if not serial:
+        assert "in unroll" in str(caught.value)
+    run, said = tmp_path / "run", capsys.readouterr().out
+    assert saved_steps(run) == 0 if before else saved_steps(run) > 1000
+    if not (serial and before == "fill the disk"):  # which cannot take the summary either
+        assert summary(run)["status"] == "failed"
+        assert "mistake in my model" in summary(run)["error"]
+        assert summary(run)["env_steps"] > 1000
+    if before:
+        reason = "not all numbers of actor." if before == "spoil the weights" else "File too large"
+        assert said.count("checkpoint not written: ") == 1
+        assert reason in said
+    else:
+        assert saved_steps(run) == summary(run)["env_steps"]
+        snapshot = CheckpointStore(run / "checkpoints").load_latest()
+        assert snapshot.updates == snapshot.trainer["optimizer"]["steps"] == 101 - 100 % 3
+    mistake.unlink()
+    assert train(config).status == "completed"
+    assert ("going on at" in capsys.readouterr().out) == (not before)
+
+
+def test_a_command_whose_model_has_a_mistake_ends_with_status_1_and_goes_on_once_it_is_mended(tmp_path):
+    (mistake := tmp_path / "mistake").write_text("")
+    command = [
+        "-m", "sfactory.train", "--env", "faults:Faulty", "--run", str(tmp_path / "run"), "--steps", "20000", "--epochs", "3",
+        "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128", "--preset", "none", "--device", "cpu",
+        "--model.model", "test_recovery:Mistaken", "--model.kwargs", f"{{mistake: {mistake}}}",
+    ]  # fmt: skip
+    with Command(*command) as failing:
+        assert failing.wait() == 1
+    assert failing.errors.count("Traceback") == 1
+    assert "KeyError: 'mistake in my model'" in failing.errors
+    saved = saved_steps(tmp_path / "run")
+    mistake.unlink()
+    with Command(*command) as mended:
+        assert mended.wait() == 0
+    assert f"going on at {saved:,} env steps" in mended.output
+
+
 # Numbers that are not finite
 
 
@@ -274,8 +353,6 @@ def test_updates_that_are_not_finite_now_and_then_are_skipped_and_counted(tmp_pa
 
 
 def assert_finite(folder) -> None:
-    from sfactory.checkpoint import CheckpointStore
-
     snapshot = CheckpointStore(folder / "run" / "checkpoints").load_latest()
     tensors = [*snapshot.model.values(), *(t for t in snapshot.trainer["optimizer"].values()), *snapshot.trainer["returns"].values()]
     assert all(torch.isfinite(tensor).all() for tensor in tensors)
