@@ -128,6 +128,7 @@ class Learner:
     def poll(self, timeout: float) -> None:
         """Train on one batch if one is there, waiting up to `timeout` seconds for finished segments."""
         self._scheduler.add(self._finished.get_many(0))
+        self._returns.give_back_due(time.monotonic())
         slots = self._scheduler.take(self.updates)
         if slots is None:
             self._returns.give_back_all()
@@ -236,7 +237,7 @@ class Learner:
             return
         samples = batch.samples(targets, self._single)
         for epoch in range(self._config.epochs):
-            if epoch:
+            if epoch and not self._config.lag_free:
                 self._publisher.offer(self.updates)
                 self._watch.lap("weights")
             for columns in self._minibatches(samples):

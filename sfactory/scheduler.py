@@ -98,7 +98,7 @@ class SlotReturns:
         self._wanted = now
 
     def take(self, slots: list[int], now: float) -> None:
-        """The learner has copied these slots, whose segments are its next batch, and will give them back."""
+        """The learner has copied these slots, whose segments are its next batch; they go back when it is time."""
         period, self._taken = now - self._taken, now
         early = self._wanted - float(self._arena.finished_s[slots].max())
         if period == period:  # else it is the first batch
@@ -106,6 +106,7 @@ class SlotReturns:
             most = (self._arena.slots / len(slots)) * period  # with all slots kept for longer nothing would be sampled
             self._delay = min(max(self._delay + grown, 0.0), most)
         self._kept.append((now, slots))
+        self.give_back_due(now)
 
     def give_back_due(self, now: float) -> None:
         """Give back what has been kept for the delay."""
