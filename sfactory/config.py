@@ -98,7 +98,8 @@ class ModelConfig:
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the fully connected layers of an MLP encoder."""
     features: int = 512
-    """Width of the last layer of an image encoder, and of the layer that merges several observation leaves."""
+    """Width of the last layer of an image encoder, and of the layer that merges several observation leaves if one is an image; else that
+    layer is as wide as the last of `hidden`."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Nonlinearity of MLP encoders; image encoders use relu."""
     core: Name = "none"
