@@ -271,6 +271,31 @@ def test_sampled_returns_stand_beside_the_modes(tmp_path, capsys):
         assert list(json.loads(printed(*flags))) == ["episodes", "return_mean", "return_std", "length_mean"]
 
 
+class Patient(gym.Env):
+    """Ends at once with the last of fifty actions, and otherwise only after very long; pays 1 a step."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+    action_space = spaces.Discrete(50)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.zeros(1, np.float32), 1.0, action == 49, self.count == 10**6, {}
+
+
+def test_sampled_episodes_that_do_not_end_are_cut_off(tmp_path, capsys):
+    run = short_run(tmp_path / "run", Patient)
+    favour(run, category=49, by=0.1)
+    assert main(["--run", str(run), "--env", "test_eval:Patient", "--episodes", "40", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["return_mean"] == 1
+    assert 5 < values["sampled_return_mean"] <= 10
+
+
 def test_flags_reach_the_evaluation(tmp_path, capsys):
     def answer(*flags):
         assert main(["--run", run, "--episodes", "3", "--json", *flags]) == 0
