@@ -101,7 +101,8 @@ class ModelConfig:
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the fully connected layers of an MLP encoder."""
     features: int = 512
-    """Width of the last layer of an image encoder, and of the layer that merges several observation leaves."""
+    """Width of the last layer of an image encoder, and of the layer that merges several observation leaves if one is an image; else that
+    layer is as wide as the last of `hidden`."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Nonlinearity of MLP encoders; image encoders use relu."""
     core: Name = "none"
@@ -276,7 +277,7 @@ class Config:
     workers: int | None = None
     """Rollout worker processes; unset: one for each core where environments with images share the cores with inference, else fewer."""
     envs_per_worker: int = 32
-    """Environments of each rollout worker, over all its groups."""
+    """Environments of each rollout worker, over all its groups. Unset: fewer where each has several agents, which are rows of the batch."""
     rollout: int = 32
     """Env steps per row in a segment."""
     batch_size: int = 1024
@@ -449,10 +450,15 @@ def resolve(config: Config) -> Config:
         ConfigError: If `preset` names no family.
     """
     name, values = preset_for(config.preset, config.env, config.algo)
-    return _with(merged(config, values, only_unset=True), preset=name, run=os.fspath(config.run))
+    return changed(merged(config, values, only_unset=True), preset=name, run=os.fspath(config.run))
 
 
-def _with(config: Config, **changes: Any) -> Config:
+def preset_value(config: Config, name: str) -> Any:
+    """What a field at the top of a resolved config is by default: the preset's value, or the field's own."""
+    return preset_for(config.preset, config.env, config.algo)[1].get(name, getattr(Config(), name))
+
+
+def changed(config: Config, **changes: Any) -> Config:
     """A changed copy that remembers what the creator of the original gave."""
     result = dataclasses.replace(config, **changes)
     object.__setattr__(result, "_given", config._given)
@@ -460,17 +466,38 @@ def _with(config: Config, **changes: Any) -> Config:
 
 
 def fitted(config: Config, rows_per_env: int) -> Config:
-    """A resolved config whose batch_size, unless its creator gave it, is made to consist of whole segments.
+    """A resolved config whose sizes, unless its creator gave them, fit an environment of so many agents.
 
-    A default cannot know how many agents an environment has, or with how many environments it is combined; a size that was asked for
-    is left to :func:`sfactory.validation.validate`.
+    Agents are rows. So there are fewer environments where each has several agents: as many as keep a group near the rows that the preset
+    means, and the batch near its size. Then batch_size becomes the nearest that consists of whole segments and minibatches. What was asked
+    for is left to :func:`sfactory.validation.validate`.
     """
-    segment = config.rollout * config.envs_per_group * rows_per_env
-    if "batch_size" in config._given or segment < 1 or config.optim.minibatches < 1:
+    groups = config.runtime.groups
+    if min(rows_per_env, groups, config.rollout, config.batch_size, config.optim.minibatches) < 1:
         return config
-    step = config.optim.minibatches // math.gcd(segment // config.rollout, config.optim.minibatches)  # so that minibatches divide the rows
-    segments = -(-max(1, round(config.batch_size / segment)) // step) * step
-    return _with(config, batch_size=segments * segment)
+    if rows_per_env > 1 and "envs_per_worker" not in config._given:
+        meant = max(1, preset_value(config, "envs_per_worker") // groups)
+
+        def misfit(envs: int) -> float:
+            rows = envs * rows_per_env
+            return abs(_fitting_batch(config, rows) / config.batch_size - 1) + abs(rows / meant - 1)
+
+        config = changed(config, envs_per_worker=min(range(1, meant + 1), key=misfit) * groups)
+    rows = config.envs_per_group * rows_per_env
+    if "batch_size" in config._given or rows < 1:
+        return config
+    return changed(config, batch_size=_fitting_batch(config, rows))
+
+
+def _fitting_batch(config: Config, rows: int) -> int:
+    """The batch size nearest to a config's that consists of whole segments of groups of so many rows, and of whole minibatches.
+
+    Minibatches draw from rows where the policy has, or may have, a memory, and else from single samples.
+    """
+    segment, minibatches = config.rollout * rows, config.optim.minibatches
+    drawn = rows if config.model.core != "none" or config.model.model != "none" else segment
+    unit = segment * (minibatches // math.gcd(drawn, minibatches))
+    return max(1, round(config.batch_size / unit)) * unit
 
 
 def fitted_anew(config: Config, rows_per_env: int) -> Config:
@@ -542,12 +569,13 @@ def from_command_line(args: Sequence[str], prog: str, description: str = "") -> 
     asked = merged(Config(), base)
     default = resolve(asked)
     if not asked.env:  # of which the preset is one
-        default = _with(default, preset=asked.preset)
+        default = changed(default, preset=asked.preset)
     check_types(default)
     for name in _PRESET_DEPENDS_ON:
         if getattr(early, name) is not None:
             rest += [f"--{name}", getattr(early, name)]
     config = tyro.cli(Config, args=rest, default=default, prog=prog, description=description)
-    changed = {f.name for f in dataclasses.fields(Config) if getattr(config, f.name) != getattr(default, f.name)}
-    object.__setattr__(config, "_given", default._given | changed)
+    flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in args if word.startswith("--")}
+    given = {f.name for f in dataclasses.fields(Config) if f.name in flags or getattr(config, f.name) != getattr(default, f.name)}
+    object.__setattr__(config, "_given", default._given | given)
     return config

@@ -35,6 +35,8 @@ from sfactory.video import VideoRecorder, prepare_rendering
 DESCRIPTION = "Play episodes with the policy of a run folder, in fresh environments, and report what they returned."
 MOST_PARALLEL = 16
 """Environments at once, unless the caller says otherwise."""
+LONGER = 10
+"""Sampled episodes beside greedy ones are cut off at so many times the length of the longest of those."""
 _SEED_BRANCH = 1
 """Spawn key of evaluation's seeds, so that they are not those of training."""
 
@@ -103,30 +105,66 @@ def evaluate(
         CheckpointError: If the run's files are damaged.
         EnvironmentFault: If an environment raises or breaks its API.
     """
+    _check_numbers(episodes, parallel, max_steps, video)
+    player = _Player(run, env, env_kwargs, seed, checkpoint, device, model, trust, renders=video is not None)
+    return player.play(episodes, deterministic, parallel, max_steps, video)
+
+
+class _Player:
+    """Plays the policy of a run; the arguments are those of :func:`evaluate`.
+
+    Args:
+        renders: Whether videos will be made.
+
+    Attributes:
+        agents: Of an environment.
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str],
+        env: Any,
+        env_kwargs: dict[str, Any] | None,
+        seed: int | None,
+        checkpoint: Checkpoint,
+        device: str,
+        model: ModelConfig | None,
+        trust: bool,
+        renders: bool,
+    ) -> None:
+        config = read_config(run)
+        self._seed = _evaluation_seed(config.seed if seed is None else seed)
+        self._policy = load_policy(run, checkpoint, device, model=model, trust=trust, seed=self._seed)
+        request = _request(config, env, env_kwargs, trust)
+        if renders:
+            prepare_rendering()
+            # few vector environments can render
+            request = dataclasses.replace(request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto"))
+        self._request, self._spec = request, probe(request)
+        check_spaces(self._policy.spec, self._spec, f"the run in {run}", env_name(request.env))
+        self.agents = self._spec.agents
+
+    def play(
+        self, episodes: int, deterministic: bool, parallel: int | None, max_steps: int | None, video: str | os.PathLike[str] | None = None
+    ) -> Evaluation:
+        """Play episodes in environments that begin with the same seeds each time."""
+        spec, tally = self._spec, _Tally()
+        with contextlib.closing(VideoRecorder(Path(video), spec.render_fps)) if video is not None else contextlib.nullcontext() as recorder:
+            env_episodes = -(-episodes // spec.agents)
+            first_index = 0
+            for shares in _rounds(env_episodes, 1 if video is not None else parallel, max_steps is not None):
+                with contextlib.closing(make_group(self._request, spec, len(shares), first_index, self._seed)) as group:
+                    _play(self._policy, group, spec, shares, deterministic, max_steps, tally, recorder)
+                first_index += len(shares)
+        return tally.evaluation()
+
+
+def _check_numbers(episodes: int, parallel: int | None, max_steps: int | None, video: object) -> None:
     for name, value in (("episodes", episodes), ("parallel", parallel), ("max_steps", max_steps)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
     if video is not None and parallel not in (None, 1):
         raise ConfigError(f"parallel is {parallel}; a video shows one environment, so leave it unset")
-    config = read_config(run)
-    seed = _evaluation_seed(config.seed if seed is None else seed)
-    policy = load_policy(run, checkpoint, device, model=model, trust=trust, seed=seed)
-    request = _request(config, env, env_kwargs, trust)
-    if video is not None:
-        prepare_rendering()
-        # few vector environments can render
-        request = dataclasses.replace(request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto"))
-    spec = probe(request)
-    check_spaces(policy.spec, spec, f"the run in {run}", env_name(request.env))
-    tally = _Tally()
-    with contextlib.closing(VideoRecorder(Path(video), spec.render_fps)) if video is not None else contextlib.nullcontext() as recorder:
-        env_episodes = -(-episodes // spec.agents)
-        first_index = 0
-        for shares in _rounds(env_episodes, 1 if video is not None else parallel, max_steps is not None):
-            with contextlib.closing(make_group(request, spec, len(shares), first_index, seed)) as group:
-                _play(policy, group, spec, shares, deterministic, max_steps, tally, recorder)
-            first_index += len(shares)
-    return tally.evaluation()
 
 
 def _evaluation_seed(seed: int) -> int:
@@ -298,7 +336,8 @@ class Options:
     video: str | None = None
     """Folder for MP4 files, one for each episode."""
     sampled: bool = False
-    """Draw actions from the policy instead of taking the most probable one."""
+    """Draw actions from the policy in all episodes. Otherwise each action is the most probable one, and half as many more episodes show
+    beside it what drawn actions return."""
     best: bool = False
     """The checkpoint with the best return in training instead of the latest."""
     seed: int | None = None
@@ -326,36 +365,48 @@ def main(args: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options = tyro.cli(Options, args=args, prog="python -m sfactory.eval", description=DESCRIPTION)
     try:
-        result = evaluate(
-            options.run,
-            options.episodes,
-            env=options.env,
-            env_kwargs=options.env_kwargs,
-            deterministic=not options.sampled,
-            seed=options.seed,
-            parallel=options.parallel,
-            checkpoint="best" if options.best else "latest",
-            device=options.device,
-            video=options.video,
-            max_steps=options.max_steps,
-            trust=options.trust,
-        )
+        result, sampled = _measured(options)
     except SfactoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         return 130
     if options.json:
-        print(json.dumps({name: getattr(result, name) for name in ("episodes", "return_mean", "return_std", "length_mean")}))
+        values = {name: getattr(result, name) for name in ("episodes", "return_mean", "return_std", "length_mean")}
+        if sampled is not None:
+            values |= {"sampled_return_mean": sampled.return_mean, "sampled_return_std": sampled.return_std}
+        print(json.dumps(values))
     else:
-        Console().print(_table(options.run, result))
+        Console().print(_table(options, result, sampled))
     return 0
 
 
-def _table(run: str, result: Evaluation) -> Table:
-    table = Table("", "mean", "std", "min", "max", title=f"{run}: {result.episodes} episodes")
-    spread = (result.return_mean, result.return_std, result.return_min, result.return_max)
-    table.add_row("return", *(f"{value:.2f}" for value in spread))
+def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
+    """What was asked for, and beside greedy episodes at most half as many with sampled actions; None where that leaves none.
+
+    Those are cut off at :data:`LONGER` times the length of the longest greedy one: a sampled policy may take very long to end an episode.
+    """
+    _check_numbers(options.episodes, options.parallel, options.max_steps, options.video)
+    player = _Player(
+        options.run, options.env, options.env_kwargs, options.seed, "best" if options.best else "latest", options.device, None,
+        options.trust, renders=options.video is not None,
+    )  # fmt: skip
+    result = player.play(options.episodes, not options.sampled, options.parallel, options.max_steps, options.video)
+    beside = result.episodes // player.agents // 2 * player.agents
+    if options.sampled or not beside:
+        return result, None
+    return result, player.play(beside, False, options.parallel, options.max_steps or LONGER * max(result.lengths))
+
+
+def _table(options: Options, result: Evaluation, sampled: Evaluation | None) -> Table:
+    table = Table("", "mean", "std", "min", "max", title=f"{options.run}: {result.episodes} episodes")
+
+    def add_returns(name: str, of: Evaluation) -> None:
+        table.add_row(name, *(f"{value:.2f}" for value in (of.return_mean, of.return_std, of.return_min, of.return_max)))
+
+    add_returns("return, sampled" if options.sampled else "return", result)
+    if sampled is not None:
+        add_returns(f"return, sampled ({sampled.episodes} episodes)", sampled)
     lengths = np.array(result.lengths)
     table.add_row("length", *(f"{value:.1f}" for value in (result.length_mean, lengths.std(), lengths.min(), lengths.max())))
     for name, value in sorted(result.extras.items()):

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from sfactory import compute
 from sfactory.checkpoint import Snapshot
-from sfactory.config import Config, check_types, fitted
+from sfactory.config import Config, changed, check_types, fitted, given_values, preset_value
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.group import EnvRequest
 from sfactory.errors import ConfigError
@@ -19,6 +19,8 @@ from sfactory.validation import minibatch_problem, validate
 from sfactory.workers import Plan
 
 T = TypeVar("T")
+FEW_UPDATES = 500
+"""Optimizer steps of a whole run below which hardly any task is learned."""
 
 
 def make_plan(config: Config) -> Plan:
@@ -41,7 +43,7 @@ def make_plan(config: Config) -> Plan:
 
     env = found(lambda: probe(request)) if config.env else None
     agents = env.agents if env is not None else 1
-    config = dataclasses.replace(fitted(config, agents), workers=compute.rollout_processes(config, env))
+    config = changed(fitted(config, agents), workers=compute.rollout_processes(config, env))
     found(lambda: validate(config, agents))
     if not problems:
         found(lambda: compute.learner_device(config))
@@ -49,8 +51,8 @@ def make_plan(config: Config) -> Plan:
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     runtime = dataclasses.replace(config.runtime, policy_workers=compute.policy_processes(config))
-    config = dataclasses.replace(config, runtime=runtime)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, shared_critic=shares_trunk(env.observation, config.model)))
+    model = dataclasses.replace(config.model, shared_critic=shares_trunk(env.observation, config.model))
+    config = changed(config, runtime=runtime, model=model)
     plan = Plan(config, env, source)
     check_model(plan)
     model = build_model(env.observation, env.action, config.model)
@@ -58,6 +60,26 @@ def make_plan(config: Config) -> Plan:
         raise ConfigError(problem)
     check_limits(plan, model)
     return plan
+
+
+def notes_on(plan: Plan) -> list[str]:
+    """What a user should know of a run before it begins, a line for each."""
+    config, notes = plan.config, []
+    usual, segment = preset_value(config, "batch_size"), config.rollout * plan.rows
+    if "batch_size" not in given_values(config) and config.batch_size != usual:
+        notes.append(
+            f"batch_size is {config.batch_size:,}, not the preset's {usual:,}: it is a multiple of rollout {config.rollout} x rows "
+            f"{plan.rows} = {segment:,} that has room for {config.optim.minibatches} minibatches; --envs-per-worker, --rollout and "
+            "--optim.minibatches allow for others"
+        )
+    batches = -(-config.steps // config.batch_size)
+    if (updates := batches * config.updates_per_batch) < FEW_UPDATES:
+        notes.append(
+            f"{config.steps:,} steps are only {updates:,} updates ({batches:,} batches of {config.batch_size:,} x {config.epochs} epochs x "
+            f"{config.optim.minibatches} minibatches), too few for most tasks; raise --steps, --epochs or --optim.minibatches, or lower "
+            "--batch-size"
+        )
+    return notes
 
 
 def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:

@@ -9,7 +9,9 @@ from sfactory.errors import ConfigError
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
-        "loss": {"normalize_returns": True},
+        "epochs": 4,
+        "optim": {"lr": 1e-3, "minibatches": 8},
+        "loss": {"entropy_coef": 0.01, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
     "classic": {

@@ -22,7 +22,7 @@ from sfactory.env_faults import FaultBudget
 from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError
 from sfactory.interrupts import end_at_once
 from sfactory.metrics import Report
-from sfactory.planning import check_fit, make_plan
+from sfactory.planning import check_fit, make_plan, notes_on
 from sfactory.processes import WorkerProcesses, fork_server
 from sfactory.reporting import Reporter, Result, Status
 from sfactory.restarts import Restarts
@@ -134,6 +134,8 @@ class _Supervisor:
             self._reporter.note(f"going on at {self._snapshot.env_steps:,} env steps")
         elif self._folder.resumed:
             self._reporter.note(f"{self._folder.path} holds no checkpoint: its run begins anew at 0 env steps")
+        for note in () if self._plan.sample_only else notes_on(self._plan):
+            self._reporter.note(note)
         with self._signals():
             try:
                 if self._plan.config.serial:

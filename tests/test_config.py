@@ -195,7 +195,34 @@ def test_a_batch_size_that_was_asked_for_is_never_changed():
         validate(config, 3)
     flags = fitted(from_command_line(["--env", "CartPole-v1", "--batch-size", "1000"], "x"), 3)
     assert flags.batch_size == 1000
-    assert fitted(from_command_line(["--env", "CartPole-v1"], "x"), 3).batch_size == 1536
+    assert fitted(from_command_line(["--env", "CartPole-v1", "--envs-per-worker", "32"], "x"), 3).batch_size == 1536
+
+
+@pytest.mark.parametrize("env", ["x", "CartPole-v1", "sfactory/MemoryGrid"])
+@pytest.mark.parametrize("agents", [1, 2, 3, 4, 5, 6, 8, 12])
+def test_a_batch_does_not_grow_with_the_number_of_agents(agents, env):
+    usual = resolve(Config(env=env, workers=2))
+    config = fitted(usual, agents)
+    validate(config, agents)
+    assert 0.75 <= config.batch_size / usual.batch_size <= 1.25
+    assert 0.7 <= config.envs_per_group * agents / usual.envs_per_group <= 1.5
+    assert fitted(config, agents) == config
+    if agents == 1:
+        assert config == usual
+
+
+def test_environments_that_were_asked_for_stay_and_groups_divide_those_that_were_not():
+    for asked in (resolve(Config(env="x", envs_per_worker=32)), parse("--env", "x", "--envs-per-worker=32")):
+        assert fitted(asked, 8).envs_per_worker == 32, "also where it is what the preset has"
+    for groups in (1, 2, 3, 5):
+        config = fitted(resolve(Config(env="x", workers=2, runtime=RuntimeConfig(groups=groups))), 3)
+        validate(config, 3)
+    many = fitted(resolve(Config(env="x", workers=2)), 100)
+    assert (many.envs_per_group, many.batch_size) == (1, 6400)
+    validate(many, 100)
+    exact = fitted(resolve(Config(env="x", batch_size=768)), 3)
+    assert (exact.batch_size, exact.envs_per_worker) == (768, 8)
+    validate(dataclasses.replace(exact, workers=2), 3)
 
 
 @pytest.mark.parametrize(("cores", "of_vectors", "of_images"), [(1, 1, 1), (2, 1, 2), (4, 3, 4), (16, 14, 16)])

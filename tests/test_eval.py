@@ -245,14 +245,55 @@ def test_a_strangers_environment_is_not_imported_unasked(tmp_path, monkeypatch, 
 def test_the_json_line_is_the_contract(cartpole, capsys):
     assert main(["--run", str(cartpole), "--episodes", "3", "--json", "--seed", "1"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
-    result = evaluate(cartpole, 3, seed=1)
-    assert json.loads(line) == {
-        "episodes": 3,
-        "return_mean": result.return_mean,
-        "return_std": result.return_std,
-        "length_mean": result.length_mean,
-    }
-    assert list(json.loads(line)) == ["episodes", "return_mean", "return_std", "length_mean"]
+    result, sampled = evaluate(cartpole, 3, seed=1), evaluate(cartpole, 1, seed=1, deterministic=False)
+    assert list(json.loads(line).items()) == [
+        ("episodes", 3), ("return_mean", result.return_mean), ("return_std", result.return_std), ("length_mean", result.length_mean),
+        ("sampled_return_mean", sampled.return_mean), ("sampled_return_std", sampled.return_std),
+    ]  # fmt: skip
+
+
+def test_sampled_returns_stand_beside_the_modes(tmp_path, capsys):
+    def printed(*flags):
+        assert main(["--run", run, "--env", "test_eval:Paid", *flags]) == 0
+        return capsys.readouterr().out
+
+    run = str(short_run(tmp_path / "run", Paid))
+    favour(tmp_path / "run", category=2, by=0.5)
+    values = json.loads(printed("--episodes", "400", "--json"))
+    weight = np.exp(0.5)
+    assert values["return_mean"] == 8.0
+    assert values["sampled_return_mean"] == pytest.approx(4 * (1 + 2 * weight) / (2 + weight), abs=0.5)
+    assert values["sampled_return_std"] > 1
+    table = printed("--episodes", "21")
+    assert "21 episodes" in table
+    assert "return, sampled (10 episodes)" in table
+    for flags in (["--episodes", "1", "--json"], ["--episodes", "4", "--sampled", "--json"]):
+        assert list(json.loads(printed(*flags))) == ["episodes", "return_mean", "return_std", "length_mean"]
+
+
+class Patient(gym.Env):
+    """Ends at once with the last of fifty actions, and otherwise only after very long; pays 1 a step."""
+
+    observation_space = spaces.Box(-1, 1, (1,))
+    action_space = spaces.Discrete(50)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.zeros(1, np.float32), 1.0, action == 49, self.count == 10**6, {}
+
+
+def test_sampled_episodes_that_do_not_end_are_cut_off(tmp_path, capsys):
+    run = short_run(tmp_path / "run", Patient)
+    favour(run, category=49, by=0.1)
+    assert main(["--run", str(run), "--env", "test_eval:Patient", "--episodes", "40", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["return_mean"] == 1
+    assert 5 < values["sampled_return_mean"] <= 10
 
 
 def test_flags_reach_the_evaluation(tmp_path, capsys):

@@ -245,6 +245,13 @@ def test_categories_enter_one_hot_and_bits_as_they_are() -> None:
     assert bits.actor.encoders[0](torch.tensor([[1, 0, 1, 1, 0]], dtype=torch.uint8)).tolist() == [[1, 0, 1, 1, 0]]
 
 
+def test_several_leaves_are_merged_as_wide_as_features_only_where_one_is_an_image() -> None:
+    vectors, image = spaces.Tuple((spaces.Box(-1, 1, (3,)), spaces.Discrete(4))), spaces.Box(0, 255, (1, 12, 12), np.uint8)
+    assert _model(vectors, features=512, hidden=(48, 24)).actor.out_features == 24
+    assert _model(vectors, features=512, hidden=()).actor.out_features == 512
+    assert _model(spaces.Tuple((*vectors, image)), features=512).actor.out_features == 512
+
+
 def test_initial_policy_is_near_uniform_with_the_given_std() -> None:
     for adaptive in (False, True):
         model = _model(OBSERVATIONS["vector"], adaptive_std=adaptive, initial_log_std=-0.7)

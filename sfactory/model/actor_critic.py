@@ -35,8 +35,9 @@ class Trunk(nn.Module):
         width = sum(encoder.out_features for encoder in self.encoders)
         self.merge = None
         if len(self.encoders) > 1:
-            self.merge = nn.Sequential(Dense(width, config.features), ACTIVATIONS[config.activation]())
-            width = config.features
+            merged = config.features if any(leaf.is_image for leaf in observation.leaves) else (config.features, *config.hidden)[-1]
+            self.merge = nn.Sequential(Dense(width, merged), ACTIVATIONS[config.activation]())
+            width = merged
         self.core = _build_core(width, config)
         self.out_features = width if self.core is None else self.core.out_features
         self.state_size = 0 if self.core is None else self.core.state_size
