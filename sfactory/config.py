@@ -562,7 +562,7 @@ def from_command_line(args: Sequence[str], prog: str, description: str = "") -> 
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("config", *_PRESET_DEPENDS_ON):
-        first.add_argument(f"--{name}")
+        first.add_argument(f"--{name}", choices=typing.get_args(_hints(Config)["algo"]) if name == "algo" else None)
     early, rest = first.parse_known_args(list(args))
     base = load_yaml(early.config) if early.config else {}
     base.update({k: v for k in _PRESET_DEPENDS_ON if (v := getattr(early, k)) is not None})

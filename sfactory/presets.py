@@ -10,7 +10,7 @@ from sfactory.errors import ConfigError
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
         "epochs": 4,
-        "optim": {"lr": 1e-3, "minibatches": 8},
+        "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
         "loss": {"entropy_coef": 0.01, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
@@ -71,7 +71,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rollout": 32,
         "batch_size": 1024,
         "epochs": 2,
-        "optim": {"lr": 1e-3, "minibatches": 2},
+        "optim": {"lr": 1e-3, "minibatches": 2, "schedule": "linear"},
         "loss": {"entropy_coef": 0.01},
         "model": {"features": 128},
     },

@@ -218,7 +218,7 @@ def test_environments_that_were_asked_for_stay_and_groups_divide_those_that_were
         config = fitted(resolve(Config(env="x", workers=2, runtime=RuntimeConfig(groups=groups))), 3)
         validate(config, 3)
     many = fitted(resolve(Config(env="x", workers=2)), 100)
-    assert (many.envs_per_group, many.batch_size) == (1, 6400)
+    assert (many.envs_per_group, many.batch_size) == (1, 3200)
     validate(many, 100)
     exact = fitted(resolve(Config(env="x", batch_size=768)), 3)
     assert (exact.batch_size, exact.envs_per_worker) == (768, 8)

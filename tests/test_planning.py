@@ -23,7 +23,7 @@ def test_a_run_of_few_updates_names_the_figures_and_the_flags():
 
 def test_a_batch_that_is_not_the_presets_is_told_unless_it_was_asked_for():
     (note,) = notes_on(make_plan(resolve(Config(env=Crowd))))
-    for part in ("batch_size is 768, not the preset's 1,024", "rollout 32 x rows 12 = 384", "8 minibatches", "--envs-per-worker"):
+    for part in ("batch_size is 960, not the preset's 1,024", "rollout 32 x rows 15 = 480", "8 minibatches", "--envs-per-worker"):
         assert part in note
     for flags in ([], ["--batch-size", "2048"]):
         assert notes_on(make_plan(from_command_line(["--env", "CartPole-v1", *flags], "test"))) == []

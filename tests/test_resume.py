@@ -24,6 +24,7 @@ BASE = {"env": "CartPole-v1", "steps": 128, "preset": "none", "device": "cpu", "
 OTHERS: dict[str, Any] = {
     "env": "Acrobot-v1", "env_kwargs": {"sutton_barto_reward": True}, "device": "cuda:7", "preset": "classic", "workers": 3,
     "model.encoder": "nature_cnn", "model.core": "lstm", "model.model": "mine:Model", "model.kwargs": {"a": 1}, "model.hidden": [8],
+    "model.shared_critic": True,
     "optim.betas": [0.5, 0.9], "loss.max_lag": 99, "runtime.inference_device": "cpu", "runtime.learner_threads": 2,
     "runtime.inference_threads": 2, "runtime.policy_workers": 2,
 }  # fmt: skip

@@ -56,7 +56,7 @@ TASKS = {
     "identity": Task(small_tasks.Identity, 30_000, 98.0, {"space": spaces.Discrete(10)}),
     "identity-multi": Task(small_tasks.Identity, 30_000, 98.0, {"space": spaces.MultiDiscrete([4, 3])}),
     "umbrella": Task(small_tasks.UmbrellaChain, 160_000, 0.95, score=lambda result: result.extras["right"]),
-    "frozen-lake": Task("FrozenLake-v1", 120_000, 0.6),
+    "frozen-lake": Task("FrozenLake-v1", 60_000, 1.0, {"is_slippery": False}),
     "picked": Task(small_tasks.Picked, 80_000, 18.5),
     "both": Task(small_tasks.Both, 50_000, 19.0),
     "target": Task(small_tasks.Target, 200_000, -1.0),

@@ -19,6 +19,7 @@ from runs import config_for, rows, summary
 from sfactory import train
 from sfactory.config import LogConfig, RuntimeConfig
 from sfactory.errors import ConfigError
+from sfactory.planning import make_plan
 from sfactory.processes import WorkerProcesses
 from sfactory.run_folder import open_run
 from sfactory.state import ProcessState, RunState, write_report, write_status
@@ -88,7 +89,7 @@ def test_a_run_that_is_over_is_shown_as_its_summary_says_until_it_starts_again(t
     config = config_for(tmp_path, Faulty, serial=True, steps=256)
     run = train(config).run_dir
     assert status(run).word == "completed"
-    with open_run(config):
+    with open_run(make_plan(config).config):
         assert status(run).word == "starting"
     write_status(run, STATE)
     assert status(run).word == "killed"
