@@ -1,7 +1,7 @@
 # make train   install what is needed and train CartPole-v1 to a solved score, then evaluate it
 # make test    install what is needed and run the tests
 # make lint    check format and style
-# make learn   learning references: presets, three seeds each (an hour)
+# make learn   learning references: presets, three seeds each (an hour), and the small tasks that take longer
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
@@ -27,6 +27,7 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 
 learn: .venv/dev
+	$(BIN)/python -m pytest -m long
 	$(BIN)/python perf/learning.py
 
 lag: .venv/dev

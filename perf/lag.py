@@ -11,7 +11,8 @@ run again, so an interrupted command goes on where it was. A score is the mean t
 The variants leave out one part each: ``stale`` is the objective as it was before all of them (clipped around the behaviour policy, V-trace
 anew at every update, weighted advantages normalised within a minibatch of whole rows), ``weight-first`` normalises advantages after their
 weight has multiplied them, ``recomputed`` makes targets anew at every update, ``rows`` draws minibatches from whole rows and normalises
-within them, ``uncorrected`` takes all of V-trace's weights as 1.
+within them, ``uncorrected`` takes all of V-trace's weights as 1. ``smaller-steps`` adds one: a rate that falls with the distance between
+the proximal and the behaviour policy.
 """
 
 from __future__ import annotations
@@ -150,6 +151,16 @@ class WeightFirstLearner(LateLearner):
         )
 
 
+class SmallerStepsLearner(LateLearner):
+    """A rate that is lower the further the proximal policy is from the behaviour policy: halved at a divergence of 0.005 nats."""
+
+    def _begin(self, batch: Batch, gradients: bool) -> tuple:
+        begun = super()._begin(batch, gradients)
+        behaviour_kl = float(self._batch_statistics[-1][0])
+        self._optimizer.lr = self._optimizer.lr / (1 + behaviour_kl / 0.005)
+        return begun
+
+
 VARIANTS: dict[str, type[LateLearner]] = {
     "mended": LateLearner,
     "stale": StaleLearner,
@@ -157,6 +168,7 @@ VARIANTS: dict[str, type[LateLearner]] = {
     "recomputed": RecomputedLearner,
     "rows": RowsLearner,
     "uncorrected": LateLearner,
+    "smaller-steps": SmallerStepsLearner,
 }
 
 
