@@ -66,6 +66,16 @@ def test_a_half_row_of_a_killed_run_does_not_spoil_the_file(tmp_path: Path, torn
     assert [row["env_steps"] for row in rows(tmp_path)] == ["10", "20", "40"][2 - whole :]
 
 
+def test_a_file_that_lacks_a_newer_column_gets_it(tmp_path: Path) -> None:
+    write(tmp_path, 10, 20)
+    path, old = tmp_path / "metrics.csv", [{k: v for k, v in row.items() if k != "behaviour_kl"} for row in rows(tmp_path)]
+    path.write_text("\n".join([",".join(old[0]), *(",".join(row.values()) for row in old), ""]))
+    write(tmp_path, 30)
+    assert [row["env_steps"] for row in rows(tmp_path)] == ["10", "20", "30"]
+    assert [{k: v for k, v in row.items() if k != "behaviour_kl"} for row in rows(tmp_path)[:2]] == old
+    assert rows(tmp_path)[0]["behaviour_kl"] == ""
+
+
 def test_rows_are_not_appended_under_other_columns(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ConfigError, match="other columns"):
