@@ -30,8 +30,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from sfactory import objective as objective_module
@@ -220,15 +218,14 @@ def scores(data: Path) -> dict[tuple[str, str, int], list[float]]:
 
 
 def show(data: Path) -> None:
-    """Print the mean score of every cell, with those of its seeds."""
+    """Print the mean score of every cell, with those of its seeds, as a Markdown table."""
     found = scores(data)
-    table = Table("task", "variant", *(f"lag {lag}" for lag in LAGS))
+    print("| task | variant |", *(f"lag {lag} |" for lag in LAGS))
+    print("|---|---|" + "---|" * len(LAGS))
     for task, variant in dict.fromkeys((task, variant) for task, variant, _ in found):
         cells = (found.get((task, variant, lag)) for lag in LAGS)
-        table.add_row(
-            task, variant, *("" if c is None else f"{statistics.fmean(c):.0f} ({' '.join(f'{x:.0f}' for x in c)})" for c in cells)
-        )
-    Console(width=160).print(table)
+        texts = ("" if cell is None else f"**{statistics.fmean(cell):.0f}** ({', '.join(f'{x:.0f}' for x in cell)})" for cell in cells)
+        print(f"| {task} | {variant} |", *(f"{text} |" for text in texts))
 
 
 def draw(data: Path, path: Path) -> None:
