@@ -283,11 +283,11 @@ def main() -> None:
                     print(*cell, flush=True)
                     command = [sys.executable, "-m", "perf.lag", "--data", str(args.data), "--cell", *cell]
                     running.append(subprocess.Popen(command))
-                with_timeout = running.pop(0)
+                oldest = running.pop(0)
                 try:
-                    with_timeout.wait(1.0)
+                    oldest.wait(1.0)
                 except subprocess.TimeoutExpired:
-                    running.append(with_timeout)
+                    running.append(oldest)
         finally:
             for process in running:
                 process.terminate()
