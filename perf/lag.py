@@ -11,8 +11,9 @@ run again, so an interrupted command goes on where it was. A score is the mean t
 The variants leave out one part each: ``stale`` is the objective as it was before all of them (clipped around the behaviour policy, V-trace
 anew at every update, weighted advantages normalised within a minibatch of whole rows), ``weight-first`` normalises advantages after their
 weight has multiplied them, ``recomputed`` makes targets anew at every update, ``rows`` draws minibatches from whole rows and normalises
-within them, ``uncorrected`` takes all of V-trace's weights as 1. ``smaller-steps`` adds one: a rate that falls with the distance between
-the proximal and the behaviour policy.
+within them, ``uncorrected`` takes all of V-trace's weights as 1. Two add something: ``smaller-steps`` a rate that falls with the
+distance between the proximal and the behaviour policy, ``filtered`` leaves out samples that would push the policy further from the
+behaviour policy where it is beyond the clip range already.
 """
 
 from __future__ import annotations
@@ -159,6 +160,16 @@ class SmallerStepsLearner(LateLearner):
         return begun
 
 
+class FilteredLearner(LateLearner):
+    """No sample pushes the policy further from the behaviour policy than the clip range where pi_prox is already beyond it."""
+
+    def _begin(self, batch: Batch, gradients: bool) -> tuple:
+        chunks, targets = super()._begin(batch, gradients)
+        excess, clip = (targets.old_log_prob - batch.log_prob).expm1(), self._config.loss.clip
+        beyond = ((excess > clip) & (targets.advantages > 0)) | ((excess < -clip) & (targets.advantages < 0))
+        return chunks, dataclasses.replace(targets, advantages=targets.advantages.masked_fill(beyond, 0.0))
+
+
 VARIANTS: dict[str, type[LateLearner]] = {
     "mended": LateLearner,
     "stale": StaleLearner,
@@ -167,6 +178,7 @@ VARIANTS: dict[str, type[LateLearner]] = {
     "rows": RowsLearner,
     "uncorrected": LateLearner,
     "smaller-steps": SmallerStepsLearner,
+    "filtered": FilteredLearner,
 }
 
 

@@ -203,7 +203,9 @@ class Learner:
         self._watch.lap("copying")
         self._publisher.finish(wait=self._tight)
         hold = config.lag_free or self._assemble.is_view
-        if not hold:
+        if not hold and config.updates_per_batch == 1:  # in which there is no later moment, nor much lag to be saved
+            self._give_back(slots)
+        elif not hold:
             arena.state[slots] = FREE
             self._returns.take(slots, time.monotonic())
         self._set_learning_rate()
