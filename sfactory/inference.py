@@ -68,12 +68,13 @@ class PolicyWorker:
 
     def serve(self, requests: list[Request]) -> None:
         """Answer requests ``(slot, group, step, value_only)``, and tell their groups."""
-        if self._weights.version != self._version:
+        if newer := self._weights.version != self._version:
             self._version = self._engine.refresh(self._weights)
-            self._scale_and_shift = float(self._unit.std), float(self._unit.mean)
         self._watch.lap("weights")
         for request, (params, value) in zip(requests, self._engine.answers(requests), strict=True):
             self._watch.lap("forward")
+            if newer:  # read only now: with the first answer the copy of the weights, in whatever stream, is done
+                self._scale_and_shift, newer = (float(self._unit.std), float(self._unit.mean)), False
             self._write_answer(request, params, value)
             self._watch.lap("sampling")
         answers = defaultdict(list)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -72,11 +73,14 @@ def test_two_epochs_with_fixed_targets_are_those_written_out_by_hand(run: Sampli
         torch.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=2e-6)
 
 
+def normalised_run(folder: Path) -> SamplingRun:
+    """Of a task whose returns are far from 0."""
+    loss = LossConfig(normalize_returns=True)
+    return SamplingRun(Config(env="Pendulum-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, loss=loss), folder)
+
+
 def test_the_critic_predicts_the_same_returns_when_its_unit_moves(tmp_path) -> None:
-    config = Config(
-        env="Pendulum-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, loss=LossConfig(normalize_returns=True)
-    )  # fmt: skip
-    run = SamplingRun(config, tmp_path)
+    run = normalised_run(tmp_path)
     try:
         learner, units = run.learner, run.learner._units
         batch = learner._assemble(run.sample(learner._per_batch))
@@ -94,10 +98,7 @@ def test_the_critic_predicts_the_same_returns_when_its_unit_moves(tmp_path) -> N
 
 
 def test_the_values_that_policies_write_are_in_units_of_return(tmp_path) -> None:
-    config = Config(
-        env="Pendulum-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, loss=LossConfig(normalize_returns=True)
-    )  # fmt: skip
-    run = SamplingRun(config, tmp_path)
+    run = normalised_run(tmp_path)
     try:
         learner = run.learner
         learner._train(run.sample(learner._per_batch))
