@@ -1,4 +1,4 @@
-"""Environments of every kind behind one interface (:mod:`sfactory.envs.group`).
+"""Environments of every kind behind one interface (:mod:`sfactory.envs.interface`).
 
 :func:`probe` tells what an environment is before any worker starts, :func:`make_group` makes the ones that a worker steps. Both ask the
 environment families in turn; the last one takes whatever Gymnasium or a user's callable makes.
@@ -10,13 +10,13 @@ import dataclasses
 import importlib
 from typing import Any
 
-from sfactory.envs.group import EnvRequest, EnvSpec, Finals, Frame, Group, Outcome
-from sfactory.envs.making import register_env, resolve_env
+from sfactory.envs.factory import register_env, resolve_env
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Group, Outcome
 from sfactory.envs.seeds import env_seed
 
 __all__ = ["EnvRequest", "EnvSpec", "Finals", "Frame", "Group", "Outcome", "env_seed", "make_group", "probe", "register_env", "resolve_env"]
 
-_FAMILIES = ("native", "atari", "vizdoom", "mujoco", "envpool", "general")
+_FAMILIES = ("native", "families.atari", "families.vizdoom", "families.mujoco", "families.envpool", "general")
 """Modules with ``handles(request)``, ``probe(request)`` and ``make_group(request, spec, count, first_index, seed)``; the first that
 handles an environment gets it."""
 

@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from sfactory.env_source import EnvSource, source_of, source_of_id
-from sfactory.envs import gymnasium, multiagent, vector
-from sfactory.envs.group import EnvRequest, EnvSpec, Group
-from sfactory.envs.making import find_spec, is_parallel, is_vector, make_environment, make_environments
+from sfactory.config.env_source import EnvSource, source_of, source_of_id
+from sfactory.envs.factory import find_spec, is_parallel, is_vector, make_environment, make_environments
+from sfactory.envs.families import gymnasium, multiagent, vector
+from sfactory.envs.interface import EnvRequest, EnvSpec, Group
 from sfactory.envs.observations import new_frame
 from sfactory.errors import ConfigError, EnvironmentFault
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sfactory.envs.group import EnvSpec, Frame
+from sfactory.envs.interface import EnvSpec, Frame
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY, Leaf
 
@@ -32,7 +32,7 @@ class FrameWriter:
     """
 
     def __init__(self, spec: EnvSpec, name: Callable[[int], str], validate: bool) -> None:
-        from sfactory.envs.steps_cpu import all_finite
+        from sfactory.envs.kernels.steps import all_finite
 
         self._all_finite = all_finite
         self._observation = spec.observation

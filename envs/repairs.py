@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from sfactory.envs.group import Breakage
-from sfactory.envs.making import RAISED, fault_of
+from sfactory.envs.factory import RAISED, fault_of
+from sfactory.envs.interface import Breakage
 from sfactory.errors import ConfigError, EnvironmentFault
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Repairs:
         allowed: Whether faults are survived; else each is raised.
 
     Attributes:
-        broken: :attr:`sfactory.envs.group.Group.broken`.
+        broken: :attr:`sfactory.envs.interface.Group.broken`.
         step: Number of the group's present step, which the group counts: what tells faults in a row from others.
     """
 

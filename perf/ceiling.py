@@ -24,8 +24,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sfactory import compute
-from sfactory.ceiling import (
+from sfactory.config import Config, devices, env_name, from_command_line
+from sfactory.config.validation import validate
+from sfactory.errors import ConfigError, SfactoryError
+from sfactory.profiling.ceiling import (
     SIMULATION,
     TRAINING,
     Ceiling,
@@ -38,13 +40,10 @@ from sfactory.ceiling import (
     rows_of,
     with_threads,
 )
-from sfactory.config import Config, env_name, from_command_line
-from sfactory.errors import ConfigError, SfactoryError
-from sfactory.interrupts import end_at_once_when_interrupted
-from sfactory.planning import make_plan
-from sfactory.processes import fork_server
-from sfactory.validation import validate
-from sfactory.workers import Plan
+from sfactory.runtime.interrupts import end_at_once_when_interrupted
+from sfactory.runtime.planning import make_plan
+from sfactory.runtime.processes import fork_server
+from sfactory.runtime.workers import Plan
 
 SMALL_ROWS = (16, 64)
 """Sizes at which the model is timed besides those that the ceiling is looked for at."""
@@ -72,7 +71,7 @@ class Cost:
 
 
 def simulation_costs(plan: Plan, seconds: float) -> Iterator[Cost]:
-    for processes in _doubling(compute.cores()):
+    for processes in _doubling(devices.cores()):
         (speed,) = measure(plan, [SIMULATION], processes, seconds)
         yield Cost("simulation", plan.rows, "", 1, processes, speed, 1e6 * processes / speed)
 
@@ -104,8 +103,8 @@ def _doubling(most: int) -> list[int]:
 
 def _variants(plan: Plan, device: torch.device) -> Iterator[tuple[Plan, int, int]]:
     """The plan in all precisions that the device is good at and with all numbers of threads; threads and processes that fill it."""
-    on_cpu, cores = device.type == "cpu", compute.cores()
-    for precision in ("float32", "bfloat16") if compute.computes_bfloat16(device) else ("float32",):
+    on_cpu, cores = device.type == "cpu", devices.cores()
+    for precision in ("float32", "bfloat16") if devices.computes_bfloat16(device) else ("float32",):
         precise = dataclasses.replace(plan, config=dataclasses.replace(plan.config, precision=precision))
         for threads in _doubling(cores) if on_cpu else [1]:
             yield with_threads(precise, threads), threads, cores // threads if on_cpu else 1
@@ -148,7 +147,7 @@ def run(config: Config, seconds: float) -> tuple[list[Cost], Ceiling]:
     costs: list[Cost] = []
     with fork_server():
         plan = with_threads(make_plan(config), 1)
-        console.print(f"{env_name(config.env)}, {compute.cores()} cores, torch {torch.__version__}", highlight=False)
+        console.print(f"{env_name(config.env)}, {devices.cores()} cores, torch {torch.__version__}", highlight=False)
         for costs_of in (simulation_costs, inference_costs, training_costs):
             measured = list(costs_of(plan, seconds))
             show(console, measured)

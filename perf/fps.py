@@ -3,8 +3,8 @@
     python perf/fps.py [--only NAME ...] [--seconds 20] [--repeats 3] [--ceiling-seconds 6] [--json FILE]
 
 A workload trains for a number of seconds once it has settled: at first a run trains faster than it samples, on what was sampled before its
-first update. Its figure is the env steps trained on by the time they took. The ceiling (sfactory/ceiling.py) is measured before the first
-run and after each, so that whatever else the machine does slows both. Medians and ranges are shown; the fraction is the one median by the
+first update. Its figure is the env steps trained on by the time they took. The ceiling (sfactory/profiling/ceiling.py) is measured before the
+first run and after each, so that whatever else the machine does slows both. Medians and ranges are shown; the fraction is the one median by the
 other.
 """
 
@@ -28,11 +28,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.ceiling import Ceiling, measure_ceiling
 from sfactory.config import from_command_line
-from sfactory.planning import make_plan
-from sfactory.processes import fork_server
-from sfactory.sizes import settling_steps
+from sfactory.config.lag import settling_steps
+from sfactory.profiling.ceiling import Ceiling, measure_ceiling
+from sfactory.runtime.planning import make_plan
+from sfactory.runtime.processes import fork_server
 
 INLINE = "--runtime.policy-workers 0"
 YIELDING = "--workers 2 --runtime.rollout-nice 5"

@@ -31,16 +31,15 @@ import psutil
 import torch
 
 from perf import gpu_checks
-from sfactory import compute
-from sfactory.bottleneck import find_bottleneck
-from sfactory.ceiling import measure_ceiling
-from sfactory.config import Config, fitted_anew, from_command_line
+from sfactory.config import Config, devices, fitted_anew, from_command_line
 from sfactory.eval import evaluate
-from sfactory.planning import make_plan
-from sfactory.processes import fork_server
-from sfactory.profile_report import values
-from sfactory.profiling import profile_run
-from sfactory.runner import run_resolved
+from sfactory.profiling.bottleneck import find_bottleneck
+from sfactory.profiling.ceiling import measure_ceiling
+from sfactory.profiling.measure import profile_run
+from sfactory.profiling.report import values
+from sfactory.runtime.planning import make_plan
+from sfactory.runtime.processes import fork_server
+from sfactory.runtime.supervisor import run_resolved
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(os.environ.get("OUT", ROOT / "perf" / "out")) / "gpu.json"
@@ -87,9 +86,9 @@ class Task:
 def machine(task: Task) -> Result:
     """What there is: processors, versions, and how fast the host reaches the device."""
     packages = ("numpy", "numba", "gymnasium", "ale-py", "vizdoom", "mujoco", "tyro", "faster-fifo")
-    result: Result = {"cores": compute.cores(), "python": platform.python_version(), "torch": torch.__version__}
+    result: Result = {"cores": devices.cores(), "python": platform.python_version(), "torch": torch.__version__}
     result |= {name: _version(name) for name in packages}
-    device = compute.resolve_device(task.device)
+    device = devices.resolve_device(task.device)
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         result |= {"gpu": properties.name, "gpu_mib": properties.total_memory >> 20, "cuda": torch.version.cuda}
@@ -133,13 +132,13 @@ def _wait_us(device: torch.device, repeats: int = 500) -> float:
 def answers(task: Task) -> Result:
     """Policy workers' answers against the CPU's, and recorded launches against single ones."""
     sizes = {"rows": 2, "batches": 16} if task.tiny else {}
-    return _all_ok(gpu_checks.check_all(gpu_checks.check_answers, compute.resolve_device(task.device), **sizes))
+    return _all_ok(gpu_checks.check_all(gpu_checks.check_answers, devices.resolve_device(task.device), **sizes))
 
 
 def learner(task: Task) -> Result:
     """The learner's loss, targets, gradients and steps against the CPU's, and that the host waits for nothing meanwhile."""
     sizes = {"rows": 2} if task.tiny else {}
-    return _all_ok(gpu_checks.check_all(gpu_checks.check_learner, compute.resolve_device(task.device), **sizes))
+    return _all_ok(gpu_checks.check_all(gpu_checks.check_learner, devices.resolve_device(task.device), **sizes))
 
 
 def _all_ok(checks: dict[str, Result]) -> Result:

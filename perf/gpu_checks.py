@@ -16,22 +16,21 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from sfactory import compute
-from sfactory.arena import Arena, segment_fields
-from sfactory.board import Progress
-from sfactory.ceiling import invent_experience
-from sfactory.config import Config, ModelConfig
-from sfactory.engines import Engine, Request, TorchEngine
-from sfactory.envs.group import EnvSpec
-from sfactory.graphed_engine import GraphedEngine
+from sfactory.config import Config, ModelConfig, devices
+from sfactory.config.lag import slot_count
+from sfactory.data.arena import Arena, segment_fields
+from sfactory.data.queues import LocalQueue
+from sfactory.data.weights import FlatWeights, WeightBoard
+from sfactory.engines.cpu import Engine, Request, TorchEngine
+from sfactory.engines.graphed import GraphedEngine
+from sfactory.envs.interface import EnvSpec
 from sfactory.learner import Learner
 from sfactory.model import build_model
 from sfactory.objective import Objective
-from sfactory.queues import LocalQueue
-from sfactory.sizes import slot_count
+from sfactory.profiling.ceiling import invent_experience
 from sfactory.spaces import ActionSpec, ObservationSpec
-from sfactory.timing import COLUMNS, Stopwatch
-from sfactory.weights import FlatWeights, WeightBoard
+from sfactory.telemetry.control_block import Progress
+from sfactory.telemetry.stopwatch import COLUMNS, Stopwatch
 
 GROUPS = 6
 PUBLISH_EVERY = 5
@@ -191,7 +190,7 @@ def check_learner(problem: Problem, precision: str, device: torch.device, rows: 
 def _learner(config: Config, problem: Problem, device: torch.device, autocast: torch.dtype | None, rows: int) -> Learner:
     model = _model_of(problem).to(device)
     arena = _arena_of(problem, model.state_size, slot_count(config, rows), config.rollout, rows)
-    compute.prepare_device(device, config)
+    devices.prepare_device(device, config)
     board = WeightBoard(FlatWeights(copy.deepcopy(model)).vector.numel())
 
     def ignore(_: Progress) -> None: ...

@@ -28,31 +28,32 @@ from rich.console import Console
 from rich.table import Table
 
 from perf import plain
-from sfactory.batch import Batch
 from sfactory.config import LossConfig, ModelConfig
-from sfactory.dense_network import DenseNetwork
+from sfactory.data.batch import Batch
+from sfactory.data.weights import FlatWeights
 from sfactory.distributions import ActionDistribution
-from sfactory.distributions_cpu import densities, density_gradients
-from sfactory.envs.group import Frame, Outcome
+from sfactory.envs.interface import Frame, Outcome
+from sfactory.envs.kernels.resampling import Resampler
+from sfactory.envs.kernels.screens import ScreenStacks
 from sfactory.envs.native.base import NativeGroup, random_streams
 from sfactory.envs.native.cartpole import CartPole
 from sfactory.envs.native.memory_grid import MemoryGrid
 from sfactory.envs.native.pendulum import Pendulum
-from sfactory.envs.resampling import Resampler
-from sfactory.envs.screens import ScreenStacks
 from sfactory.gae import gae, gae_torch
+from sfactory.kernels import recurrence as recurrence_cpu
+from sfactory.kernels.convolution.pixel_blocks import BLOCK, pixel_blocks
+from sfactory.kernels.dense_network import DenseNetwork
+from sfactory.kernels.distributions import densities, density_gradients
+from sfactory.kernels.losses import loss_and_gradients
+from sfactory.kernels.sampling import sample_rows
+from sfactory.kernels.tanh import tanh_
 from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
-from sfactory.losses_cpu import loss_and_gradients
-from sfactory.model import NatureCNN, build_model, lower_weights, recurrence, recurrence_cpu
-from sfactory.model.pixel_blocks_cpu import BLOCK, pixel_blocks
+from sfactory.model import NatureCNN, build_model, lower_weights, recurrence
 from sfactory.model.precision import mixed_precision
-from sfactory.model.tanh_cpu import tanh_
 from sfactory.networks import Network, TorchNetwork
 from sfactory.rollout import end_episodes
-from sfactory.sampling import sample_rows
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.vtrace import vtrace, vtrace_torch
-from sfactory.weights import FlatWeights
 
 SEGMENTS = ((32, 64), (32, 512), (128, 1024))
 ROWS = (64, 1024)

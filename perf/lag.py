@@ -34,15 +34,15 @@ import torch
 from torch import Tensor
 
 from sfactory import objective as objective_module
-from sfactory import workers
-from sfactory.batch import Batch
-from sfactory.chunks import select_columns
 from sfactory.config import Config, LogConfig, ModelConfig, merged, resolve
+from sfactory.data.batch import Batch
+from sfactory.data.chunks import select_columns
 from sfactory.learner import Learner
 from sfactory.losses import Targets, batch_stats, weighted_advantages
-from sfactory.metrics import Report
 from sfactory.objective import Estimates
-from sfactory.runner import train
+from sfactory.runtime import workers
+from sfactory.runtime.supervisor import train
+from sfactory.telemetry.metrics import Report
 
 DATA = Path(__file__).parent / "data" / "lag"
 LAGS, SEEDS = (0, 1, 2, 4, 8), (21, 22, 23)

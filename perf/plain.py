@@ -82,7 +82,7 @@ def loss_numpy(
 def sample_rows(
     xp: ModuleType, params: Array, mask: Array | None, sizes: tuple[int, ...], uniforms: Array, normals: Array
 ) -> tuple[Array, Array, Array]:
-    """:func:`sfactory.sampling.sample_rows`: categorical ``[N, K]``, continuous ``[N, D]`` and log-probabilities ``[N]``."""
+    """:func:`sfactory.kernels.sampling.sample_rows`: categorical ``[N, K]``, continuous ``[N, D]`` and log-probabilities ``[N]``."""
     begin, dims = 0, normals.shape[1]
     categorical, log_prob = [], 0.0
     for k, size in enumerate(sizes):
@@ -159,7 +159,7 @@ def area_matrix(source: int, target: int) -> np.ndarray:
 
 
 def resample(xp: ModuleType, image: Array, rows: Array, columns: Array) -> tuple[Array]:
-    """:class:`sfactory.envs.resampling.Resampler` as two matrix products: uint8 ``[H, W, C]`` to ``[C, h, w]``."""
+    """:class:`sfactory.envs.kernels.resampling.Resampler` as two matrix products: uint8 ``[H, W, C]`` to ``[C, h, w]``."""
     narrow = xp.tensordot(columns, xp.asarray(image, dtype=xp.float32), ([1], [1]))
     return (xp.asarray(xp.tensordot(narrow, rows, ([1], [1])) + 0.5, dtype=xp.uint8).swapaxes(0, 1).swapaxes(1, 2),)
 
@@ -194,7 +194,7 @@ class RecordedConsole:
 
 
 def picture(xp: ModuleType, screens: Array, greys: Array, rows: Array, columns: Array) -> Array:
-    """What :class:`sfactory.envs.screens.ScreenStacks` makes of two screens: uint8 ``[2, H, W]`` to ``[h, w]``."""
+    """What :class:`sfactory.envs.kernels.screens.ScreenStacks` makes of two screens: uint8 ``[2, H, W]`` to ``[h, w]``."""
     both = greys[xp.asarray(screens, dtype=xp.int64)]
     return resample(xp, xp.maximum(both[0], both[1])[..., None], rows, columns)[0][0]
 

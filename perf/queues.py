@@ -1,4 +1,4 @@
-"""The queue of integers as the trainer uses it (sfactory.queues.IndexQueue), against other ways to pass an integer between processes.
+"""The queue of integers as the trainer uses it (sfactory.data.queues.IndexQueue), against other ways to pass an integer between processes.
 
     python -m perf.queues [--round-trips 4000] [--repeats 5] [--kills 100] [--json FILE]
 
@@ -38,7 +38,7 @@ from numba.extending import intrinsic
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.queues import IndexQueue
+from sfactory.data.queues import IndexQueue
 
 FORK = multiprocessing.get_context("fork")
 CAPACITY = 4096

@@ -35,10 +35,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.arena import arena_bytes, segment_fields
 from sfactory.config import Config, RuntimeConfig
-from sfactory.planning import make_plan
-from sfactory.sizes import slot_count
+from sfactory.config.lag import slot_count
+from sfactory.data.arena import arena_bytes, segment_fields
+from sfactory.runtime.planning import make_plan
 
 ROLLOUT = 32
 START_S = 120.0

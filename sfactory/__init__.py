@@ -20,7 +20,7 @@ _HOME = {
     "RuntimeConfig": "sfactory.config",
     "LogConfig": "sfactory.config",
     "ConfigError": "sfactory.errors",
-    "train": "sfactory.runner",
+    "train": "sfactory.runtime.supervisor",
     "evaluate": "sfactory.eval",
     "load_policy": "sfactory.policy",
     "register_env": "sfactory.envs",

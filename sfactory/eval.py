@@ -20,17 +20,18 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.config import Config, Mapped, ModelConfig, Name, env_name
+from sfactory.config import Config, ModelConfig, env_name
+from sfactory.config.fields import Mapped, Name
+from sfactory.config.importing import is_harmless
 from sfactory.envs import make_group, probe
-from sfactory.envs.group import EnvRequest, EnvSpec, Frame, Group, Outcome
-from sfactory.envs.making import fault_of
+from sfactory.envs.factory import fault_of
+from sfactory.envs.interface import EnvRequest, EnvSpec, Frame, Group, Outcome
 from sfactory.envs.observations import new_frame
 from sfactory.errors import ConfigError, SfactoryError
-from sfactory.objects import is_harmless
 from sfactory.policy import Checkpoint, Policy, load_policy
-from sfactory.run_folder import read_config
-from sfactory.space_codec import check_spaces
-from sfactory.video import VideoRecorder, prepare_rendering
+from sfactory.runs.run_folder import read_config
+from sfactory.runs.space_codec import check_spaces
+from sfactory.runs.video import VideoRecorder, prepare_rendering
 
 DESCRIPTION = "Play episodes with the policy of a run folder, in fresh environments, and report what they returned."
 MOST_PARALLEL = 16

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from sfactory.arena import Arena
-from sfactory.dense_network import DenseNetwork
-from sfactory.engines import CompiledEngine, Engine, Request, TorchEngine
-from sfactory.graphed_engine import GraphedEngine
-from sfactory.queues import Queue, unpack_request
-from sfactory.sampling import sample_rows
-from sfactory.timing import Stopwatch
-from sfactory.weights import WeightBoard
+from sfactory.data.arena import Arena
+from sfactory.data.queues import Queue, unpack_request
+from sfactory.data.weights import WeightBoard
+from sfactory.engines.cpu import CompiledEngine, Engine, Request, TorchEngine
+from sfactory.engines.graphed import GraphedEngine
+from sfactory.kernels.dense_network import DenseNetwork
+from sfactory.kernels.sampling import sample_rows
+from sfactory.telemetry.stopwatch import Stopwatch
 
 
 class PolicyWorker:

@@ -12,24 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.adam import Adam
-from sfactory.arena import FREE, Arena
-from sfactory.batch import Assembler, Batch, Samples
-from sfactory.board import PROGRESS_EVERY_S, Progress
-from sfactory.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices, select_columns
-from sfactory.compute import learner_threads
 from sfactory.config import Config
-from sfactory.dense_network import DenseNetwork
+from sfactory.config.devices import learner_threads
+from sfactory.config.lag import least_max_lag, max_lag
+from sfactory.data.arena import FREE, Arena
+from sfactory.data.batch import Assembler, Batch, Samples
+from sfactory.data.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices, select_columns
+from sfactory.data.queues import Queue
+from sfactory.data.scheduler import SlotReturns, SlotScheduler, take_back_slots
+from sfactory.data.weights import FlatWeights, Publisher, WeightBoard
 from sfactory.errors import RunFailed
+from sfactory.kernels.dense_network import DenseNetwork
+from sfactory.kernels.objective import CompiledObjective
 from sfactory.losses import BatchStats, LossStats, Targets, joint_sums, loss_stats
 from sfactory.model.normalizer import CriticUnits
 from sfactory.networks import Network, Outputs, TorchNetwork
 from sfactory.objective import OWN_POLICY, Estimates, Evaluation, Objective, valid_samples
-from sfactory.objective_cpu import CompiledObjective
-from sfactory.queues import Queue
-from sfactory.scheduler import SlotReturns, SlotScheduler, take_back_slots
-from sfactory.sizes import least_max_lag, max_lag
-from sfactory.timing import Stopwatch
-from sfactory.weights import FlatWeights, Publisher, WeightBoard
+from sfactory.telemetry.control_block import PROGRESS_EVERY_S, Progress
+from sfactory.telemetry.stopwatch import Stopwatch
 
 LR_RANGE = (1e-6, 1e-2)
 

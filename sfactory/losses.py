@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sfactory.chunks import Columns, select_columns
 from sfactory.config import LossConfig
+from sfactory.data.chunks import Columns, select_columns
 
 ADVANTAGE_EPS = 1e-8
 """Added to the standard deviation by which advantages are divided."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from sfactory.batch import Batch, Samples
-from sfactory.chunks import Columns
+from sfactory.data.batch import Batch, Samples
+from sfactory.data.chunks import Columns
 from sfactory.model.precision import mixed_precision
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sfactory.batch import Batch, Samples
-from sfactory.chunks import Columns
 from sfactory.config import Config
+from sfactory.data.batch import Batch, Samples
+from sfactory.data.chunks import Columns
 from sfactory.distributions import ActionDistribution
 from sfactory.gae import gae_torch
 from sfactory.losses import BatchStats, Targets, batch_stats, chunk_loss, weighted_advantages

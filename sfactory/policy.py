@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfactory.checkpoint import CheckpointStore, Snapshot
-from sfactory.compute import resolve_device
 from sfactory.config import ModelConfig, given_values
+from sfactory.config.devices import resolve_device
 from sfactory.distributions import ActionDistribution
-from sfactory.envs.group import EnvSpec, Frame
-from sfactory.envs.making import is_parallel
+from sfactory.envs.factory import is_parallel
+from sfactory.envs.interface import EnvSpec, Frame
 from sfactory.envs.observations import FrameWriter, new_frame
 from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError
 from sfactory.model import build_model
-from sfactory.run_folder import CHECKPOINTS, SPACES, read_config
-from sfactory.space_codec import check_spaces, load_spec
+from sfactory.runs.checkpoint import CheckpointStore, Snapshot
+from sfactory.runs.run_folder import CHECKPOINTS, SPACES, read_config
+from sfactory.runs.space_codec import check_spaces, load_spec
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 Checkpoint = Literal["latest", "best"]

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from sfactory.interrupts import end_at_once_when_interrupted, ignore_interrupts
+from sfactory.runtime.interrupts import end_at_once_when_interrupted, ignore_interrupts
 
 if TYPE_CHECKING:
     from sfactory.config import Config
-    from sfactory.profiling import Profile
-    from sfactory.tune import Trial
-    from sfactory.workers import Plan
+    from sfactory.profiling.measure import Profile
+    from sfactory.profiling.tune import Trial
+    from sfactory.runtime.workers import Plan
 
 PROG = "python -m sfactory.profile"
 DESCRIPTION = """Train in a temporary folder for a while, and show where the time of each kind of worker goes, what limits the run and which
@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     from sfactory.config import from_command_line
     from sfactory.errors import SfactoryError
-    from sfactory.processes import fork_server
+    from sfactory.runtime.processes import fork_server
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options, rest = _options(sys.argv[1:] if args is None else args)
@@ -56,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> int:
         config = from_command_line(rest, PROG, DESCRIPTION)
         _check(options, config)
         with contextlib.nullcontext() if config.serial else fork_server():
-            from sfactory.planning import make_plan  # imports torch, which takes its time, while the server does the same
+            from sfactory.runtime.planning import make_plan  # imports torch, which takes its time, while the server does the same
 
             return _run(options, config, make_plan(config))
     except SfactoryError as error:
@@ -106,9 +106,9 @@ def _check(options: argparse.Namespace, config: Config) -> None:
 
 def _run(options: argparse.Namespace, config: Config, plan: Plan) -> int:
     """Measure, show, and give the exit status."""
-    from sfactory.bottleneck import find_bottleneck
-    from sfactory.profile_report import show, values
-    from sfactory.profiling import profile_run
+    from sfactory.profiling.bottleneck import find_bottleneck
+    from sfactory.profiling.measure import profile_run
+    from sfactory.profiling.report import show, values
 
     console = Console()
     ceiling_s = min(CEILING_S[1], max(CEILING_S[0], options.seconds / 4))
@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace, config: Config, plan: Plan) -> int:
 
 def _tune(options: argparse.Namespace, config: Config, plan: Plan, seconds: float, console: Console) -> tuple[Profile, int]:
     """Search, and write the best; the exit status is 0 unless a signal has ended the search."""
-    from sfactory.tune import SEARCHED, tune, write_tuned
+    from sfactory.profiling.tune import SEARCHED, tune, write_tuned
 
     def show_trial(trial: Trial) -> None:
         settings = "  ".join(f"{name.rpartition('.')[2]} {trial.settings[name]}" for name in SEARCHED)
@@ -144,7 +144,7 @@ def _tune(options: argparse.Namespace, config: Config, plan: Plan, seconds: floa
 
 def _ceiling(plan: Plan, seconds: float) -> float:
     """Env steps per second that this machine could do at most: of sampling alone where nothing is learned."""
-    from sfactory.ceiling import measure_ceiling
+    from sfactory.profiling.ceiling import measure_ceiling
 
     ceiling = measure_ceiling(plan.config, seconds)
     if plan.sample_only:

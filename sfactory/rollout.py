@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numba import njit
 
-from sfactory.arena import FILLING, FINISHED, Arena
-from sfactory.board import PROGRESS_EVERY_S, EnvironmentFaults, Episodes
-from sfactory.envs.group import Breakage, Finals, Frame, Group, Outcome
-from sfactory.queues import Queue, pack_request
-from sfactory.timing import Stopwatch
-from sfactory.weights import WeightBoard
+from sfactory.data.arena import FILLING, FINISHED, Arena
+from sfactory.data.queues import Queue, pack_request
+from sfactory.data.weights import WeightBoard
+from sfactory.envs.interface import Breakage, Finals, Frame, Group, Outcome
+from sfactory.telemetry.control_block import PROGRESS_EVERY_S, EnvironmentFaults, Episodes
+from sfactory.telemetry.stopwatch import Stopwatch
 
 
 @njit(cache=True, nogil=True)

@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sfactory.errors import ConfigError, SfactoryError
-from sfactory.run_folder import CONFIG, SUMMARY, is_held
-from sfactory.state import RunState, read_status
+from sfactory.runs.run_folder import CONFIG, SUMMARY, is_held
+from sfactory.runtime.observed_state import RunState, read_status
 
 DESCRIPTION = """Show what the processes of a living run are doing, or how a run has ended. A SIGUSR2 to the run's process has it write the
 Python stacks of all its processes to a file stall-*.txt in the run folder."""

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from sfactory.interrupts import end_at_once_when_interrupted, ignore_interrupts
+from sfactory.runtime.interrupts import end_at_once_when_interrupted, ignore_interrupts
 
 DESCRIPTION = """Train a reinforcement-learning agent. The same command again resumes the run in its folder; --overwrite starts anew.
 --config FILE reads a YAML file of the same fields; flags win over it, and both win over the environment family's preset."""
@@ -22,13 +22,13 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     from sfactory.config import from_command_line
     from sfactory.errors import SfactoryError
-    from sfactory.processes import fork_server
+    from sfactory.runtime.processes import fork_server
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         config = from_command_line(sys.argv[1:] if args is None else args, "python -m sfactory.train", DESCRIPTION)
         with contextlib.nullcontext() if config.serial else fork_server():
-            from sfactory.runner import run_resolved  # imports torch, which takes its time, while the server does the same
+            from sfactory.runtime.supervisor import run_resolved  # imports torch, which takes its time, while the server does the same
 
             result = run_resolved(config)
     except SfactoryError as error:

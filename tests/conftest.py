@@ -6,7 +6,7 @@ from multiprocessing import forkserver
 import psutil
 import pytest
 
-from sfactory.processes import fork_server
+from sfactory.runtime.processes import fork_server
 
 MARK = "SFACTORY_TEST_RUN"
 """An environment variable by which the processes that tests have started are known."""

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sfactory.envs.group import Group, Outcome
+from sfactory.envs.interface import Group, Outcome
 from sfactory.envs.observations import new_frame
 
 OBSERVATION = spaces.Box(-np.inf, np.inf, (4,), np.float32)

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from sfactory.queues import IndexQueue
+from sfactory.data.queues import IndexQueue
 
 _MUTEX = 56
 """Where faster-fifo's mutex lies in its queue's own memory (glibc, x86-64 and arm64)."""

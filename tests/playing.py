@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sfactory import envs
-from sfactory.envs.group import EnvRequest, EnvSpec, Frame, Group, Outcome
+from sfactory.envs.interface import EnvRequest, EnvSpec, Frame, Group, Outcome
 from sfactory.envs.observations import new_frame
 
 

@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from sfactory import workers
-from sfactory.arena import FREE
-from sfactory.checkpoint import CheckpointStore
 from sfactory.config import Config, resolve
-from sfactory.planning import make_plan
+from sfactory.data.arena import FREE
+from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runtime import workers
+from sfactory.runtime.planning import make_plan
 
 
 class SamplingRun:

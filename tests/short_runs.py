@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from sfactory.checkpoint import CheckpointStore
 from sfactory.config import Config, LogConfig
-from sfactory.runner import train
+from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runtime.supervisor import train
 
 
 def short_run(folder: Path, env: Any, **changes: Any) -> Path:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sfactory.ceiling import with_threads
 from sfactory.config import Config, resolve
-from sfactory.planning import Plan, make_plan
+from sfactory.profiling.ceiling import with_threads
+from sfactory.runtime.planning import Plan, make_plan
 
 
 def small_config(env: Any, **settings: Any) -> Config:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch.distributions import Categorical, Normal, kl_divergence
 
 from sfactory.distributions import ActionDistribution
-from sfactory.sampling import sample_rows
+from sfactory.kernels.sampling import sample_rows
 from sfactory.spaces import ActionSpec
 
 SPACES = {

@@ -8,8 +8,8 @@ import torch
 from environments import MODES, Busy, Counting, vector_of
 from sampling_run import SamplingRun, transitions
 
-from sfactory.arena import FILLING, FINISHED, FREE
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
+from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.objective import final_values
 
 SMALL = {"envs_per_worker": 8, "workers": 1, "rollout": 16, "batch_size": 128, "preset": "none"}
@@ -176,10 +176,10 @@ def test_slots_are_conserved_and_none_is_torn(tmp_path):
 
 
 def test_seeded_training_in_one_process_repeats_bit_for_bit(tmp_path):
-    from sfactory.runner import train
+    from sfactory.runtime.supervisor import train
 
     def weights(name: str, seed: int):
-        from sfactory.checkpoint import CheckpointStore
+        from sfactory.runs.checkpoint import CheckpointStore
 
         config = Config(
             env="CartPole-v1", serial=True, seed=seed, steps=2048, run=str(tmp_path / name), envs_per_worker=8, rollout=32,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sfactory.config import LossConfig
+from sfactory.kernels.losses import loss_and_gradients
 from sfactory.losses import SUMS, LossStats, Targets, batch_stats, exploration_coef, loss_stats, total_loss, weighted_advantages
-from sfactory.losses_cpu import loss_and_gradients
 
 Loss = Callable[..., tuple[Tensor, LossStats]]
 

@@ -10,14 +10,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from sfactory.batch import Batch, Samples
-from sfactory.chunks import Columns, select_columns
 from sfactory.config import Config, LossConfig
+from sfactory.data.batch import Batch, Samples
+from sfactory.data.chunks import Columns, select_columns
 from sfactory.distributions import ActionDistribution
+from sfactory.kernels.objective import CompiledObjective
 from sfactory.losses import Targets
 from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.objective import Objective, valid_samples
-from sfactory.objective_cpu import CompiledObjective
 from sfactory.spaces import ActionSpec
 from sfactory.vtrace import vtrace
 

@@ -12,9 +12,9 @@ from gymnasium import spaces
 from short_runs import favour, short_run
 
 from sfactory import ModelConfig, load_policy
-from sfactory.checkpoint import CheckpointStore
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.model import build_model
+from sfactory.runs.checkpoint import CheckpointStore
 
 
 @pytest.fixture(scope="module")

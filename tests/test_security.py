@@ -15,13 +15,13 @@ import psutil
 import pytest
 import yaml
 from commands import ENVIRONMENT, abandoned_shared_memory, wait_until
-from runs import config_for
 from short_runs import short_run
+from whole_runs import config_for
 
 from sfactory import evaluate, load_policy, train
+from sfactory.config.importing import is_harmless
 from sfactory.errors import CheckpointError, ConfigError, SfactoryError
 from sfactory.eval import main as evaluate_command
-from sfactory.objects import is_harmless
 from sfactory.train import main as train_command
 
 SERIAL = ["--serial", "--preset", "none", "--device", "cpu", "--envs-per-worker", "4", "--rollout", "8", "--batch-size", "64",

@@ -14,17 +14,17 @@ import pytest
 from commands import Command, wait_until
 from dying import Dying
 from faults import Faulty
-from runs import config_for, rows, summary
+from whole_runs import config_for, rows, summary
 
 from sfactory import train
 from sfactory.config import LogConfig, RuntimeConfig
 from sfactory.errors import ConfigError
-from sfactory.planning import make_plan
-from sfactory.processes import WorkerProcesses
-from sfactory.run_folder import open_run
-from sfactory.state import ProcessState, RunState, write_report, write_status
+from sfactory.runs.run_folder import open_run
+from sfactory.runtime.observed_state import ProcessState, RunState, write_report, write_status
+from sfactory.runtime.planning import make_plan
+from sfactory.runtime.processes import WorkerProcesses
+from sfactory.runtime.watchdog import Watchdog
 from sfactory.status import RunStatus, main, status
-from sfactory.watchdog import Watchdog
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
 FLAGS = [

@@ -20,16 +20,17 @@ from commands import Command, abandoned_shared_memory, wait_until
 from environments import Counting
 from faults import Faulty
 from gymnasium import spaces
-from runs import BATCH, QUIET, config_for, rows, saved_steps, summary
 from sampling_run import SamplingRun
+from whole_runs import BATCH, QUIET, config_for, rows, saved_steps, summary
 
-from sfactory import train, workers
-from sfactory.arena import FILLING, FINISHED, FREE
-from sfactory.checkpoint import CheckpointStore
+from sfactory import train
 from sfactory.config import LossConfig, ModelConfig, OptimConfig, RuntimeConfig
+from sfactory.config.lag import max_lag
+from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.errors import ConfigError
-from sfactory.planning import make_plan
-from sfactory.sizes import max_lag
+from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runtime import workers
+from sfactory.runtime.planning import make_plan
 from sfactory.train import main
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sfactory.envs.group import EnvRequest, EnvSpec
+from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError
 from sfactory.spaces import ActionSpec, ObservationSpec

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from numba import njit
 
-from sfactory.envs.group import Breakage, Finals, Frame, Outcome
+from sfactory.envs.interface import Breakage, Finals, Frame, Outcome
 from sfactory.errors import ConfigError
 
 RESTING = -1
@@ -17,7 +17,7 @@ RESTING = -1
 
 
 class NativeGroup:
-    """A :class:`~sfactory.envs.group.Group` whose rows are one kernel's loop. One row per environment; terminated rows reset at once,
+    """A :class:`~sfactory.envs.interface.Group` whose rows are one kernel's loop. One row per environment; terminated rows reset at once,
     truncated rows rest for one step.
 
     Args:

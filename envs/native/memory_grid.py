@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from numba import njit
 
-from sfactory.envs.group import Frame, Outcome
+from sfactory.envs.interface import Frame, Outcome
 from sfactory.envs.native.base import RESTING, NativeGroup, uniform
 from sfactory.errors import ConfigError
 

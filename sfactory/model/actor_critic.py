@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.config import ModelConfig
+from sfactory.config.importing import load_object
 from sfactory.distributions import ActionDistribution
 from sfactory.errors import ConfigError
 from sfactory.model.contracts import checked_core, checked_model, construct
@@ -15,7 +16,6 @@ from sfactory.model.heads import PolicyHead, ValueHead
 from sfactory.model.layers import ACTIVATIONS, Dense
 from sfactory.model.normalizer import ObservationNormalizer, ValueUnit
 from sfactory.model.precision import full_precision
-from sfactory.objects import load_object
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 CORES = {"gru": GRUCore, "lstm": LSTMCore}

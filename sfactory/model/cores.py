@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfactory.model import recurrence_cpu
-from sfactory.model.onednn import LoweredLinear
+from sfactory.kernels import recurrence as recurrence_cpu
+from sfactory.kernels.convolution.onednn import LoweredLinear
 from sfactory.model.precision import Lowered, full_precision
 from sfactory.model.recurrence import GRUScan, LSTMScan, gru_step, lstm_step
 

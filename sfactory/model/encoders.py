@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfactory.config import ModelConfig
+from sfactory.config.importing import load_object
 from sfactory.errors import ConfigError
+from sfactory.kernels.convolution.layers import lower_convolutions, relu_convolutions
 from sfactory.model.contracts import checked_encoder, construct
-from sfactory.model.convolutions_cpu import lower_convolutions, relu_convolutions
 from sfactory.model.initialization import orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense, FlatInput, PixelConv
 from sfactory.model.precision import Lowered
-from sfactory.objects import load_object
 from sfactory.spaces import Leaf
 
 NATURE_LAYERS = ((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0))

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfactory.kernels.convolution.onednn import Convolution, LoweredLinear
+from sfactory.kernels.convolution.pixel_blocks import BLOCK, BLOCK_TYPES, block_weight, is_eager_cpu, pixel_blocks
+from sfactory.kernels.tanh import tanh_
 from sfactory.model.initialization import orthogonal
-from sfactory.model.onednn import Convolution, LoweredLinear
-from sfactory.model.pixel_blocks_cpu import BLOCK, BLOCK_TYPES, block_weight, is_eager_cpu, pixel_blocks
 from sfactory.model.precision import Lowered, compute_dtype
-from sfactory.model.tanh_cpu import tanh_
 from sfactory.spaces import Leaf
 
 
@@ -30,7 +30,7 @@ class _FastTanh(torch.autograd.Function):
 
 
 class Tanh(nn.Module):
-    """The hyperbolic tangent, by :func:`sfactory.model.tanh_cpu.tanh_` for float32 on the CPU."""
+    """The hyperbolic tangent, by :func:`sfactory.kernels.tanh.tanh_` for float32 on the CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _FastTanh.apply(x) if x.device.type == "cpu" and x.dtype == torch.float32 else torch.tanh(x)

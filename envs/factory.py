@@ -1,0 +1,357 @@
+"""Makes environments from ids and callables, and tells a user in one sentence why one could not be made."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import inspect
+import multiprocessing
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
+
+from sfactory.config import env_name
+from sfactory.envs.interface import EnvRequest
+from sfactory.errors import ConfigError, EnvironmentFault, SfactoryError, said, shown
+from sfactory.spaces import ActionSpec, ObservationSpec
+
+Maker = Callable[[Sequence[int]], Any]
+"""Makes one more environment as those of a group; told the seeds of its rows, for those that are seeded when they are made."""
+_registered: dict[str, Callable[..., Any]] = {}
+_ID_PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "ALE/": "ale_py", "Vizdoom": "vizdoom.gymnasium_wrapper"}
+"""Packages that register ids of these beginnings when they are imported."""
+_EXTRAS = {"ale_py": "atari", "vizdoom": "vizdoom", "mujoco": "mujoco", "Box2D": "box2d", "pettingzoo": "multiagent", "envpool": "envpool"}
+"""The extra of sfactory that installs a package."""
+
+
+def register_env(name: str, factory: Callable[..., Any]) -> None:
+    """Let ``--env name`` mean `factory` in this process and in the worker processes of its runs.
+
+    Args:
+        factory: Called with the entries of ``env_kwargs``; returns a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv`` or a PettingZoo
+            parallel environment. For worker processes it must be picklable: a class, or a function of a module.
+
+    Raises:
+        ConfigError: If `factory` is not callable.
+    """
+    if not callable(factory):
+        raise ConfigError(f"register_env({name!r}, ...) was given {factory!r}; pass a callable that makes an environment, like its class")
+    _registered[name] = factory
+
+
+def resolve_env(env: Any) -> Any:
+    """What an environment's name stands for: the factory of a registered name or of ``module:callable``; anything else as it is.
+
+    Raises:
+        ConfigError: If a module in ``module:Name`` cannot be imported.
+    """
+    if not isinstance(env, str):
+        return env
+    if env in _registered:
+        return _registered[env]
+    module_name, colon, name = env.rpartition(":")
+    if colon:
+        module = _import(module_name, env)
+        if name not in gymnasium.registry and callable(factory := getattr(module, name, None)):
+            return factory
+    return env
+
+
+def environment_name(request: EnvRequest, index: int) -> str:
+    """What environment number `index` of the run is called in errors."""
+    return f"environment {index} ({env_name(request.env)})"
+
+
+RAISED = (Exception, SystemExit)
+"""What an environment may raise to be at fault; SystemExit because a program's part that calls exit() must not end the program's host."""
+
+
+def fault_of(name: str, doing: str, error: BaseException, row: int | None = None) -> EnvironmentFault:
+    """The fault that says what an environment did when it raised, with the environment's own traceback."""
+    frames = error.__traceback__ and (error.__traceback__.tb_next or error.__traceback__)
+    lines = "".join(traceback.format_exception(type(error), error, frames))
+    return EnvironmentFault(f"{name} raised {type(error).__name__} in {doing}: {said(error)}\n{lines.rstrip()}", row)
+
+
+def close_quietly(env: Any) -> None:
+    """Close an environment, whatever it raises: it is given up, or the run is at its end."""
+    with contextlib.suppress(*RAISED):
+        env.close()
+
+
+def check_reset(name: str, reset: Callable[[], Any], row: int | None = None) -> tuple[Any, dict[str, Any]]:
+    """The (observation, info) that a call of reset() gives.
+
+    Raises:
+        EnvironmentFault: If it raises, or returns something else.
+    """
+    try:
+        result = reset()
+    except RAISED as error:
+        raise fault_of(name, "reset()", error, row) from error
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise EnvironmentFault(f"{name}: reset() returned {shown(result)}; it must return the two values observation, info (a dict)", row)
+    return result
+
+
+def read_spaces(observation: Any, action: Any, request: EnvRequest) -> tuple[ObservationSpec, ActionSpec]:
+    """The specs of an environment's two spaces.
+
+    Raises:
+        ConfigError: If one is not a Gymnasium space or is not supported.
+    """
+    for what, space in (("observation_space", observation), ("action_space", action)):
+        if not isinstance(space, gymnasium.Space):
+            raise ConfigError(f"{env_name(request.env)}: {what} is {shown(space)}; it must be a gymnasium.spaces.Space")
+    try:
+        return ObservationSpec.from_space(observation), ActionSpec.from_space(action, request.squash)
+    except ConfigError as error:
+        raise ConfigError(*(f"{env_name(request.env)}: {problem}" for problem in error.problems)) from None
+
+
+def render_fps(env: Any) -> float:
+    """The speed of a video in ``metadata["render_fps"]``, in env steps per second; 30 where there is none."""
+    fps = (getattr(env, "metadata", None) or {}).get("render_fps")
+    return float(fps) if fps else 30.0
+
+
+def is_vector(env: Any) -> bool:
+    return isinstance(env, gymnasium.vector.VectorEnv)
+
+
+def is_parallel(env: Any) -> bool:
+    """Whether it follows PettingZoo's parallel API."""
+    methods = ("observation_space", "action_space", "reset", "step")
+    is_aec = hasattr(env, "agent_iter")
+    return hasattr(env, "possible_agents") and not is_aec and all(callable(getattr(env, name, None)) for name in methods)
+
+
+def make_environments(request: EnvRequest, count: int) -> list[Any]:
+    """`count` single or multi-agent environments, or one vector environment of `count`.
+
+    Raises:
+        ConfigError: With what is wrong with the id, the callable or their arguments.
+    """
+    name = env_name(request.env)
+    first = make_environment(request, count)
+    if is_vector(first):
+        if first.num_envs != count:
+            first.close()
+            raise ConfigError(
+                f"{name} returned a vector environment with num_envs {first.num_envs}, but a group has {count} environments "
+                "(envs_per_worker / runtime.groups); let the callable take num_envs, or change envs_per_worker"
+            )
+        return [first]
+    envs = [first, *(make_environment(request, count) for _ in range(count - 1))]
+    if len(set(map(id, envs))) < count:
+        raise ConfigError(f"{name} returned the same environment twice; it must make a new one at every call")
+    return envs
+
+
+def make_environment(request: EnvRequest, count: int) -> Any:
+    """One environment of any kind; a vector environment gets `count` environments where its maker takes ``num_envs``.
+
+    Raises:
+        ConfigError: With what is wrong with the id, the callable or their arguments.
+    """
+    kwargs = dict(request.kwargs)
+    if request.render_mode is not None:
+        kwargs["render_mode"] = request.render_mode
+    if isinstance(request.env, str):
+        return _make_by_id(request, kwargs, count)
+    env = _make_by_call(request.env, kwargs, count)
+    if request.backend == "vector" and not is_vector(env):
+        raise ConfigError(
+            f"env_backend is vector, but {env_name(request.env)} returned a {type(env).__name__}, which is no "
+            "gymnasium.vector.VectorEnv; use env_backend auto"
+        )
+    return env
+
+
+def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
+    spec = find_spec(request.env)
+    if request.backend == "vector" and spec.vector_entry_point is None:
+        raise ConfigError(f"env_backend is vector, but {spec.id} has no vector environment of its own; use env_backend auto")
+    vector = request.backend == "vector" or spec.entry_point is None or (request.backend == "auto" and _own_vector_serves(spec, kwargs))
+    maker = spec.vector_entry_point if vector else spec.entry_point
+    try:
+        if isinstance(maker, str):
+            load_env_creator(maker)
+        _tell_mujoco_warnings_once()
+        if vector:
+            return gymnasium.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **kwargs)
+        return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+    except RAISED as error:
+        given = {"num_envs": count, **spec.kwargs, **kwargs} if vector else {**spec.kwargs, **kwargs}
+        given.pop("max_episode_steps", None)
+        _explain(spec.id, maker, given, error)
+
+
+def _own_vector_serves(spec: EnvSpec, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an id has a vector environment of its own that takes these arguments; a video needs environments that draw one by one."""
+    if spec.vector_entry_point is None or spec.additional_wrappers or "render_mode" in kwargs:
+        return False
+    limit = {} if spec.max_episode_steps is None else {"max_episode_steps": spec.max_episode_steps}
+    try:
+        maker = spec.vector_entry_point
+        inspect.signature(load_env_creator(maker) if isinstance(maker, str) else maker).bind(num_envs=1, **limit | spec.kwargs | kwargs)
+    except (ImportError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _tell_mujoco_warnings_once() -> None:
+    """MuJoCo, once imported, prints a warning for every environment that causes it, and appends it to a file in the current folder.
+
+    What is deprecated in a model's description is the same in every process; only the main one says it.
+    """
+    if (mujoco := sys.modules.get("mujoco")) is not None:
+        mujoco.set_mju_user_warning(_tell_mujoco_warning)
+
+
+def _tell_mujoco_warning(message: str) -> None:
+    if multiprocessing.parent_process() is None or "deprecated" not in message:
+        warnings.warn(f"MuJoCo: {message}", stacklevel=1)
+
+
+def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
+    name = env_name(maker)
+    if not callable(maker):
+        remedy = "name a Gymnasium id, or pass a callable that makes an environment, such as its class or lambda: ..."
+        if isinstance(maker, types.ModuleType) and callable(getattr(maker, "parallel_env", None)):
+            remedy = f"pass what makes the environment in it, {maker.__name__}.parallel_env"
+        raise ConfigError(f"env is {shown(maker)}; {remedy}")
+    if "num_envs" in _parameters(maker):
+        kwargs.setdefault("num_envs", count)
+    try:
+        env = maker(**kwargs)
+    except RAISED as error:
+        _explain(name, maker, kwargs, error)
+    if isinstance(env, gymnasium.Env) or is_vector(env) or is_parallel(env):
+        return env
+    remedy = "it must return a gymnasium.Env, a gymnasium.vector.VectorEnv or a PettingZoo parallel environment"
+    if hasattr(env, "agent_iter"):
+        remedy += "; pettingzoo.utils.conversions.aec_to_parallel makes one of a turn-based environment"
+    elif callable(getattr(env, "action_spec", None)) and callable(getattr(env, "observation_spec", None)):
+        remedy += "; shimmy.dm_control_compatibility.DmControlCompatibilityV0 makes one of a dm_env environment (pip install shimmy)"
+    elif callable(getattr(env, "step", None)):
+        remedy += "; derive its class from gymnasium.Env"
+    raise ConfigError(f"{name} returned {shown(env)}; {remedy}")
+
+
+def find_spec(env: str) -> EnvSpec:
+    """The registered spec of an id or ``module:Id``; an id without a version means its latest one."""
+    module, colon, name = env.rpartition(":")
+    if colon:
+        _import(module, env)
+    for beginning, package in _ID_PACKAGES.items():
+        if name.startswith(beginning) and name not in gymnasium.registry:
+            _register_package(package, name)
+    if name not in gymnasium.registry:
+        with contextlib.suppress(gymnasium.error.Error):
+            space, base, version = parse_env_id(name)
+            if version is None:
+                name = get_env_id(space, base, find_highest_version(space, base))
+    if name in gymnasium.registry:
+        return gymnasium.registry[name]
+    raise ConfigError(_unknown(env, module, name))
+
+
+def _unknown(env: str, module: str, name: str) -> str:
+    """What is wrong with an environment's name. Its module, where it names one, has been imported; nothing else is."""
+    known = [*_registered, *gymnasium.registry]
+    if module:
+        found = vars(sys.modules[module])
+        if name in found:
+            return f"env is {env!r}, but {name} of the module {module} is {shown(found[name])}, which cannot be called"
+        near = difflib.get_close_matches(name, [key for key, value in found.items() if callable(value)], 3)
+        near = [f"{module}:{key}" for key in near] or difflib.get_close_matches(name, known, 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "correct its name"
+        return f"no environment is called {env!r}: the module {module} has no {name}, and registers no such id; {hint}"
+    if _looks_like_a_module(env):
+        maker = "parallel_env" if env.startswith("pettingzoo.") else "name_of_a_class_or_function"
+        return f"env is {env!r}, which is the name of a module; name what makes the environment in it, too: {env}:{maker}"
+    near = difflib.get_close_matches(name, known, 3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "no known id is like it."
+    return f"no environment is called {env!r}; {hint} An id that a package registers when it is imported is written module:{name}"
+
+
+def _looks_like_a_module(name: str) -> bool:
+    """Whether it is the name of a module, or of what lies in a package that is there. Nothing is imported to find out."""
+    package, *rest = name.split(".")
+    if not all(map(str.isidentifier, (package, *rest))):
+        return False
+    try:
+        return package in _EXTRAS or importlib.util.find_spec(package) is not None
+    except ValueError:  # of a module that was not found where modules are, as __main__
+        return True
+
+
+def _import(module: str, env: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"cannot import the module {module!r} of env {env!r}: {error}; install it, or correct its name") from error
+    except RAISED as error:
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        raise ConfigError(
+            f"the module {module!r} of env {env!r} raised {type(error).__name__} when imported: {said(error)}\n{trace}"
+        ) from error
+
+
+def _register_package(package: str, env: str) -> None:
+    """Import a package that registers its environments with Gymnasium."""
+    try:
+        module = importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{env} needs the package {package.partition('.')[0]}: {error}; {_install(package)}") from error
+    gymnasium.register_envs(module)
+
+
+def _install(package: str) -> str:
+    """The command that installs a package."""
+    top = package.partition(".")[0]
+    return f"pip install -e .[{_EXTRAS[top]}]" if top in _EXTRAS else f"pip install {top}"
+
+
+def _parameters(maker: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(maker).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], error: BaseException) -> NoReturn:
+    """Raise the ConfigError that says why `maker`, a callable or ``module:attribute``, raised `error` when called with `kwargs`."""
+    if isinstance(error, SfactoryError):
+        raise error
+    if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):
+        clues = f"{maker} {getattr(maker, '__module__', '')} {error}".lower()
+        missing = [package for package in _EXTRAS if package.lower() in clues and importlib.util.find_spec(package) is None]
+        remedy = _install(missing[0]) if missing else "install what it needs"
+        raise ConfigError(f"{name} needs a package that cannot be imported: {error}; {remedy}") from error
+    if isinstance(error, TypeError):
+        _check_arguments(name, load_env_creator(maker) if isinstance(maker, str) else maker, kwargs, error)
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    raise ConfigError(f"{name} could not be made with env_kwargs {dict(kwargs)}: {type(error).__name__}: {said(error)}\n{trace}") from error
+
+
+def _check_arguments(name: str, maker: Any, kwargs: Mapping[str, Any], error: TypeError) -> None:
+    """Raise ConfigError if `maker` does not take the arguments `kwargs`."""
+    try:
+        inspect.signature(maker).bind(**kwargs)
+    except ValueError:  # a maker written in C has no signature
+        return
+    except TypeError as misfit:
+        takes = _parameters(maker)
+        if "render_mode" in kwargs and "render_mode" not in takes:
+            raise ConfigError(f"{name} does not take render_mode, which a video needs; let it take render_mode and pass it on") from error
+        listed = ", ".join(takes) or "nothing"
+        raise ConfigError(f"env_kwargs {dict(kwargs)} do not fit {name}: {misfit}; it takes {listed}") from error

@@ -1,0 +1,1 @@
+"""Environments that come from other packages, one module for each."""

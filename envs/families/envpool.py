@@ -1,0 +1,104 @@
+"""EnvPool's C++ environments, with env_backend envpool: Atari, classic control, MuJoCo and all others that EnvPool knows by their id.
+
+Ids are EnvPool's own; an Atari id of Gymnasium (``ALE/Pong-v5``) means the same game with its `repeat_action_probability`. ``env_kwargs``
+are EnvPool's options. Environments reset in the step after an episode's end (NEXT_STEP). EnvPool counts an episode that terminates in the
+very step of its time limit as truncated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from sfactory.envs.families import vector
+from sfactory.envs.families.atari import canonical_id
+from sfactory.envs.families.vector import VectorGroup
+from sfactory.envs.interface import EnvRequest, EnvSpec
+from sfactory.envs.seeds import env_seed
+from sfactory.errors import ConfigError, EnvironmentFault
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def handles(request: EnvRequest) -> bool:
+    """Everything, if the backend is envpool."""
+    return request.backend == "envpool"
+
+
+def probe(request: EnvRequest) -> EnvSpec:
+    """Make one environment, read its spec, and close it.
+
+    Raises:
+        ConfigError: If envpool is missing, does not know the id, or does not take the `env_kwargs`.
+    """
+    env = _make(request, [0])
+    try:
+        return dataclasses.replace(vector.read_spec(env, request), family="envpool", frameskip=env.frameskip)
+    except EnvironmentFault as fault:
+        raise ConfigError(str(fault)) from fault
+    finally:
+        env.close()
+
+
+def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> VectorGroup:
+    """A group of `count` environments. Raises as `probe` does."""
+    env = _make(request, [env_seed(seed, first_index + row) for row in range(count)])
+    return VectorGroup([env], lambda seeds: _make(request, seeds), request, spec, first_index, seed)
+
+
+def _make(request: EnvRequest, seeds: Sequence[int]) -> PooledEnvironments:
+    try:
+        import envpool
+    except ImportError as error:
+        raise ConfigError(f"env_backend envpool needs the package envpool: {error}; pip install -e .[envpool]") from error
+    if not isinstance(request.env, str):
+        raise ConfigError(f"env_backend is envpool, but env is {request.env!r}; envpool takes ids only, use env_backend auto")
+    name, options = _translate(request.env)
+    known = envpool.list_all_envs()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "use env_backend auto"
+        raise ConfigError(f"envpool knows no environment {name!r}; {hint}")
+    options |= request.kwargs
+    if request.render_mode is not None:
+        options["render_mode"] = request.render_mode
+    try:
+        env = envpool.make(name, "gymnasium", num_envs=len(seeds), num_threads=request.threads, seed=list(seeds), **options)
+    except Exception as error:
+        raise ConfigError(f"envpool could not make {name} with env_kwargs {request.kwargs}: {type(error).__name__}: {error}") from error
+    return PooledEnvironments(env)
+
+
+def _translate(env: str) -> tuple[str, dict[str, Any]]:
+    """EnvPool's id for an id, and the options that make it the same environment."""
+    atari, differences = canonical_id(env)
+    if atari is None:
+        return env, {}
+    return atari.removeprefix("ALE/"), {"repeat_action_probability": 0.25, **differences}
+
+
+class PooledEnvironments(VectorWrapper):
+    """An EnvPool as a Gymnasium vector environment: seeded when it is made, rendered all at once, without bookkeeping in its infos."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        super().__init__(env)
+        self._all = np.arange(env.num_envs, dtype=np.int32)
+        is_mujoco = any("mujoco" in cls.__module__ for cls in type(env).__mro__)
+        self.frameskip = 1 if is_mujoco else int(env.config.get("frame_skip", 1))  # MuJoCo's counts integration steps
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, _ = self.env.reset(options=options)
+        return observation, {}
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(actions)
+        quantities = {key: value for key, value in info.items() if getattr(value, "dtype", None) in _FLOATS and key != "reward"}
+        return observation, reward, terminated, truncated, quantities
+
+    def render(self) -> tuple[np.ndarray, ...]:
+        return tuple(self.env.render(env_ids=self._all))

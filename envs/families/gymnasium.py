@@ -1,0 +1,258 @@
+"""Single Gymnasium environments, stepped one after the other in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from sfactory.envs.factory import RAISED, Maker, check_reset, close_quietly, environment_name, fault_of, read_spaces, render_fps
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
+from sfactory.envs.observations import FrameWriter, mask_in, numeric_extras
+from sfactory.envs.repairs import Repairs
+from sfactory.envs.seeds import env_seed
+from sfactory.errors import EnvironmentFault, shown
+from sfactory.spaces import MASK_KEY
+
+StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
+
+
+def read_spec(env: gymnasium.Env, request: EnvRequest) -> EnvSpec:
+    """What one environment says of itself; resets it once, to find out whether its info holds action masks.
+
+    Raises:
+        ConfigError: If its spaces are not supported or reset() does not return (observation, info).
+        EnvironmentFault: If reset() raises.
+    """
+    observation, action = read_spaces(env.observation_space, env.action_space, request)
+    name = environment_name(request, 0)
+    _, info = check_reset(name, lambda: env.reset(seed=0))
+    masked = observation.mask_path is not None or MASK_KEY in info
+    return EnvSpec(observation, action, frameskip=frameskip(env), masked=masked, family="gymnasium", render_fps=render_fps(env))
+
+
+def frameskip(env: gymnasium.Env) -> int:
+    """Simulator frames per env step. MuJoCo's ``frame_skip`` counts integration steps, so it is 1 there."""
+    base = env.unwrapped
+    if any("mujoco" in cls.__module__ for cls in type(base).__mro__):
+        return 1
+    for name in ("frame_skip", "frameskip", "_frameskip"):
+        if isinstance(frames := getattr(base, name, None), int | np.integer):
+            return max(1, int(frames))
+    return 1
+
+
+class SingleGroup:
+    """A :class:`Group` of single environments. One row each.
+
+    Args:
+        envs: All different objects.
+        make: Makes one more.
+        first_index: Number, in the run, of the first of them.
+        seed: Of the run.
+    """
+
+    def __init__(self, envs: Sequence[gymnasium.Env], make: Maker, request: EnvRequest, spec: EnvSpec, first_index: int, seed: int) -> None:
+        self.rows = len(envs)
+        self.finals: Finals | None = None
+        self.extras: list[dict[str, float]] = []
+        self._envs = [_without_order_check(env) for env in envs]
+        self._make = make
+        self._names = [environment_name(request, first_index + row) for row in range(self.rows)]
+        self._first_index, self._seed = first_index, seed
+        self._action = spec.action
+        self._mask_in_observation = spec.observation.mask_path is not None
+        self._writer = FrameWriter(spec, self._names.__getitem__, request.validate)
+        self._wakers = [self._waker(row) for row in range(self.rows)]
+        self._calls: list[Callable[[Any], StepResult]] = [env.step for env in self._envs]
+        self._resting: list[int] = []
+        self._repairs = Repairs(request.replace)
+        self._remade: list[int] = []
+        self.broken = self._repairs.broken
+
+    @property
+    def envs(self) -> list[gymnasium.Env]:
+        """The environments themselves, in the order of their rows."""
+        return self._envs
+
+    def reset(self, frame: Frame) -> None:
+        self._calls = [env.step for env in self._envs]
+        self._resting = []
+        seeds = [env_seed(self._seed, self._first_index + row) for row in range(self.rows)]
+        observations, infos = zip(*(self._begin(row, seed) for row, seed in enumerate(seeds)), strict=True)
+        frame.first.fill(True)
+        frame.active.fill(True)
+        self._write(observations, infos, frame)
+        self._remade = []
+
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+        self._repairs.step += 1
+        results = self._call(self._action.rows(categorical, continuous))
+        observations, infos, ended = self._take(results, outcome)
+        after.first.fill(False)
+        after.active.fill(True)
+        if self._resting:  # they were reset in place of a step
+            after.first[self._resting] = True
+            self._resting = []
+        if ended:
+            observations, infos = self._end(list(observations), list(infos), outcome, after)
+        self._write(observations, infos, after)
+        if self._remade:
+            for array, value in zip((*outcome, after.first, after.active), (0, True, False, True, True), strict=True):
+                array[self._remade] = value
+            self._remade = []
+
+    def render(self) -> list[Any]:
+        return [env.render() for env in self._envs]
+
+    def close(self) -> None:
+        envs, self._envs = self._envs, []
+        for env in envs:
+            close_quietly(env)
+
+    def _call(self, actions: Sequence[Any]) -> list[StepResult]:
+        """Step every environment; a resting one is reset instead."""
+        results: list[StepResult] = []
+        for call, action in zip(self._calls, actions, strict=True):
+            try:
+                results.append(call(action))
+            except EnvironmentFault:
+                raise
+            except RAISED as error:
+                row = len(results)
+                results.append(self._new_result(fault_of(self._names[row], f"step({action!r})", error, row)))
+        return results
+
+    def _take(self, results: list[StepResult], outcome: Outcome) -> tuple[Sequence[Any], Sequence[dict[str, Any]], bool]:
+        """Fill `outcome`; gives the observations, the infos, and whether any episode has ended."""
+        while True:
+            try:
+                observations, rewards, terminated, truncated, infos = zip(*results, strict=True)
+                outcome.reward[:] = rewards
+                outcome.terminated[:] = terminated
+                outcome.truncated[:] = truncated
+                self._writer.check_rewards(outcome.reward)
+                return observations, infos, any(terminated) or any(truncated)
+            except EnvironmentFault as error:
+                fault = error
+            except Exception:  # values may raise anything when they are looked at
+                fault = self._bad_result(results)
+            results[fault.row] = self._new_result(fault)
+
+    def _end(self, observations: list[Any], infos: list[Any], outcome: Outcome, after: Frame) -> tuple[list[Any], list[Any]]:
+        """Reset the terminated environments and let the truncated ones rest; gives the group's new observations and infos."""
+        outcome.truncated[outcome.terminated] = False
+        for row in np.flatnonzero(outcome.terminated | outcome.truncated).tolist():
+            if not isinstance(infos[row], dict):
+                fault = EnvironmentFault(f"{self._names[row]}: step() returned {shown(infos[row])} as info; it must be a dict", row)
+                observations[row], infos[row] = self._remake(fault)
+                continue
+            if extras := numeric_extras(infos[row]):
+                self.extras.append(extras)
+            if outcome.terminated[row]:
+                observations[row], infos[row] = self._begin(row)
+                after.first[row] = True
+            else:
+                self._calls[row] = self._wakers[row]
+                self._resting.append(row)
+                after.active[row] = False
+        return observations, infos
+
+    def _waker(self, row: int) -> Callable[[Any], StepResult]:
+        """What a resting row does in place of a step."""
+
+        def wake(action: Any) -> StepResult:
+            self._calls[row] = self._envs[row].step
+            observation, info = self._begin(row)
+            return observation, 0.0, False, False, info
+
+        return wake
+
+    def _begin(self, row: int, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin a row's next episode."""
+        try:
+            return self._reset_row(row, seed)
+        except EnvironmentFault as fault:
+            return self._remake(fault)
+
+    def _reset_row(self, row: int, seed: int | None) -> tuple[Any, dict[str, Any]]:
+        env = self._envs[row]
+        return check_reset(self._names[row], lambda: env.reset(seed=seed), row)
+
+    def _remake(self, fault: EnvironmentFault) -> tuple[Any, dict[str, Any]]:
+        """Put a new environment in the place of the faulty one; gives what its reset() returned."""
+        row = fault.row
+
+        def make(times: int) -> tuple[Any, dict[str, Any]]:
+            close_quietly(self._envs[row])
+            seed = env_seed(self._seed, self._first_index + row, times)
+            self._envs[row] = _without_order_check(self._make([seed]))
+            self._calls[row] = self._envs[row].step
+            return self._reset_row(row, seed)
+
+        first = self._repairs.make_anew(fault, row, self._names[row], [row], make)
+        self._remade.append(row)
+        self._resting = [other for other in self._resting if other != row]
+        return first
+
+    def _new_result(self, fault: EnvironmentFault) -> StepResult:
+        """What stands for the result of a step in which an environment had to be made anew."""
+        observation, info = self._remake(fault)
+        return observation, 0.0, False, False, info
+
+    def _write(self, observations: Sequence[Any], infos: Sequence[Any], frame: Frame) -> None:
+        while True:
+            try:
+                self._writer.write(observations, frame.obs)
+                self._writer.check_values(frame.obs)
+                if frame.mask is not None:
+                    self._write_masks(observations, infos, frame.mask)
+                return
+            except EnvironmentFault as fault:
+                observations, infos = list(observations), list(infos)
+                observations[fault.row], infos[fault.row] = self._remake(fault)
+
+    def _write_masks(self, observations: Sequence[Any], infos: Sequence[Any], mask: np.ndarray) -> None:
+        holders = observations if self._mask_in_observation else infos
+        masks = [mask_in(holder) for holder in holders]
+        for row in self._resting:
+            masks[row] = self._writer.all_allowed
+        self._writer.write_masks(masks, mask)
+
+    def _bad_result(self, results: Sequence[Any]) -> EnvironmentFault:
+        for row, result in enumerate(results):
+            if not isinstance(result, tuple) or len(result) != 5:
+                what = f"a tuple of {len(result)}" if isinstance(result, tuple) else shown(result)
+                return EnvironmentFault(
+                    f"{self._names[row]}: step() returned {what}; it must return the five values observation, reward, "
+                    "terminated, truncated, info",
+                    row,
+                )
+            for what, value in zip(("reward", "terminated", "truncated"), result[1:4], strict=True):
+                if not _is_number(value):
+                    return EnvironmentFault(f"{self._names[row]}: step() returned {shown(value)} as {what}; it must be one number", row)
+        return EnvironmentFault(
+            f"{self._names[0]}: step() returned {shown(results[0])}, not observation, reward, terminated, truncated, info", row=0
+        )
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is one number of ordinary size."""
+    if not isinstance(value, bool | int | float | np.generic | np.ndarray):
+        return False
+    try:
+        return np.shape(value) == () and isinstance(float(value), float)
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+def _without_order_check(env: gymnasium.Env) -> gymnasium.Env:
+    """Drop the wrapper that makes sure of a reset before the first step, which a group keeps anyway."""
+    outer: Any = env
+    while isinstance(outer, gymnasium.Wrapper):
+        if isinstance(outer.env, gymnasium.wrappers.OrderEnforcing):
+            outer.env = outer.env.env
+        outer = outer.env
+    return env.env if isinstance(env, gymnasium.wrappers.OrderEnforcing) else env

@@ -1,0 +1,219 @@
+"""PettingZoo parallel environments: every possible agent is a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sfactory.config import env_name
+from sfactory.envs.factory import RAISED, Maker, check_reset, close_quietly, environment_name, fault_of, read_spaces, render_fps
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
+from sfactory.envs.observations import FrameWriter, mask_in, numeric_extras
+from sfactory.envs.repairs import Repairs
+from sfactory.envs.seeds import env_seed
+from sfactory.errors import ConfigError, EnvironmentFault, shown
+from sfactory.spaces import MASK_KEY
+
+
+def read_spec(env: Any, request: EnvRequest) -> EnvSpec:
+    """What a parallel environment says of its agents; resets it once.
+
+    Raises:
+        ConfigError: If its agents have different spaces, or spaces that are not supported.
+        EnvironmentFault: If reset() raises or returns something else than (observations, infos).
+    """
+    agents = list(env.possible_agents)
+    if not agents:
+        raise ConfigError(f"{env_name(request.env)}: possible_agents is empty; it must list every agent that may ever live")
+    first = agents[0]
+    for what, space_of in (("observation", env.observation_space), ("action", env.action_space)):
+        for agent in agents[1:]:
+            if space_of(agent) != space_of(first):
+                raise ConfigError(
+                    f"{env_name(request.env)}: the agents {first} and {agent} have different {what} spaces, {space_of(first)} and "
+                    f"{space_of(agent)}; all agents must share one. Pad them (supersuit has pad_observations_v0 and pad_action_space_v0)"
+                )
+    observation, action = read_spaces(env.observation_space(first), env.action_space(first), request)
+    name = environment_name(request, 0)
+    observations, infos = check_reset(name, lambda: env.reset(seed=0))
+    if not isinstance(observations, Mapping) or not set(env.agents) <= set(observations):
+        raise EnvironmentFault(f"{name}: reset() returned {shown(observations)}; it must return a dict with those of all of {env.agents}")
+    masked = observation.mask_path is not None or any(MASK_KEY in info for info in infos.values())
+    return EnvSpec(observation, action, agents=len(agents), masked=masked, family="multiagent", render_fps=render_fps(env))
+
+
+class ParallelGroup:
+    """A :class:`Group` of parallel environments. Row ``e * agents + a`` is agent number a, in ``possible_agents``, of environment e.
+
+    Args:
+        envs: All different objects.
+        make: Makes one more.
+        first_index: Number, in the run, of the first of them.
+        seed: Of the run.
+    """
+
+    def __init__(self, envs: Sequence[Any], make: Maker, request: EnvRequest, spec: EnvSpec, first_index: int, seed: int) -> None:
+        self.rows = len(envs) * spec.agents
+        self.finals: Finals | None = None
+        self.extras: list[dict[str, float]] = []
+        self._envs, self._make = list(envs), make
+        self._agents = list(envs[0].possible_agents)
+        self._row_of = {agent: a for a, agent in enumerate(self._agents)}
+        self._names = [environment_name(request, first_index + index) for index in range(len(envs))]
+        self._first_index, self._seed = first_index, seed
+        self._action = spec.action
+        self._mask_in_observation = spec.observation.mask_path is not None
+        self._writer = FrameWriter(spec, self._row_name, request.validate)
+        self._over = [False] * len(envs)
+        self._seen: list[Any] = [None] * self.rows
+        """Each row's latest observation; None where the agent is dead."""
+        self._infos: list[Mapping[str, Any]] = [{}] * self.rows
+        self._active = np.zeros(self.rows, bool)
+        self._repairs = Repairs(request.replace)
+        self.broken = self._repairs.broken
+
+    def reset(self, frame: Frame) -> None:
+        frame.first.fill(False)
+        for index in range(len(self._envs)):
+            try:
+                self._reset_env(index, frame.first, env_seed(self._seed, self._first_index + index))
+            except EnvironmentFault as fault:
+                self._remake(index, fault, frame.first)
+        self._mend(lambda: self._write(frame), frame.first)
+
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+        self._repairs.step += 1
+        actions = self._action.rows(categorical, continuous)
+        for array in outcome:
+            array.fill(0)
+        after.first.fill(False)
+        for index in range(len(self._envs)):
+            try:
+                if self._over[index]:
+                    self._reset_env(index, after.first)
+                else:
+                    self._step_env(index, actions, outcome, after.first)
+            except RAISED as error:
+                fault = error if isinstance(error, EnvironmentFault) else fault_of(self._names[index], "step()", error)
+                self._remake(index, fault, after.first, outcome)
+        self._mend(lambda: self._writer.check_rewards(outcome.reward), after.first, outcome)
+        self._mend(lambda: self._write(after), after.first, outcome)
+
+    def render(self) -> list[Any]:
+        return [env.render() for env in self._envs]
+
+    def close(self) -> None:
+        envs, self._envs = self._envs, []
+        for env in envs:
+            close_quietly(env)
+
+    def _mend(self, attempt: Callable[[], None], first: np.ndarray, outcome: Outcome | None = None) -> None:
+        """Call `attempt` until no row is at fault, each time with the environment of the faulty one made anew."""
+        while True:
+            try:
+                return attempt()
+            except EnvironmentFault as fault:
+                self._remake(fault.row // len(self._agents), fault, first, outcome)
+
+    def _remake(self, index: int, fault: EnvironmentFault, first: np.ndarray, outcome: Outcome | None = None) -> None:
+        """Put a new environment in the place of the faulty one."""
+        rows = range(index * len(self._agents), (index + 1) * len(self._agents))
+
+        def make(times: int) -> None:
+            close_quietly(self._envs[index])
+            seed = env_seed(self._seed, self._first_index + index, times)
+            self._envs[index] = self._make([seed])
+            first[rows] = False
+            self._reset_env(index, first, seed)
+
+        self._repairs.make_anew(fault, index, self._names[index], rows, make)
+        if outcome is not None:
+            for array, value in zip(outcome, (0, True, False), strict=True):
+                array[rows] = value
+
+    def _row_name(self, row: int) -> str:
+        index, agent = divmod(row, len(self._agents))
+        return f"{self._names[index]}, agent {self._agents[agent]}"
+
+    def _reset_env(self, index: int, first: np.ndarray, seed: int | None = None) -> None:
+        env = self._envs[index]
+        observations, infos = check_reset(self._names[index], lambda: env.reset(seed=seed))
+        if not env.agents:
+            raise EnvironmentFault(f"{self._names[index]}: no agent lives after reset(); env.agents must list those that act")
+        self._over[index] = False
+        self._bury(index)
+        for agent in env.agents:
+            first[self._greet(index, agent, observations, infos)] = True
+
+    def _step_env(self, index: int, actions: Sequence[Any], outcome: Outcome, first: np.ndarray) -> None:
+        env, base = self._envs[index], index * len(self._agents)
+        acting = [(base + a, agent) for a, agent in enumerate(self._agents) if self._active[base + a]]
+        chosen = {agent: actions[row] for row, agent in acting}
+        try:
+            result = env.step(chosen)
+        except RAISED as error:
+            raise fault_of(self._names[index], f"step({chosen!r})", error) from error
+        if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
+            raise EnvironmentFault(
+                f"{self._names[index]}: step() returned {shown(result)}; it must return five dicts by agent: observations, "
+                "rewards, terminations, truncations, infos"
+            )
+        observations, rewards, terminations, truncations, infos = result
+        living = [agent for agent in env.agents if not (terminations.get(agent) or truncations.get(agent))]
+        last_seen = self._seen[base : base + len(self._agents)]
+        self._bury(index)
+        for row, agent in acting:
+            reward = np.asarray(rewards.get(agent, 0.0))
+            if reward.shape != () or reward.dtype.kind not in "biuf":
+                raise EnvironmentFault(f"{self._row_name(row)}: the reward is {shown(rewards[agent])}; it must be one number")
+            outcome.reward[row] = reward
+            outcome.terminated[row] = bool(terminations.get(agent))
+            outcome.truncated[row] = not terminations.get(agent) and agent not in living
+            if agent not in living and (extras := numeric_extras(infos.get(agent, {}))):
+                self.extras.append(extras)
+            if outcome.truncated[row]:  # shown once more, for the value of its last state
+                self._seen[row] = observations.get(agent, last_seen[row - base])
+        acted = {agent for _, agent in acting}
+        for agent in living:
+            row = self._greet(index, agent, observations, infos)
+            first[row] = agent not in acted
+        if not living:
+            if outcome.truncated[base : base + len(self._agents)].any():
+                self._over[index] = True
+            else:
+                self._reset_env(index, first)
+
+    def _bury(self, index: int) -> None:
+        """Let no agent of an environment live."""
+        rows = slice(index * len(self._agents), (index + 1) * len(self._agents))
+        self._active[rows] = False
+        self._seen[rows] = [None] * len(self._agents)
+        self._infos[rows] = [{}] * len(self._agents)
+
+    def _greet(self, index: int, agent: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> int:
+        """Take in what a living agent sees; gives its row."""
+        if agent not in self._row_of:
+            raise EnvironmentFault(f"{self._names[index]}: the agent {agent} is not in possible_agents, {self._agents}; list it there")
+        if agent not in observations:
+            raise EnvironmentFault(f"{self._names[index]}: there is no observation of agent {agent}, which is in env.agents; give one")
+        row = index * len(self._agents) + self._row_of[agent]
+        self._active[row] = True
+        self._seen[row] = observations[agent]
+        self._infos[row] = infos.get(agent, {})
+        return row
+
+    def _write(self, frame: Frame) -> None:
+        frame.active[:] = self._active
+        rows = [row for row, observation in enumerate(self._seen) if observation is not None]
+        if len(rows) == self.rows:
+            self._writer.write(self._seen, frame.obs)
+        else:
+            self._writer.write_rows(rows, [self._seen[row] for row in rows], frame.obs)
+        self._writer.check_values(frame.obs)
+        if frame.mask is not None:
+            holders = self._seen if self._mask_in_observation else self._infos
+            allowed = self._writer.all_allowed
+            masks = [mask_in(holder) if active else allowed for holder, active in zip(holders, self._active.tolist(), strict=True)]
+            self._writer.write_masks(masks, frame.mask)

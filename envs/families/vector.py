@@ -1,0 +1,308 @@
+"""Gymnasium vector environments, in all three of their autoreset modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from sfactory.config import env_name
+from sfactory.envs.factory import RAISED, Maker, check_reset, close_quietly, environment_name, fault_of, read_spaces, render_fps
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
+from sfactory.envs.observations import NO_MASK, FrameWriter, numeric_extras
+from sfactory.envs.repairs import Repairs
+from sfactory.envs.seeds import env_seed
+from sfactory.errors import ConfigError, EnvironmentFault, shown
+from sfactory.spaces import MASK_KEY
+
+
+def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
+    """What a vector environment says of one of its environments; resets it once.
+
+    Raises:
+        ConfigError: If its spaces or its autoreset mode are not supported.
+        EnvironmentFault: If reset() raises or returns something else than (observation, info).
+    """
+    _autoreset_mode(env, request)
+    observation, action = read_spaces(getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None), request)
+    _, info = check_reset(environment_name(request, 0), lambda: env.reset(seed=0))
+    masked = observation.mask_path is not None or MASK_KEY in info
+    return EnvSpec(observation, action, masked=masked, family="vector", render_fps=render_fps(env))
+
+
+def _autoreset_mode(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> AutoresetMode:
+    mode = (env.metadata or {}).get("autoreset_mode")
+    try:
+        return AutoresetMode(getattr(mode, "value", mode))
+    except ValueError:
+        raise ConfigError(
+            f"{env_name(request.env)}: metadata['autoreset_mode'] is {mode!r}; set it to what the vector environment does at an episode's "
+            "end, for example gymnasium.vector.AutoresetMode.NEXT_STEP"
+        ) from None
+
+
+class VectorGroup:
+    """A :class:`Group` of one vector environment. One row for each of its environments.
+
+    Args:
+        envs: The vector environment alone.
+        make: Makes another one.
+        first_index: Number, in the run, of its first environment.
+        seed: Of the run.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[gymnasium.vector.VectorEnv],
+        make: Maker,
+        request: EnvRequest,
+        spec: EnvSpec,
+        first_index: int,
+        seed: int,
+    ) -> None:
+        from sfactory.envs.kernels.steps import settle_step
+
+        (env,) = envs
+        self.rows = env.num_envs
+        self.finals: Finals | None = None
+        self.extras: list[dict[str, float]] = []
+        self._env, self._make = env, make
+        self._mode = _autoreset_mode(env, request)
+        self._names = [environment_name(request, first_index + row) for row in range(self.rows)]
+        self._group_name = f"vector environment {first_index} to {first_index + self.rows - 1} ({env_name(request.env)})"
+        self._first_index, self._seed = first_index, seed
+        self._spec = spec
+        self._writer = FrameWriter(spec, self._names.__getitem__, request.validate)
+        self._settle_step = settle_step
+        self._resting = np.zeros(self.rows, bool)
+        self._closed = False
+        self._spoiled: set[int] = set()
+        self._repairs = Repairs(request.replace)
+        self.broken = self._repairs.broken
+
+    @property
+    def env(self) -> gymnasium.vector.VectorEnv:
+        """The vector environment itself."""
+        return self._env
+
+    @property
+    def mode(self) -> AutoresetMode:
+        """What it does at an episode's end."""
+        return self._mode
+
+    def reset(self, frame: Frame) -> None:
+        try:
+            self._reset(frame)
+        except EnvironmentFault as fault:
+            self._remake(fault, frame)
+
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+        self._repairs.step += 1
+        self._spoiled.clear()
+        try:
+            self._step(categorical, continuous, outcome, after)
+        except RAISED as error:
+            fault = error if isinstance(error, EnvironmentFault) else fault_of(self._group_name, "step()", error)
+            self._remake(fault, after)
+            for array, value in zip(outcome, (0, True, False), strict=True):
+                array.fill(value)
+
+    def _reset(self, frame: Frame, remade: int = 0) -> None:
+        seeds = self._seeds(remade)
+        try:
+            observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=seeds))
+        except EnvironmentFault as fault:
+            if not isinstance(fault.__cause__, gymnasium.error.Error | TypeError | ValueError):
+                raise
+            # its environments share one random stream: one seed for all of them
+            observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=seeds[0]))
+        self.finals = None
+        self._resting[:] = False
+        frame.first.fill(True)
+        frame.active.fill(True)
+        self._write(observation, info, frame)
+
+    def _seeds(self, remade: int) -> list[int]:
+        return [env_seed(self._seed, self._first_index + row, remade) for row in range(self.rows)]
+
+    def _step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+        self.finals = None
+        observation, info, any_ended = self._step_env(categorical, continuous, outcome, after)
+        if any_ended:
+            ended = outcome.terminated | outcome.truncated
+            if self._mode is AutoresetMode.SAME_STEP:
+                self._add_extras(info.get("final_info", {}), ended)
+                self._keep_finals(info, outcome.truncated)
+            else:
+                self._add_extras(info, ended)
+                if self._mode is AutoresetMode.DISABLED:
+                    observation, info = self._reset_ended(observation, info, ended, outcome.truncated)
+        self._write(observation, info, after)
+
+    def render(self) -> list[Any]:
+        return list(self._env.render())
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            close_quietly(self._env)
+
+    def _remake(self, fault: EnvironmentFault, frame: Frame) -> None:
+        """Put a new vector environment in the place of the faulty one, and write its first frame."""
+
+        def make(times: int) -> None:
+            close_quietly(self._env)
+            self._env = self._make(self._seeds(times))
+            self._reset(frame, times)
+
+        self._repairs.make_anew(fault, 0, self._group_name, range(self.rows), make, count=self.rows)
+
+    def _mend(self, check: Callable[[], None], arrays: tuple[np.ndarray, ...], rows: Sequence[int]) -> list[int]:
+        """Let impossible values in `arrays`, which hold something of each of `rows`, become 0; gives the indices where there were any.
+
+        Args:
+            check: Raises EnvironmentFault with the first such index as its row.
+        """
+        mended: list[int] = []
+        while True:
+            try:
+                check()
+                return mended
+            except EnvironmentFault as fault:
+                row = rows[fault.row]
+                if row not in self._spoiled:
+                    self._repairs.note(fault, self._names[row], [row])
+                    self._spoiled.add(row)
+                for array in arrays:
+                    array[fault.row] = 0
+                mended.append(fault.row)
+
+    def _step_env(
+        self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame
+    ) -> tuple[Any, dict[str, Any], bool]:
+        """Step and fill all but observations and masks; gives the batched observation, info, and whether an episode ended."""
+        actions = self._spec.action.batch(categorical, continuous)
+        try:
+            result = self._env.step(actions)
+        except RAISED as error:
+            raise fault_of(self._group_name, "step()", error) from error
+        try:
+            observation, reward, terminated, truncated, info = result
+            told = [self._told(value, target) for value, target in zip((reward, terminated, truncated), outcome, strict=True)]
+        except (ValueError, TypeError) as error:
+            raise EnvironmentFault(
+                f"{self._group_name}: step() must return observation, reward, terminated, truncated, info with arrays "
+                f"of {self.rows} entries, not {error}"
+            ) from error
+        rests = self._mode is AutoresetMode.NEXT_STEP
+        ended, finite = self._settle_step(*told, rests, self._resting, *outcome, after.first, after.active)
+        if not finite:
+            self._mend(lambda: self._writer.check_rewards(outcome.reward), (outcome.reward,), range(self.rows))
+        return observation, info, ended > 0
+
+    def _told(self, value: Any, target: np.ndarray) -> np.ndarray:
+        """What step() told of each row, as `target` will hold it. Raises ValueError or TypeError if it does not fit."""
+        array = np.asarray(value, target.dtype, "C")
+        if array.shape != (self.rows,):
+            raise ValueError(shown(value))
+        return array
+
+    def _reset_ended(self, observation: Any, info: dict[str, Any], ended: np.ndarray, truncated: np.ndarray) -> tuple[Any, dict[str, Any]]:
+        """DISABLED: reset the environments that ended; the final observations of truncated ones go to `finals`."""
+        if truncated.any():
+            rows = np.flatnonzero(truncated)
+            whole = self._new_obs(self.rows)
+            self._writer.write_batch(observation, whole)
+            self._set_finals(rows, tuple(array[rows] for array in whole))
+        observation, fresh = check_reset(self._group_name, lambda: self._env.reset(options={"reset_mask": ended.copy()}))
+        if self._spec.masked and self._spec.observation.mask_path is None:
+            masks = np.where(ended[:, None], self._masks_of(fresh, ended), self._masks_of(info, ~ended))
+            fresh = {MASK_KEY: masks}
+        return observation, fresh
+
+    def _keep_finals(self, info: Mapping[str, Any], truncated: np.ndarray) -> None:
+        """SAME_STEP: take the final observations of truncated rows from info."""
+        rows = np.flatnonzero(truncated)
+        if not len(rows):
+            return
+        if "final_obs" not in info:
+            raise EnvironmentFault(
+                f"{self._names[rows[0]]} was truncated, but info has no final_obs; a vector environment with autoreset "
+                "SAME_STEP must give it"
+            )
+        final = info["final_obs"]
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            whole = self._new_obs(self.rows)
+            self._writer.write_rows(rows.tolist(), [final[row] for row in rows], whole)
+            self._set_finals(rows, tuple(array[rows] for array in whole))
+        else:  # only the truncated rows are sure to hold something
+            obs = self._new_obs(len(rows))
+            self._writer.write_batch(_take(final, rows), obs)
+            self._set_finals(rows, obs)
+
+    def _set_finals(self, rows: np.ndarray, obs: tuple[np.ndarray, ...]) -> None:
+        self._mend(lambda: self._writer.check_values(obs), obs, rows.tolist())
+        self.finals = Finals(rows, obs)
+
+    def _new_obs(self, rows: int) -> tuple[np.ndarray, ...]:
+        return tuple(np.empty((rows, *leaf.shape), leaf.dtype) for leaf in self._spec.observation.leaves)
+
+    def _add_extras(self, info: Mapping[str, Any], ended: np.ndarray) -> None:
+        if len(info) == 0:
+            return
+        for row in np.flatnonzero(ended).tolist():
+            if extras := numeric_extras(dict(_entries(info, row, self.rows))):
+                self.extras.append(extras)
+
+    def _write(self, observation: Any, info: Mapping[str, Any], frame: Frame) -> None:
+        self._writer.write_batch(observation, frame.obs)
+        if mended := self._mend(lambda: self._writer.check_values(frame.obs), frame.obs, range(self.rows)):
+            frame.active[mended] = False
+        if frame.mask is not None:
+            in_observation = self._spec.observation.mask(observation)
+            masks = self._masks_of(info, frame.active) if in_observation is None else _flat_masks(in_observation, self.rows)
+            self._writer.write_masks(np.where(frame.active[:, None], masks, True), frame.mask)
+
+    def _masks_of(self, info: Mapping[str, Any], needed: np.ndarray) -> np.ndarray:
+        """The masks ``[rows, logits]`` in an info, which must have those of the rows in `needed`."""
+        present = np.asarray(info.get(f"_{MASK_KEY}", np.full(self.rows, MASK_KEY in info)))
+        if (missing := needed & ~present).any():
+            row = np.flatnonzero(missing)[0]
+            raise EnvironmentFault(f"{self._names[row]}: {NO_MASK}")
+        if MASK_KEY not in info:
+            return np.ones((self.rows, self._spec.action.logits), bool)
+        masks = info[MASK_KEY]
+        if isinstance(masks, np.ndarray) and masks.dtype == object:
+            allowed = self._writer.all_allowed
+            return np.stack([self._spec.action.flat_mask(mask) if has else allowed for mask, has in zip(masks, present, strict=True)])
+        return _flat_masks(masks, self.rows)
+
+
+def _flat_masks(masks: Any, rows: int) -> np.ndarray:
+    """Batched masks, an array or a tuple or Dict of arrays, as bool ``[rows, logits]``."""
+    if isinstance(masks, Mapping):
+        masks = [value for key, value in masks.items() if not key.startswith("_")]
+    if isinstance(masks, list | tuple):
+        return np.concatenate([np.reshape(mask, (rows, -1)) for mask in masks], axis=1).astype(bool)
+    return np.reshape(masks, (rows, -1)).astype(bool)
+
+
+def _take(batch: Any, rows: np.ndarray) -> Any:
+    """Some rows of a batched, possibly nested observation."""
+    if isinstance(batch, Mapping):
+        return {key: _take(value, rows) for key, value in batch.items() if not key.startswith("_")}
+    if isinstance(batch, tuple):
+        return tuple(_take(value, rows) for value in batch)
+    return np.asarray(batch)[rows]
+
+
+def _entries(info: Mapping[str, Any], row: int, rows: int) -> Iterator[tuple[str, Any]]:
+    """One environment's entries of Gymnasium's batched info, whose key ``_name`` says who has a ``name``."""
+    for key, value in info.items():
+        if not key.startswith("_") and isinstance(value, np.ndarray) and value.shape == (rows,):
+            present = info.get(f"_{key}")
+            if present is None or present[row]:
+                yield key, value[row]

@@ -1,0 +1,1 @@
+"""Compiled passes over what groups of environments write."""

@@ -1,0 +1,145 @@
+"""Devices, precision and threads: which hardware each kind of worker uses."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from sfactory.config import Config
+from sfactory.envs.interface import EnvSpec
+from sfactory.errors import ConfigError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a name; auto is the first GPU if there is one.
+
+    Raises:
+        ConfigError: If the GPU is not there.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ConfigError(
+                f"device is {name}, but this machine shows {count} CUDA devices to torch {torch.__version__}; use --device cpu"
+            )
+        device = torch.device("cuda", device.index or 0)
+    return device
+
+
+def learner_device(config: Config) -> torch.device:
+    return resolve_device(config.device)
+
+
+def inference_devices(config: Config) -> list[torch.device]:
+    """Devices that the policy workers take in turn."""
+    return [resolve_device(name) for name in (config.runtime.inference_device or config.device).split(",")]
+
+
+def inference_device(config: Config, worker: int = 0) -> torch.device:
+    """Device of one of the policy workers."""
+    devices = inference_devices(config)
+    return devices[worker % len(devices)]
+
+
+def rollout_processes(config: Config, env: EnvSpec | None) -> int:
+    """Rollout workers for this machine.
+
+    Environments with images take most of the time of a machine without a GPU, so there every core steps them. Otherwise one core is left to
+    the learner and the policy workers, more on large machines: more workers would be faster, and their samples older.
+
+    Args:
+        env: None if it is not known.
+    """
+    if config.workers is not None:
+        return config.workers
+    if config.serial:
+        return 1
+    if env is not None and has_images(env) and _computes_on_cpu(config):
+        return cores()
+    return max(1, cores() - 1 if cores() <= 4 else cores() - 2)
+
+
+def _computes_on_cpu(config: Config) -> bool:
+    """Whether no GPU is asked for, or wanted and there."""
+    names = f"{config.device},{config.runtime.inference_device or config.device}".split(",")
+    return all(name == "cpu" or (name == "auto" and not torch.cuda.is_available()) for name in names)
+
+
+def policy_processes(config: Config) -> int:
+    """Processes that do nothing but inference; 0: it is inline, in the rollout workers.
+
+    On the CPU inline inference saves messages and waiting, and every core samples. A GPU is better used by few processes with large
+    batches, and beside a single rollout worker a policy worker is what keeps a second core busy.
+
+    Args:
+        config: With `workers` set.
+    """
+    if config.runtime.policy_workers is not None:
+        return config.runtime.policy_workers
+    alone = config.serial or config.workers == 1
+    return 1 if alone or inference_device(config).type != "cpu" else 0
+
+
+def prepare_device(device: torch.device, config: Config) -> None:
+    """Make a GPU this process's own, and choose how it computes."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        # Batches have few sizes, so that it pays to try out convolutions; but the fastest need not be the same in two runs.
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not config.serial, config.serial
+        torch.backends.cudnn.allow_tf32 = False  # precision float32 means that the learner's and the policy's numbers agree to 1e-5
+
+
+def computes_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 is faster than float32 there: the hardware multiplies in it."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def autocast_dtype(config: Config, env: EnvSpec, device: torch.device) -> torch.dtype | None:
+    """The dtype to compute in under autocast, or None for plain float32."""
+    if config.precision == "float32":
+        return None
+    if config.precision == "bfloat16":
+        return torch.bfloat16
+    return torch.bfloat16 if has_images(env) and computes_bfloat16(device) else None
+
+
+def has_images(env: EnvSpec) -> bool:
+    return any(leaf.is_image for leaf in env.observation.leaves)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def learner_threads(config: Config) -> int:
+    """Threads of the learner: up to four cores, and half of more than eight, where it computes on them; few where it feeds a GPU.
+
+    Serial mode has one, because the order in which several add up a gradient is not reproducible.
+    """
+    if config.serial:
+        return 1
+    if config.runtime.learner_threads is not None:
+        return config.runtime.learner_threads
+    return max(min(4, cores()), cores() // 2) if learner_device(config).type == "cpu" else min(4, max(1, cores() // 4))
+
+
+def learner_torch_threads(config: Config) -> int:
+    """Threads inside the learner's tensor operations: one on the CPU, where the learner's threads work on different chunks."""
+    return 1 if learner_device(config).type == "cpu" else learner_threads(config)
+
+
+def inference_threads(config: Config) -> int:
+    """torch threads of each policy worker."""
+    if config.runtime.inference_threads is not None:
+        return config.runtime.inference_threads
+    policies = policy_processes(config)
+    if policies == 0 or inference_device(config).type != "cpu":
+        return 1
+    return max(1, cores() // (8 * policies))

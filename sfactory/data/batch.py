@@ -1,0 +1,186 @@
+"""Training batches: finished segments side by side, as tensors on the learner's device.
+
+A batch has the fields of :class:`sfactory.data.arena.Segments` that the learner needs, time-major with all segments' rows as columns:
+``[T(+1), B, ...]``. Once its targets are known, its first T steps become :class:`Samples`, of which minibatches are drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfactory.data.arena import Arena
+from sfactory.data.chunks import Columns, select_columns
+from sfactory.data.staging import Packed, PackedInTurns
+from sfactory.losses import Targets
+
+WITHOUT_TIME = ("rnn_state", "owner")
+"""Fields that a segment has once, without a time dimension."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Segments as tensors.
+
+    Attributes:
+        obs: One tensor ``[T+1, B, *leaf.shape]`` per leaf.
+        mask: bool ``[T+1, B, logits]``, or None.
+        first: bool ``[T+1, B]``.
+        active: bool ``[T+1, B]``.
+        reward, terminated, truncated, final_value, log_prob: ``[T, B]``.
+        categorical, continuous: ``[T, B, K]`` and ``[T, B, D]``.
+        rnn_state: float32 ``[B, S]``.
+        owner: int32 ``[B]``.
+    """
+
+    obs: tuple[Tensor, ...]
+    mask: Tensor | None
+    first: Tensor
+    active: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_value: Tensor
+    log_prob: Tensor
+    categorical: Tensor
+    continuous: Tensor
+    rnn_state: Tensor
+    owner: Tensor
+
+    @property
+    def all_columns(self) -> slice:
+        return slice(0, self.first.shape[1])
+
+    def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """Observations, episode beginnings and RNN states of some columns: what a network unrolls."""
+        return _inputs(self, columns)
+
+    def actions(self, columns: Columns) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What was done in some columns, categorical and continuous, and the mask that shaped it: ``[T, n, ...]``."""
+        categorical, continuous = (select_columns(x, columns, 1) for x in (self.categorical, self.continuous))
+        return categorical, continuous, None if self.mask is None else select_columns(self.mask[:-1], columns, 1)
+
+    def select(self, columns: Columns) -> Batch:
+        """The batch's given columns; for a slice a view."""
+
+        def part(name: str, value: Tensor | tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
+            if isinstance(value, tuple):
+                return tuple(part(name, leaf) for leaf in value)
+            return None if value is None else select_columns(value, columns, 0 if name in WITHOUT_TIME else 1)
+
+        return Batch(**{f.name: part(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
+
+    def samples(self, targets: Targets, single: bool) -> Samples:
+        """The T steps that the policy is trained on; views of this batch.
+
+        Args:
+            targets: ``[T, B]``.
+            single: Every sample becomes a column of its own, ``[1, T B]``, because the network has no memory that would tie it to the
+                step before.
+        """
+        obs, mask = tuple(leaf[:-1] for leaf in self.obs), None if self.mask is None else self.mask[:-1]
+        if not single:
+            return Samples(obs, mask, self.first[:-1], self.rnn_state, self.categorical, self.continuous, targets)
+
+        def flat(x: Tensor) -> Tensor:
+            return x.flatten(0, 1)[None]
+
+        first, mask = flat(self.first[:-1]), None if mask is None else flat(mask)
+        state = self.rnn_state.new_zeros(first.shape[1], self.rnn_state.shape[1])
+        actions = flat(self.categorical), flat(self.continuous)
+        return Samples(tuple(map(flat, obs)), mask, first, state, *actions, targets.flat())
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What minibatches are drawn from: columns of steps that belong together, with their targets.
+
+    Attributes:
+        obs: One tensor ``[T, B, *leaf.shape]`` per leaf.
+        mask: bool ``[T, B, logits]``, or None.
+        first: bool ``[T, B]``.
+        rnn_state: float32 ``[B, S]`` before the first step.
+        categorical, continuous: ``[T, B, K]`` and ``[T, B, D]``.
+        targets: ``[T, B]``.
+    """
+
+    obs: tuple[Tensor, ...]
+    mask: Tensor | None
+    first: Tensor
+    rnn_state: Tensor
+    categorical: Tensor
+    continuous: Tensor
+    targets: Targets
+
+    def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """As :meth:`Batch.inputs`."""
+        return _inputs(self, columns)
+
+    def actions(self, columns: Columns) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As :meth:`Batch.actions`."""
+        categorical, continuous = (select_columns(x, columns, 1) for x in (self.categorical, self.continuous))
+        return categorical, continuous, None if self.mask is None else select_columns(self.mask, columns, 1)
+
+
+def _inputs(samples: Batch | Samples, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    obs = tuple(select_columns(leaf, columns, 1) for leaf in samples.obs)
+    return obs, select_columns(samples.first, columns, 1), select_columns(samples.rnn_state, columns, 0)
+
+
+class Assembler:
+    """Makes batches of a fixed number of segments.
+
+    On the CPU a batch of one segment is a view of its slot. Everything else is copied once, slot by slot, into memory that is kept.
+    For CUDA that is pinned, one asynchronous copy of all fields goes from there to the device while it still computes on the batch
+    before, and the slots may be given back as soon as the call returns.
+
+    Args:
+        arena: Where the segments lie.
+        segments: Per batch.
+        device: Of the batches.
+        staged: Whether batches are copied to a memory of the device's own; unset: on CUDA.
+    """
+
+    def __init__(self, arena: Arena, segments: int, device: torch.device, staged: bool | None = None) -> None:
+        staged = device.type == "cuda" if staged is None else staged
+        self._arena, self._segments = arena, segments
+        self.is_view = segments == 1 and not staged
+        sources = {f.name: getattr(arena, f.name) for f in dataclasses.fields(Batch) if f.name != "obs"}
+        sources |= {f"obs{i}": leaf for i, leaf in enumerate(arena.obs)}
+        self._sources: dict[str, np.ndarray] = {name: array for name, array in sources.items() if array is not None}
+        shapes = [(self._shape(name, array), array.dtype) for name, array in self._sources.items()]
+        self._turns = PackedInTurns(shapes, device) if staged else None
+        self._kept = None if self.is_view or staged else Packed(shapes, device, staged=False)
+
+    def __call__(self, slots: list[int]) -> Batch:
+        """The batch of the given slots; valid until the next call, and where it is a view, as long as the slot is not given back."""
+        if self.is_view:
+            return self._batch([torch.from_numpy(array[slots[0]]) for array in self._sources.values()])
+        packed = self._kept or self._turns.next()
+        for (name, source), target in zip(self._sources.items(), packed.arrays, strict=True):
+            self._gather(name, source, target, slots)
+        if self._turns is not None:
+            self._turns.upload()
+        return self._batch(packed.tensors)
+
+    def _batch(self, tensors: list[Tensor]) -> Batch:
+        named = {"mask": None} | dict(zip(self._sources, tensors, strict=True))
+        obs = tuple(named.pop(f"obs{i}") for i in range(len(self._arena.obs)))
+        return Batch(obs=obs, **named)
+
+    def _shape(self, name: str, source: np.ndarray) -> tuple[int, ...]:
+        rows = self._arena.rows * self._segments
+        return (rows, *source.shape[2:]) if name in WITHOUT_TIME else (source.shape[1], rows, *source.shape[3:])
+
+    def _gather(self, name: str, source: np.ndarray, target: np.ndarray, slots: list[int]) -> None:
+        rows = self._arena.rows
+        for i, slot in enumerate(slots):
+            part = slice(i * rows, (i + 1) * rows)
+            if name in WITHOUT_TIME:
+                target[part] = source[slot]
+            else:
+                target[:, part] = source[slot]

@@ -1,0 +1,125 @@
+"""Engines: the ways in which a policy worker computes its model's answers. All give the same numbers.
+
+- :class:`CompiledEngine`: small fully connected models on the CPU, request by request (:mod:`sfactory.kernels.dense_network`).
+- :class:`TorchEngine`: any model on the CPU, one forward pass for all requests.
+- :class:`sfactory.engines.graphed.GraphedEngine`: any model on CUDA, recorded forward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor, nn
+
+from sfactory.data.arena import Arena
+from sfactory.data.weights import FlatWeights, WeightBoard
+from sfactory.kernels.dense_network import DenseNetwork
+from sfactory.model import lower_weights
+from sfactory.model.precision import mixed_precision
+from sfactory.telemetry.stopwatch import Stopwatch
+
+Request = tuple[int, int, int, bool]
+"""Slot, group, step and whether only the values are asked for; see :func:`sfactory.data.queues.unpack_request`."""
+
+
+class Engine(Protocol):
+    """What a policy worker needs of an engine.
+
+    The RNN state of a group stays in the engine, on its device; what a segment begins with is written into the slot at step 0. A
+    request for values alone leaves the state as it is.
+    """
+
+    def refresh(self, weights: WeightBoard) -> int:
+        """Take over the newest weights; gives their version."""
+
+    def answers(self, requests: list[Request]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """For each request, in order, policy parameters float32 ``[rows, P]`` and values ``[rows]``, valid until the next call."""
+
+
+class CompiledEngine:
+    """Answers each request by itself, from where its observation lies.
+
+    Args:
+        model: One that :meth:`DenseNetwork.fits`.
+    """
+
+    def __init__(self, model: nn.Module, arena: Arena) -> None:
+        self._flat, self._obs = FlatWeights(model), arena.obs[0]
+        self._network = DenseNetwork(model)
+
+    def refresh(self, weights: WeightBoard) -> int:
+        version = weights.read(self._flat.vector)
+        self._network.refresh()
+        return version
+
+    def answers(self, requests: list[Request]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for slot, _, t, _ in requests:
+            yield self._network(self._obs[slot, t])
+
+
+class TorchEngine:
+    """Answers all requests with one forward pass on the CPU.
+
+    Args:
+        model: The actor-critic, in evaluation mode.
+        groups: Of the run.
+        autocast: torch dtype to compute in, or None for float32.
+    """
+
+    def __init__(self, model: nn.Module, arena: Arena, groups: int, autocast: torch.dtype | None, watch: Stopwatch) -> None:
+        self._model, self._arena, self._autocast, self._watch = model, arena, autocast, watch
+        self._flat = FlatWeights(model)
+        self._joined = [np.empty((arena.rows * groups, *leaf.shape[3:]), leaf.dtype) for leaf in arena.obs]
+        self._states, self._joined_states = np.zeros((2, groups, arena.rows, model.state_size), np.float32)
+        self._no_first = np.zeros(arena.rows, bool)
+
+    def refresh(self, weights: WeightBoard) -> int:
+        version = weights.read(self._flat.vector)
+        lower_weights(self._model, self._autocast)
+        return version
+
+    def answers(self, requests: list[Request]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        with torch.inference_mode(), mixed_precision("cpu", self._autocast):
+            obs = tuple(self._join(i, [leaf[slot, t] for slot, _, t, _ in requests]) for i, leaf in enumerate(self._arena.obs))
+            states = self._load_states(requests)
+            self._watch.lap("copying")
+            params, value, state = self._model(obs, states)
+            self._store_states(requests, state)
+        shape = len(requests), self._arena.rows
+        return zip(params.numpy().reshape(*shape, -1), value.numpy().reshape(shape), strict=True)
+
+    def _join(self, leaf: int, blocks: list[np.ndarray]) -> Tensor:
+        """One tensor ``[sum of rows, *shape]``: one block as it is, several in memory that is kept."""
+        if len(blocks) == 1:
+            return torch.from_numpy(blocks[0])
+        return torch.from_numpy(np.concatenate(blocks, out=self._joined[leaf][: len(blocks) * self._arena.rows]))
+
+    def _load_states(self, requests: list[Request]) -> Tensor | None:
+        """The RNN states of all requested rows, zeroed where an episode begins; kept in the slot where a segment begins."""
+        size = self._model.state_size
+        if not size:
+            return None
+        for (slot, group, t, value_only), joined in zip(requests, self._joined_states, strict=False):
+            if t == 0 and not value_only:
+                self._arena.rnn_state[slot] = self._states[group]
+            _copy_states(self._states[group], self._no_first if value_only else self._arena.first[slot, t], joined)
+        return torch.from_numpy(self._joined_states[: len(requests)]).view(-1, size)
+
+    def _store_states(self, requests: list[Request], state: Tensor | None) -> None:
+        if state is None:
+            return
+        for (_, group, _, value_only), rows in zip(requests, state.numpy().reshape(len(requests), self._arena.rows, -1), strict=True):
+            if not value_only:
+                self._states[group] = rows
+
+
+@njit(cache=True, nogil=True)
+def _copy_states(states, first, joined):
+    """Copy a group's RNN states ``[rows, S]``, zeroed where an episode begins."""
+    for row in range(states.shape[0]):
+        for i in range(states.shape[1]):
+            joined[row, i] = np.float32(0) if first[row] else states[row, i]

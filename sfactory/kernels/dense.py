@@ -1,0 +1,193 @@
+"""Fully connected layers in two compiled passes over CPU memory: all layers forward, all of them backward.
+
+A tile of the batch goes through all layers feature by feature, ``[features, TILE]``, so that it stays in the cache, and products and
+activations run over rows, many at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from sfactory.kernels.tanh import tanh_of
+
+TILE = 256
+"""Rows of a tile: few enough for the second-level cache, and so many that setting up a product costs little."""
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+def _product(weight, bias, x, y, width):
+    """``y = weight @ x + bias`` of the first columns of tiles ``[in, TILE]`` and ``[out, TILE]``.
+
+    Four outputs and four inputs at a time: sixteen weights stay in registers while rows pass by. Both blocks are one flat view each, so
+    that the compiler need not ask for each pair of lines whether they overlap.
+    """
+    for j in range(0, weight.shape[0], 4):
+        out = y[j : j + 4].reshape(4 * TILE)
+        for i in range(4):
+            for r in range(width):
+                out[i * TILE + r] = bias[j + i]
+        for k in range(0, weight.shape[1], 4):
+            inp = x[k : k + 4].reshape(4 * TILE)
+            a0, a1, a2, a3 = weight[j, k], weight[j, k + 1], weight[j, k + 2], weight[j, k + 3]
+            b0, b1, b2, b3 = weight[j + 1, k], weight[j + 1, k + 1], weight[j + 1, k + 2], weight[j + 1, k + 3]
+            c0, c1, c2, c3 = weight[j + 2, k], weight[j + 2, k + 1], weight[j + 2, k + 2], weight[j + 2, k + 3]
+            d0, d1, d2, d3 = weight[j + 3, k], weight[j + 3, k + 1], weight[j + 3, k + 2], weight[j + 3, k + 3]
+            for r in range(width):
+                x0, x1, x2, x3 = inp[r], inp[TILE + r], inp[2 * TILE + r], inp[3 * TILE + r]
+                out[r] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+                out[TILE + r] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+                out[2 * TILE + r] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+                out[3 * TILE + r] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
+
+
+@njit(cache=True, nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy")
+def _add_gradients(gradient, x, of_weight, of_bias, width):
+    """Add ``gradient @ x.T`` and the gradient's sums over rows, in blocks as :func:`_product` has them."""
+    for j in range(0, of_weight.shape[0], 4):
+        own = gradient[j : j + 4].reshape(4 * TILE)
+        for i in range(4):
+            total = np.float32(0)
+            for r in range(width):
+                total += own[i * TILE + r]
+            of_bias[j + i] += total
+        for k in range(0, of_weight.shape[1], 4):
+            inp = x[k : k + 4].reshape(4 * TILE)
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = np.float32(0)
+            for r in range(width):
+                x0, x1, x2, x3 = inp[r], inp[TILE + r], inp[2 * TILE + r], inp[3 * TILE + r]
+                a, b, c, d = own[r], own[TILE + r], own[2 * TILE + r], own[3 * TILE + r]
+                a0, a1, a2, a3 = a0 + a * x0, a1 + a * x1, a2 + a * x2, a3 + a * x3
+                b0, b1, b2, b3 = b0 + b * x0, b1 + b * x1, b2 + b * x2, b3 + b * x3
+                c0, c1, c2, c3 = c0 + c * x0, c1 + c * x1, c2 + c * x2, c3 + c * x3
+                d0, d1, d2, d3 = d0 + d * x0, d1 + d * x1, d2 + d * x2, d3 + d * x3
+            _add(of_weight[j], k, a0, a1, a2, a3)
+            _add(of_weight[j + 1], k, b0, b1, b2, b3)
+            _add(of_weight[j + 2], k, c0, c1, c2, c3)
+            _add(of_weight[j + 3], k, d0, d1, d2, d3)
+
+
+@njit(cache=True, nogil=True)
+def _add(line, k, v0, v1, v2, v3):
+    line[k] += v0
+    line[k + 1] += v1
+    line[k + 2] += v2
+    line[k + 3] += v3
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+def _activate(y, tanh, width):
+    for j in range(y.shape[0]):
+        line = y[j]
+        if tanh:
+            for r in range(width):
+                line[r] = tanh_of(line[r])
+        else:
+            for r in range(width):
+                line[r] = max(line[r], np.float32(0))
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+def _before_activation(gradient, y, tanh, width):
+    """Turn the gradient with respect to an activation's results `y` into that with respect to what it took."""
+    for j in range(y.shape[0]):
+        line, result = gradient[j], y[j]
+        if tanh:
+            for r in range(width):
+                line[r] *= np.float32(1) - result[r] * result[r]
+        else:
+            for r in range(width):
+                line[r] = line[r] if result[r] > 0 else np.float32(0)
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+def forward_pass(x, mean, scale, limit, layers, tanh, kept, outs):
+    """All layers of ``x [N, F]``.
+
+    Args:
+        mean, scale, limit: The first layer takes ``(x - mean) * scale``, at most `limit` in size.
+        layers: Weights ``[out, in]`` and biases ``[out]``, filled up with zeros to multiples of four; the last one has no activation.
+        tanh: The activation; else relu.
+        kept: Takes the input and each layer's output, ``[tiles, features of all, TILE]``; one tile if nobody needs them afterwards.
+        outs: Arrays ``[N, K]``, each with the number of its first columns that take its share of the last layer's outputs.
+    """
+    rows, features = x.shape
+    for tile in range(-(-rows // TILE)):
+        begin = tile * TILE
+        n = min(TILE, rows - begin)
+        width = -(-n // 16) * 16
+        own, line = kept[tile % len(kept)], 0
+        own[: layers[0][0].shape[1], :width] = 0  # also what is no row: so it stays finite
+        for i in range(features):
+            for r in range(n):
+                own[i, r] = min(max((x[begin + r, i] - mean[i]) * scale[i], -limit), limit)
+        for i in range(len(layers)):
+            weight, bias = layers[i]
+            below = own[line : line + weight.shape[1]]
+            line += weight.shape[1]
+            y = own[line : line + weight.shape[0]]
+            _product(weight, bias, below, y, width)
+            if i < len(layers) - 1:
+                _activate(y, tanh, width)
+        for out, count in outs:
+            for r in range(n):
+                for i in range(count):
+                    out[begin + r, i] = own[line + i, r]
+            line += count
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+def backward_pass(gradients, layers, tanh, kept, of_layers):
+    """The gradients of what :func:`forward_pass` computed and kept.
+
+    Args:
+        gradients: With respect to `outs`, likewise.
+        layers, tanh, kept: As they were there.
+        of_layers: Takes the gradients with respect to weights and biases: zeros like the layers.
+    """
+    rows = len(gradients[0][0])
+    widest = 0
+    for weight, _ in layers:
+        widest = max(widest, weight.shape[0], weight.shape[1])
+    above, below = np.empty((widest, TILE), np.float32), np.empty((widest, TILE), np.float32)
+    zeros = np.zeros(widest, np.float32)
+    for tile in range(len(kept)):
+        begin = tile * TILE
+        n = min(TILE, rows - begin)
+        width = -(-n // 16) * 16
+        above[: layers[-1][0].shape[0], :width] = 0
+        line = 0
+        for gradient, count in gradients:
+            for r in range(n):
+                for i in range(count):
+                    above[line + i, r] = gradient[begin + r, i]
+            line += count
+        own = kept[tile]
+        end = len(own)
+        for i in range(len(layers) - 1, -1, -1):
+            weight = layers[i][0]
+            outputs, inputs = weight.shape
+            y, x = own[end - outputs : end], own[end - outputs - inputs : end - outputs]
+            if i < len(layers) - 1:
+                _before_activation(above, y, tanh, width)
+            of_weight, of_bias = of_layers[i]
+            _add_gradients(above, x, of_weight, of_bias, width)
+            if i > 0:
+                _product(weight.T, zeros, above, below, width)
+                above, below = below, above
+            end -= outputs
+
+
+@njit(cache=True, nogil=True)
+def add_to(of_layers, hidden, heads):
+    """Add layers' gradients to those of their weights and biases; the heads' are one after another in the last layer's."""
+    for i in range(len(hidden)):  # zip, with one layer more in `of_layers`, would never give that one's memory back
+        (of_weight, of_bias), (weight, bias) = of_layers[i], hidden[i]
+        weight += of_weight[: weight.shape[0], : weight.shape[1]]
+        bias += of_bias[: len(bias)]
+    of_weight, of_bias = of_layers[-1]
+    row = 0
+    for weight, bias in heads:
+        weight += of_weight[row : row + len(bias), : weight.shape[1]]
+        bias += of_bias[row : row + len(bias)]
+        row += len(bias)

@@ -1,0 +1,216 @@
+"""The objective of :mod:`sfactory.objective` in compiled passes over CPU memory.
+
+A chunk takes two calls from Python where tensor operations take a hundred, each of which a learner's threads would take turns at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sfactory.config import Config
+from sfactory.data.batch import Batch, Samples
+from sfactory.data.chunks import Columns
+from sfactory.kernels.distributions import densities, density_gradients
+from sfactory.kernels.losses import loss_and_gradients
+from sfactory.losses import SUMS, Targets, exploration_coef
+from sfactory.model.normalizer import CriticUnits
+from sfactory.objective import OWN_POLICY, Estimates, Gradients, Objective
+from sfactory.spaces import ActionSpec
+from sfactory.vtrace import vtrace_pass
+
+
+class _Taken(NamedTuple):
+    """The actions of a batch or of samples: C-contiguous arrays of all columns. `mask` has no columns if there is none."""
+
+    categorical: NDArray[np.int32]
+    continuous: NDArray[np.float32]
+    mask: NDArray[np.bool_]
+
+
+class _Outcome(NamedTuple):
+    """What else the compiled passes read of a batch: C-contiguous arrays of all its columns."""
+
+    log_prob: NDArray[np.float32]
+    reward: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_value: NDArray[np.float32]
+    active: NDArray[np.bool_]
+    owner: NDArray[np.int32]
+
+
+class _Actions(NamedTuple):
+    """A chunk's actions under the present policy, sample by sample: arguments of :func:`density_gradients`."""
+
+    params: NDArray[np.float32]
+    categorical: NDArray[np.int32]
+    continuous: NDArray[np.float32]
+    log_probs: NDArray[np.float32]
+    probabilities: NDArray[np.float32]
+    entropies: NDArray[np.float32]
+
+
+class _Targets(NamedTuple):
+    """:class:`sfactory.losses.Targets` as C-contiguous arrays."""
+
+    advantages: NDArray[np.float32]
+    returns: NDArray[np.float32]
+    old_values: NDArray[np.float32]
+    old_log_prob: NDArray[np.float32]
+    valid: NDArray[np.bool_]
+
+
+@dataclass
+class _Evaluation:
+    """A chunk's actions, and ``[T(+1), n]`` of values, ``[T, n]`` of log-probabilities and of the exploration bonus."""
+
+    actions: _Actions
+    value: NDArray[np.float32]
+    log_prob: NDArray[np.float32]
+    exploration: NDArray[np.float32]
+
+
+class CompiledObjective(Objective):
+    """:class:`Objective` for float32 tensors on the CPU."""
+
+    def __init__(self, config: Config, action: ActionSpec, units: CriticUnits) -> None:
+        super().__init__(config, action, units)
+        loss = config.loss
+        self._sizes = np.array(action.sizes, np.int32)
+        self._from_uniform = loss.exploration == "kl"
+        self._of_rewards = float(loss.reward_scale), float(loss.reward_clip) if loss.reward_clip > 0 else np.inf
+        # With all weights 1 V-trace's estimates are those of GAE.
+        bars = (loss.rho_bar, loss.c_bar) if config.algo != "ppo" else (1.0, 1.0)
+        self._of_vtrace = config.algo != "ppo", *map(float, (loss.gamma, loss.lam, *bars))
+        weights = (loss.clip, loss.value_clip, loss.value_coef, exploration_coef(loss))
+        self._of_loss = config.algo != "impala", *map(float, weights)
+        self._last: dict[type, tuple[object, NamedTuple]] = {}
+
+    def evaluate(self, params: Tensor, value: Tensor, samples: Batch | Samples, columns: Columns) -> _Evaluation:
+        params, value = (np.ascontiguousarray(tensor.detach().numpy()) for tensor in (params, value))
+        taken = self._arrays(_Taken, samples)
+        actions, log_prob, exploration = _densities(_indices(columns), params, taken, self._sizes, self._from_uniform)
+        return _Evaluation(_Actions(*actions), value, log_prob, exploration)
+
+    def estimate(self, evaluation: _Evaluation, batch: Batch, columns: Columns) -> Estimates:
+        values = self.units.to_returns(torch.from_numpy(evaluation.value)).numpy()
+        outcome = self._arrays(_Outcome, batch)
+        found = _estimates(_indices(columns), evaluation.log_prob, values, outcome, OWN_POLICY, *self._of_rewards, *self._of_vtrace)
+        return Estimates(*map(torch.from_numpy, (evaluation.log_prob, found[0], values[:-1], *found[1:])))
+
+    def gradients(self, evaluation: _Evaluation, targets: Targets, columns: Columns, count: Tensor) -> Gradients:
+        arrays = self._arrays(_Targets, targets)
+        of_params, of_value, sums = _gradients(
+            _indices(columns), evaluation.actions, evaluation.value, evaluation.log_prob, evaluation.exploration, arrays,
+            self._sizes, self._from_uniform, float(count), *self._of_loss,
+        )  # fmt: skip
+        return Gradients(torch.from_numpy(of_params), torch.from_numpy(of_value), torch.from_numpy(sums))
+
+    def _arrays(self, kind: type[NamedTuple], source: Batch | Samples | Targets) -> NamedTuple:
+        """The arrays of a batch, of samples or of targets, made once for all chunks."""
+        last, arrays = self._last.get(kind, (None, None))  # read at once, because threads may be here at the same time
+        if last is not source:
+            steps = len(source.advantages if isinstance(source, Targets) else source.continuous)
+            tensors = (getattr(source, name) for name in kind._fields)
+            arrays = kind(*(np.empty((0, 0, 0), np.bool_) if x is None else np.ascontiguousarray(x[:steps].numpy()) for x in tensors))
+            self._last[kind] = source, arrays
+        return arrays
+
+
+def _indices(columns: Columns) -> NDArray[np.int64]:
+    return np.arange(columns.start, columns.stop) if isinstance(columns, slice) else columns.numpy()
+
+
+@njit(cache=True, nogil=True)
+def _columns(x, columns):
+    """Columns of ``[T, B]``: contiguous ``[T, n]``."""
+    out = np.empty((x.shape[0], columns.size), x.dtype)
+    for t in range(x.shape[0]):
+        for i in range(columns.size):
+            out[t, i] = x[t, columns[i]]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _rows(x, columns, steps):
+    """Columns of the first steps of ``[T, B, K]``, sample by sample: ``[T n, K]``."""
+    out = np.empty((steps * columns.size, x.shape[2]), x.dtype)
+    for t in range(steps):
+        for i in range(columns.size):
+            for k in range(x.shape[2]):
+                out[t * columns.size + i, k] = x[t, columns[i], k]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _densities(columns, params, taken, sizes, from_uniform):
+    """What :class:`_Actions` holds of a chunk, and its log_prob and exploration ``[T, n]``."""
+    steps = taken.continuous.shape[0]
+    rows, logits = steps * columns.size, sizes.sum()
+    flat = params[:steps].reshape(rows, params.shape[2])
+    categorical, continuous = _rows(taken.categorical, columns, steps), _rows(taken.continuous, columns, steps)
+    mask = _rows(taken.mask, columns, steps) if taken.mask.size > 0 else np.empty((0, 0), np.bool_)
+    log_probs, probabilities = np.empty((rows, logits), np.float32), np.empty((rows, logits), np.float32)
+    entropies = np.empty((rows, sizes.size), np.float32)
+    log_prob, exploration = np.empty((steps, columns.size), np.float32), np.empty((steps, columns.size), np.float32)
+    densities(
+        flat, categorical, continuous, mask, sizes, from_uniform, log_probs, probabilities, entropies,
+        log_prob.reshape(-1), exploration.reshape(-1),
+    )  # fmt: skip
+    return (flat, categorical, continuous, log_probs, probabilities, entropies), log_prob, exploration
+
+
+@njit(cache=True, nogil=True)
+def _estimates(columns, log_prob, values, outcome, policy, reward_scale, reward_clip, weighted, gamma, lam, rho_bar, c_bar):
+    """Log weights, advantages without them, returns and validity of a chunk, each ``[T, n]``.
+
+    Args:
+        values: ``[T+1, n]``, in units of return.
+        policy: Whose samples are valid.
+        weighted: Whether V-trace's weights are those of the policies; off: all are 1.
+    """
+    valid, rewards, finals = _columns(outcome.active, columns), _columns(outcome.reward, columns), _columns(outcome.final_value, columns)
+    terminated, truncated = _columns(outcome.terminated, columns), _columns(outcome.truncated, columns)
+    log_weights = log_prob - _columns(outcome.log_prob, columns)
+    for t in range(rewards.shape[0]):
+        for i in range(columns.size):
+            valid[t, i] &= outcome.owner[columns[i]] == policy
+            rewards[t, i] = min(max(rewards[t, i] * reward_scale, -reward_clip), reward_clip)
+            if np.isnan(finals[t, i]):  # stands for the value of the row that rests at t+1
+                finals[t, i] = values[t + 1, i]
+    returns, advantages = np.empty_like(rewards), np.empty_like(rewards)
+    vtrace_pass(
+        log_weights if weighted else np.zeros_like(log_weights), rewards, values[:-1], values[-1], finals, terminated, truncated,
+        gamma, lam, rho_bar, c_bar, returns, advantages,
+    )  # fmt: skip
+    return log_weights, advantages, returns, valid
+
+
+@njit(cache=True, nogil=True)
+def _gradients(
+    columns, actions, value, log_prob, exploration, targets, sizes, from_uniform, count,
+    surrogate, clip, value_clip, value_coef, exploration_coef,
+):  # fmt: skip
+    """Gradients in the shape of the parameters and values, and sums of a chunk."""
+    steps, width = log_prob.shape
+    rows, size = actions.params.shape
+    of_params, of_value = np.zeros((value.shape[0], width, size), np.float32), np.zeros(value.shape, np.float32)
+    of_log_prob, of_exploration, sums = np.empty(rows, np.float32), np.empty(rows, np.float32), np.empty(SUMS)
+    loss_and_gradients(
+        log_prob.reshape(-1), value[:steps].reshape(-1), exploration.reshape(-1), _columns(targets.advantages, columns).reshape(-1),
+        _columns(targets.returns, columns).reshape(-1), _columns(targets.old_values, columns).reshape(-1),
+        _columns(targets.old_log_prob, columns).reshape(-1), _columns(targets.valid, columns).reshape(-1),
+        count, surrogate, clip, value_clip, value_coef, exploration_coef, of_log_prob, of_value[:steps].reshape(-1), of_exploration, sums,
+    )  # fmt: skip
+    density_gradients(
+        actions.params, actions.categorical, actions.continuous, actions.log_probs, actions.probabilities, actions.entropies,
+        sizes, from_uniform, of_log_prob, of_exploration, of_params[:steps].reshape(rows, size),
+    )  # fmt: skip
+    return of_params, of_value, sums

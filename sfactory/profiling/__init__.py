@@ -1,0 +1,1 @@
+"""How fast a run is, how fast it could be, and what holds it back."""

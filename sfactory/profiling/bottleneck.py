@@ -1,0 +1,143 @@
+"""What limits a run, and which flag to change."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from sfactory.config import devices
+from sfactory.profiling.measure import KINDS, Profile
+
+SATURATED = 0.85
+"""Busy share from which on a kind of worker is what the others wait for."""
+FULL = 0.9
+"""Share of the machine's cores at work from which on no core is to spare."""
+ONE_THREAD = 0.8
+"""Cores at work for the learner up to which one thread keeps up."""
+NAMES = {"rollout": "environments", "policy": "policy workers", "learner": "learner"}
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What limits a run.
+
+    Attributes:
+        name: environments, policy workers, learner; synchronisation: sampling and learning alternate; slots: rollout workers wait for
+            a free slot while the learner waits for a batch; latency: everyone waits for messages.
+        reason: One sentence with the figures.
+        advice: Flags to change, the most promising first.
+    """
+
+    name: str
+    reason: str
+    advice: tuple[str, ...]
+
+
+def find_bottleneck(profile: Profile) -> Bottleneck:
+    """Name what limits a profiled run.
+
+    Where all cores are at work, it is what takes most of them: a worker that is kept from its core looks busy too. Else the slowest
+    stage is the one that does not wait, since the workers hand their results on through bounded stores. Where none is busy all the
+    time, the limit is the slots, or the time that messages take.
+    """
+    plan = profile.plan
+    learns = not plan.sample_only
+    busy = {kind: profile.busy(kind) for kind in (KINDS if learns else KINDS[:2])}
+    heaviest = max(busy, key=profile.cpu)
+    if plan.inline_inference:  # simulation and inference take turns in the same processes
+        lighter, heavier = sorted(("rollout", "policy"), key=busy.get)
+        busy[heavier] += busy.pop(lighter)
+    slowest = max(busy, key=busy.get)
+    used = f"{profile.cpu_cores:.1f} of {devices.cores()} cores"
+    if plan.config.serial:
+        return Bottleneck("synchronisation", "all workers take turns in one process", ("a run without --serial",))
+    if learns and plan.config.lag_free and busy[slowest] < SATURATED:
+        return Bottleneck("synchronisation", "sampling and learning wait for each other", ("--algo appo, without --sync",))
+    if _is_full(profile):
+        reason = f"{used} are at work, {profile.cpu(heaviest):.1f} of them here"
+        return Bottleneck(NAMES[heaviest], reason, _advice(profile, heaviest))
+    if busy[slowest] >= SATURATED:
+        return Bottleneck(NAMES[slowest], f"busy {busy[slowest]:.0%} of the time", _advice(profile, slowest))
+    shares = profile.interval.phases("rollout")
+    reason = f"no worker is busy more than {busy[slowest]:.0%} of the time, and {used} are at work"
+    if plan.inline_inference or shares["blocked"] > shares["waiting"]:
+        return Bottleneck("slots", f"{reason}; rollout workers wait for free slots", (_raise(profile, "runtime.spare_batches"),))
+    advice = (*_inline(profile), _raise(profile, "envs_per_worker"), _raise(profile, "workers"))
+    return Bottleneck("latency", f"{reason}; rollout workers wait for actions", advice)
+
+
+def _advice(profile: Profile, kind: str) -> tuple[str, ...]:
+    return {"rollout": _for_environments, "policy": _for_policy_workers, "learner": _for_learner}[kind](profile)
+
+
+def _for_environments(profile: Profile) -> tuple[str, ...]:
+    shares = profile.interval.phases("rollout")
+    advice = [] if _is_full(profile) else [_raise(profile, "workers")]
+    if shares["environment"] < shares["copying"] + shares["queue"]:
+        advice.append(_raise(profile, "envs_per_worker"))
+    advice += _one_learner_thread(profile)
+    if _is_full(profile):
+        advice.append(f"a faster environment or --env-backend (now {profile.plan.config.env_backend}); no core is to spare for --workers")
+    return tuple(advice)
+
+
+def _for_policy_workers(profile: Profile) -> tuple[str, ...]:
+    plan = profile.plan
+    device = devices.inference_device(plan.config)
+    advice = [*_inline(profile), _raise(profile, "envs_per_worker"), *_lower_precision(profile, device)]
+    if not _is_full(profile):
+        advice.append(_raise(profile, "workers" if plan.inline_inference else "runtime.policy_workers"))
+        advice += _threads(profile, "inference_threads", devices.inference_threads(plan.config), device)
+    return tuple(advice)
+
+
+def _for_learner(profile: Profile) -> tuple[str, ...]:
+    config = profile.plan.config
+    device = devices.learner_device(config)
+    advice = [*_lower_precision(profile, device), _raise(profile, "batch_size")]
+    if not _is_full(profile):
+        advice += _threads(profile, "learner_threads", devices.learner_threads(config), device)
+    if config.epochs > 1:
+        advice.append(f"fewer --epochs (now {config.epochs}), which changes what is learned")
+    return tuple(advice)
+
+
+def _lower_precision(profile: Profile, device: torch.device) -> list[str]:
+    """bfloat16 where it pays and is not used yet."""
+    plan = profile.plan
+    automatic = dataclasses.replace(plan.config, precision="auto")
+    pays = device.type == "cuda" or devices.autocast_dtype(automatic, plan.env, device) is not None
+    unused = devices.autocast_dtype(plan.config, plan.env, device) is None
+    return ["--precision bfloat16"] if pays and unused and devices.computes_bfloat16(device) else []
+
+
+def _inline(profile: Profile) -> list[str]:
+    """Inference by the rollout workers themselves, where messages to policy workers may cost more than larger batches save."""
+    config = profile.plan.config
+    on_cpu = devices.inference_device(config).type == "cpu"
+    return ["--runtime.policy-workers 0, with --workers 2 or more"] if on_cpu and not profile.plan.inline_inference else []
+
+
+def _threads(profile: Profile, name: str, now: int, device: torch.device) -> list[str]:
+    return [f"--runtime.{name.replace('_', '-')} {now + 1}"] if device.type == "cpu" and now < devices.cores() else []
+
+
+def _one_learner_thread(profile: Profile) -> list[str]:
+    """On cores that the learner shares with the environments, several threads of it disturb more where one would do."""
+    config = profile.plan.config
+    threads = devices.learner_threads(config)
+    enough = devices.learner_device(config).type == "cpu" and profile.cpu("learner") < ONE_THREAD
+    return [f"--runtime.learner-threads 1 (now {threads})"] if threads > 1 and enough and not profile.plan.sample_only else []
+
+
+def _raise(profile: Profile, field: str) -> str:
+    value = profile.plan.config
+    for part in field.split("."):
+        value = getattr(value, part)
+    return f"higher --{field.replace('_', '-')} (now {value})"
+
+
+def _is_full(profile: Profile) -> bool:
+    return profile.cpu_cores >= FULL * devices.cores()

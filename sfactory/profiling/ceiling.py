@@ -1,0 +1,457 @@
+"""What this machine could do at most for a run: simulation, inference and training each alone, on all cores, and what they add up to.
+
+Each is measured with every core busy with the same work, because a core is slower while its neighbours work. Nothing of the data plane
+counts: no queues, no waiting, no copies between workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from sfactory.config import Config, devices
+from sfactory.config.lag import segments_per_batch, slot_count
+from sfactory.data.arena import FINISHED, Arena, Segments
+from sfactory.data.shared_memory import SharedArray
+from sfactory.data.weights import FlatWeights
+from sfactory.envs import make_group
+from sfactory.envs.families.gymnasium import SingleGroup
+from sfactory.envs.families.vector import VectorGroup
+from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome
+from sfactory.envs.observations import new_frame
+from sfactory.errors import RunFailed
+from sfactory.kernels.sampling import sample_rows
+from sfactory.learner import Learner
+from sfactory.model import build_model, lower_weights
+from sfactory.runtime import workers
+from sfactory.runtime.allocator import keep_freed_memory
+from sfactory.runtime.planning import make_plan
+from sfactory.runtime.processes import WorkerProcesses, fork_server
+from sfactory.spaces import Leaf
+from sfactory.telemetry.control_block import Fault
+
+Piece = Callable[[], int]
+"""Does a piece of work; returns its number of env steps."""
+ENDS = 0.01
+"""Share of the env steps of made-up segments that terminate an episode."""
+FROZEN_LR = 1e-9
+"""Learning rate at which the weights stay plausible however often they are trained on the same batch."""
+ACTIONS = 64
+"""Sets of random actions that are drawn beforehand, because drawing them costs as much as a step of a small environment."""
+SINGLE_STEPS = 32
+"""Env steps between two looks at the clock where environments are stepped one by one."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The costs of an env step, and the most env steps per second that they allow.
+
+    Attributes:
+        simulation_s: Core seconds per env step of the environment alone, with random actions.
+        inference_s: Core seconds (on a GPU: seconds) per env step of the policy's answer, at the cheapest batch size that was tried.
+        training_s: The same of the learner, over all epochs.
+        cores: That the run may use.
+        inference_rows: Rows of that cheapest batch.
+        batch_size: Samples of a training batch.
+        threads: Threads of each of the processes that were measured side by side.
+        precision: In which the learner computes, float32 or bfloat16.
+        inference_device, learner_device: Where each was measured.
+    """
+
+    simulation_s: float
+    inference_s: float
+    training_s: float
+    cores: int
+    inference_rows: int
+    batch_size: int
+    threads: int
+    precision: str
+    inference_device: str
+    learner_device: str
+
+    @property
+    def env_steps_per_s(self) -> float:
+        """``cores / (simulation + inference + training)``, of which those that a GPU does count nothing."""
+        on_cores = self.simulation_s
+        on_cores += self.inference_s if self.inference_device == "cpu" else 0.0
+        on_cores += self.training_s if self.learner_device == "cpu" else 0.0
+        return self.cores / on_cores
+
+
+class Work(NamedTuple):
+    """What a process does over and over while it is measured.
+
+    Attributes:
+        kind: simulation (of one group), forward (the model alone), answer (a policy worker) or training.
+        size: Rows of a forward pass, or groups that the policy worker answers at once.
+    """
+
+    kind: Literal["simulation", "forward", "answer", "training"]
+    size: int = 0
+
+
+SIMULATION, TRAINING = Work("simulation"), Work("training")
+FORWARD_ROWS = (256, 1024)
+"""Sizes at which the model is tried besides those of the run's requests."""
+MOST_GROUPS = 4
+"""Groups that the policy worker answers at once at most: every process has segments of its own for them."""
+
+
+def measure_ceiling(config: Config, seconds: float) -> Ceiling:
+    """What this machine could do at most for a run.
+
+    Args:
+        config: Resolved (:func:`sfactory.config.resolve`).
+        seconds: To measure, over all; starting processes comes on top.
+
+    Raises:
+        ConfigError: As the run itself would.
+        RunFailed: If a measuring process fails, as with an environment that raises.
+    """
+    with fork_server():
+        plan = with_threads(make_plan(config), 1)
+        config, cores, share = plan.config, devices.cores(), seconds / 3
+        works = inference_works(plan)
+        places = device_of(plan, works[0]), device_of(plan, TRAINING)
+        at_inference, at_training = (cores if device.type == "cpu" else 1 for device in places)
+        (simulation,) = measure(plan, [SIMULATION], cores, share)
+        answers = measure(plan, works, at_inference, share / len(works))
+        best = int(np.argmax(answers))
+        (training,) = measure(plan, [TRAINING], at_training, share)
+    return Ceiling(
+        cores / simulation, at_inference / answers[best], at_training / training, cores, rows_of(plan, works[best]), config.batch_size,
+        1, precision_of(plan, places[1]), places[0].type, places[1].type,
+    )  # fmt: skip
+
+
+def inference_works(plan: workers.Plan) -> list[Work]:
+    """The ways of inference among which the cheapest is looked for: the model and the policy worker, at a request's size and at others."""
+    most = min(plan.groups, slot_count(plan.config, plan.rows), MOST_GROUPS)
+    return [
+        *(Work("forward", rows) for rows in sorted({*FORWARD_ROWS, plan.rows, 4 * plan.rows})),
+        *(Work("answer", n) for n in sorted({1, most})),
+    ]
+
+
+def rows_of(plan: workers.Plan, work: Work) -> int:
+    """Rows that a work of inference computes at once."""
+    return work.size if work.kind == "forward" else work.size * plan.rows
+
+
+def precision_of(plan: workers.Plan, device: torch.device) -> str:
+    """float32 or bfloat16: what a plan's network computes in."""
+    return "float32" if devices.autocast_dtype(plan.config, plan.env, device) is None else "bfloat16"
+
+
+def with_threads(plan: workers.Plan, threads: int) -> workers.Plan:
+    """A plan whose learner and whose only policy worker have so many threads."""
+    runtime = dataclasses.replace(plan.config.runtime, learner_threads=threads, inference_threads=threads, policy_workers=1)
+    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, runtime=runtime))
+
+
+def measure(plan: workers.Plan, works: Sequence[Work], processes: int, seconds: float) -> list[float]:
+    """Env steps per second of all processes together, for each of the works.
+
+    Args:
+        works: Done one after the other, each by all processes at the same time; every process prepares them by itself.
+        seconds: Of each work.
+
+    Raises:
+        RunFailed: If a process fails.
+    """
+    flags = SharedArray((len(works) + 1, processes), np.int8)
+    wires = workers.make_wires(plan, local=True)  # of which the processes share nothing but the board
+    with fork_server(), WorkerProcesses() as children:
+        for process in range(processes):
+            given = workers.SharedPlan(plan), wires, flags, process, tuple(works), seconds
+            children.start(f"measure-{process}", workers.process_main, _measure_main, *given)
+        return np.sum(_results(children, processes, plan.config.runtime.step_timeout_s + seconds * len(works)), 0).tolist()
+
+
+def _results(children: WorkerProcesses, processes: int, timeout: float) -> list[list[float]]:
+    """What each of the processes has measured."""
+    results: list[list[float]] = []
+    begin = time.monotonic()
+    while len(results) < processes:
+        for message in children.take(0.1):
+            if isinstance(message, Fault):
+                raise RunFailed(f"{message.process}: {message.message}\n{message.traceback}".rstrip())
+            results.append(message)
+        if len(ended := children.exit_codes()) > len(results):
+            raise RunFailed(f"measuring processes ended by themselves, with these exit codes: {ended}")
+        if time.monotonic() - begin > timeout:
+            hint = "an environment may hang (runtime.step_timeout_s sets the limit)"
+            raise RunFailed(f"{processes - len(results)} of {processes} measuring processes are not done after {timeout:.0f} s; {hint}")
+    return results
+
+
+def _measure_main(
+    plan: workers.Plan, wires: workers.Wires, flags: SharedArray, process: int, works: Sequence[Work], seconds: float
+) -> None:
+    """Measure in step with the other processes: all begin when all are ready, and none rests while another still measures."""
+    keep_freed_memory()
+
+    def meet(stage: int, meanwhile: Callable[[], object]) -> None:
+        flags.array[stage, process] = 1
+        while not flags.array[stage].all():
+            meanwhile()
+
+    with ExitStack() as stack:
+        pieces = [stack.enter_context(prepare(plan, work, process)) for work in works]
+        for work, piece in zip(works, pieces, strict=True):
+            torch.set_num_threads(_torch_threads(plan, work))
+            piece()  # compiles kernels and takes memory
+        meet(0, lambda: time.sleep(0.001))
+        speeds = []
+        for stage, (work, piece) in enumerate(zip(works, pieces, strict=True), 1):
+            torch.set_num_threads(_torch_threads(plan, work))
+            speeds.append(_speed(piece, seconds, device_of(plan, work)))
+            meet(stage, piece)
+        wires.events.put(speeds)
+
+
+def _torch_threads(plan: workers.Plan, work: Work) -> int:
+    """torch threads of a work, as its own worker has them."""
+    return devices.learner_torch_threads(plan.config) if work == TRAINING else devices.inference_threads(plan.config)
+
+
+def device_of(plan: workers.Plan, work: Work) -> torch.device:
+    """Where a work is done."""
+    if work == SIMULATION:
+        return torch.device("cpu")
+    return devices.learner_device(plan.config) if work == TRAINING else devices.inference_device(plan.config)
+
+
+def _speed(piece: Piece, seconds: float, device: torch.device) -> float:
+    """Env steps per second of a piece of work, repeated; a GPU must have done all of it."""
+    steps, begin = 0, _time_on(device)
+    while time.perf_counter() - begin < seconds:
+        steps += piece()
+    return steps / (_time_on(device) - begin)
+
+
+def _time_on(device: torch.device) -> float:
+    """The time in seconds once a device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def prepare(plan: workers.Plan, work: Work, process: int = 0) -> AbstractContextManager[Piece]:
+    """What a work does over and over, ready to go in this process.
+
+    Args:
+        process: Number of this process; environments of different processes get different seeds.
+    """
+    devices.prepare_device(device_of(plan, work), plan.config)
+    match work.kind:
+        case "simulation":
+            return _simulation(plan, process)
+        case "forward":
+            return nullcontext(_forward(plan, work.size))
+        case "answer":
+            return nullcontext(_answer(plan, work.size))
+        case "training":
+            return nullcontext(_training(plan))
+
+
+# Simulation
+
+
+@contextmanager
+def _simulation(plan: workers.Plan, process: int) -> Iterator[Piece]:
+    """Random actions in a group's environments: as directly as they allow, because what sfactory adds to them is no part of the limit."""
+    config, env = plan.config, plan.env
+    request = EnvRequest(plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, validate=False)
+    group = make_group(request, env, config.envs_per_group, process * config.envs_per_group, config.seed)
+    rng = np.random.default_rng(process)
+    try:
+        match group:
+            case SingleGroup() if not env.masked:
+                yield _step_singles(group, env, rng)
+            case VectorGroup() if not env.masked and group.mode is not AutoresetMode.DISABLED:
+                yield _step_vector(group, env, rng)
+            case _:
+                yield _step_group(group, env, rng)
+    finally:
+        group.close()
+
+
+def _random_actions(env: EnvSpec, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Uniform categories int32 ``[rows, K]`` and standard normal samples float32 ``[rows, D]``."""
+    categorical = rng.integers(0, np.array(env.action.sizes), (rows, len(env.action.sizes)), np.int32)
+    return categorical, rng.standard_normal((rows, env.action.continuous), np.float32)
+
+
+def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator) -> Piece:
+    group.reset(new_frame(env, group.rows))
+    turns = zip(cycle(group.envs), cycle(env.action.rows(*_random_actions(env, ACTIONS * SINGLE_STEPS, rng))), strict=False)
+
+    def piece() -> int:
+        for _ in range(SINGLE_STEPS):
+            each, action = next(turns)
+            _, _, terminated, truncated, _ = each.step(action)
+            if terminated or truncated:
+                each.reset()
+        return SINGLE_STEPS
+
+    return piece
+
+
+def _step_vector(group: VectorGroup, env: EnvSpec, rng: np.random.Generator) -> Piece:
+    group.reset(new_frame(env, group.rows))
+    actions = cycle([env.action.batch(*_random_actions(env, group.rows, rng)) for _ in range(ACTIONS)])
+    rests = group.mode is AutoresetMode.NEXT_STEP
+    resting = 0
+
+    def piece() -> int:
+        nonlocal resting
+        _, _, terminated, truncated, _ = group.env.step(next(actions))
+        steps = group.rows - resting
+        resting = np.count_nonzero(terminated | truncated) if rests else 0
+        return steps
+
+    return piece
+
+
+def _step_group(group: Group, env: EnvSpec, rng: np.random.Generator) -> Piece:
+    """For environments that only the group can step: compiled ones, several agents, action masks."""
+    frame, rows = new_frame(env, group.rows), group.rows
+    outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
+    actions = cycle([_random_actions(env, rows, rng) for _ in range(ACTIONS)])
+    sizes, uniform, log_prob = (
+        np.array(env.action.sizes, np.int32),
+        np.zeros((rows, env.action.logits), np.float32),
+        np.zeros(rows, np.float32),
+    )
+    group.reset(frame)
+
+    def piece() -> int:
+        categorical, continuous = next(actions)
+        if frame.mask is not None:
+            draws = rng.random(categorical.shape, np.float32)
+            sample_rows(uniform, frame.mask, sizes, draws, continuous[:, :0], categorical, continuous[:, :0], log_prob)
+        steps = np.count_nonzero(frame.active)
+        group.step(categorical, continuous, outcome, frame)
+        return steps
+
+    return piece
+
+
+# Inference
+
+
+def _random_values(leaf: Leaf, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Observations ``[*shape, *leaf.shape]`` of a leaf: any categories, any pixels, standard normal floats."""
+    shape = (*shape, *leaf.shape)
+    if leaf.sizes:
+        return rng.integers(0, np.reshape(leaf.sizes, leaf.shape), shape, leaf.dtype)
+    if leaf.dtype == np.uint8:
+        return rng.integers(0, leaf.high, shape, leaf.dtype, endpoint=True)
+    return rng.standard_normal(shape, leaf.dtype)
+
+
+def _forward(plan: workers.Plan, rows: int) -> Piece:
+    config, env, rng = plan.config, plan.env, np.random.default_rng(0)
+    device = devices.inference_device(config)
+    autocast = devices.autocast_dtype(config, env, device)
+    model = build_model(env.observation, env.action, config.model).to(device).eval()
+    if device.type == "cpu":
+        lower_weights(model, autocast)
+    obs = tuple(torch.from_numpy(_random_values(leaf, (rows,), rng)).to(device) for leaf in env.observation.leaves)
+    state = torch.zeros(rows, model.state_size, device=device) if model.state_size else None
+
+    def piece() -> int:
+        with torch.inference_mode(), torch.autocast(device.type, autocast, enabled=autocast is not None):
+            model(obs, state)
+        return rows
+
+    return piece
+
+
+def _answer(plan: workers.Plan, groups: int) -> Piece:
+    wires = workers.make_wires(plan, local=True)
+    _publish_first_weights(plan, wires)
+    policy = workers.make_policy_worker(plan, wires, 0, 0)
+    for slot in range(groups):
+        invent_experience(wires.arena, plan.env, slot)
+    steps = cycle(range(plan.config.rollout))
+
+    def piece() -> int:
+        t = next(steps)
+        policy.serve([(group, group, t, False) for group in range(groups)])
+        for queue in wires.ready:
+            queue.get_many(0)
+        return groups * plan.rows
+
+    return piece
+
+
+def _publish_first_weights(plan: workers.Plan, wires: workers.Wires) -> None:
+    wires.weights.publish(FlatWeights(build_model(plan.env.observation, plan.env.action, plan.config.model)).vector, 0)
+
+
+# Training
+
+
+def invent_experience(arena: Arena, env: EnvSpec, slot: int) -> None:
+    """Write what an environment would have written into a slot."""
+    rng = np.random.default_rng(slot)
+    for leaf, array in zip(env.observation.leaves, arena.obs, strict=True):
+        array[slot] = _random_values(leaf, array.shape[1:3], rng)
+    if arena.mask is not None:
+        arena.mask[slot] = True
+    arena.active[slot] = True
+    arena.reward[slot] = rng.standard_normal(arena.reward.shape[1:], np.float32)
+    arena.terminated[slot] = rng.random(arena.terminated.shape[1:]) < ENDS
+    arena.first[slot, 1:] = arena.terminated[slot]
+    arena.final_value[slot] = np.nan
+
+
+def _training(plan: workers.Plan) -> Piece:
+    """The real learner on one invented segment, which makes up the whole batch as often as it takes."""
+    config, env = plan.config, plan.env
+    config = dataclasses.replace(config, steps=10**15, optim=dataclasses.replace(config.optim, lr=FROZEN_LR))
+    wires, device = workers.make_wires(plan, local=True), devices.learner_device(config)
+    model = build_model(env.observation, env.action, config.model).to(device)
+    learner = Learner(
+        config, model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, device,
+        devices.autocast_dtype(config, env, device), wires.board.stopwatch("learner"),
+    )  # fmt: skip
+    learner.start()
+    invent_experience(wires.arena, env, 0)
+    policy = workers.make_policy_worker(plan, wires, 0, 0)
+    for t in range(config.rollout):
+        policy.serve([(0, 0, t, False)])
+    slots = list(range(segments_per_batch(config, plan.rows)))
+    _repeat_first(wires.arena, len(slots))
+
+    def piece() -> int:
+        before = learner.env_steps
+        wires.free.get_many(0)
+        wires.arena.version[slots] = wires.arena.begun[slots] = learner.updates
+        wires.arena.state[slots] = FINISHED
+        wires.finished.put_many(slots)
+        learner.poll(0)
+        wires.events.take()
+        return learner.env_steps - before
+
+    return piece
+
+
+def _repeat_first(arena: Arena, slots: int) -> None:
+    """Copy the first slot into the others."""
+    for field in dataclasses.fields(Segments):
+        value = getattr(arena, field.name)
+        for array in value if isinstance(value, tuple) else (value,):
+            if array is not None:
+                array[1:slots] = array[0]

@@ -1,0 +1,219 @@
+"""A profile: where the time of a run goes, measured on a real run in a temporary folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sfactory.config.lag import settling_steps
+from sfactory.data.arena import FILLING, FINISHED, FREE
+from sfactory.errors import RunFailed, SfactoryError
+from sfactory.runtime.processes import fork_server
+from sfactory.runtime.supervisor import run_plan
+from sfactory.runtime.temporary import temporary_folder
+from sfactory.runtime.workers import Plan, Wires
+from sfactory.telemetry.metrics import Report
+from sfactory.telemetry.stopwatch import Interval
+from sfactory.telemetry.trace import write_trace
+
+KINDS = ("rollout", "policy", "learner")
+WARM_UP_BATCHES = 3
+WARM_UP_S = 1.0
+"""From the first batch on."""
+PATIENCE_S = 300.0
+SAMPLE_EVERY_S = 0.05
+ENDLESS = 10**12
+"""Env steps, or seconds, that no profile reaches."""
+
+
+class Interrupted(SfactoryError):
+    """A signal has ended the run.
+
+    Args:
+        signal: Its number.
+    """
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"interrupted by signal {signal}")
+        self.signal, self.exit_status = signal, 128 + signal
+
+
+class Level(NamedTuple):
+    """How full something was, over the measured time."""
+
+    mean: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured, without the warm-up.
+
+    Attributes:
+        plan: What was run.
+        warm_up_s: Seconds from the making of the run's processes to the beginning of the measurement.
+        seconds: Measured.
+        fps: Env steps per second: learned from, or only sampled where `plan.sample_only`.
+        interval: What the processes did.
+        levels: Of the queues (``requests``: of all policy workers together, if they have processes of their own; ``free``,
+            ``finished``) and of the slots by state (``slots free``, ``slots filling``, ``slots finished``).
+        lag_mean, lag_max: Policy lag in learner updates; NaN where nothing was learned.
+    """
+
+    plan: Plan
+    warm_up_s: float
+    seconds: float
+    fps: float
+    interval: Interval
+    levels: dict[str, Level]
+    lag_mean: float
+    lag_max: float
+
+    @property
+    def frames_per_s(self) -> float:
+        return self.fps * self.plan.env.frameskip
+
+    def busy(self, kind: str) -> float:
+        """Share of their time, 0 to 1, that the workers of a kind did not wait."""
+        return self.interval.busy(kind)
+
+    def cpu(self, kind: str) -> float:
+        """Cores that the workers of a kind kept at work, all together; programs that environments start do not count."""
+        return float(self.interval.column(kind, "cpu_s").sum()) / self.seconds
+
+    @property
+    def cpu_cores(self) -> float:
+        """Cores that all workers kept at work."""
+        return sum(map(self.cpu, KINDS))
+
+    @property
+    def batch_mean(self) -> float:
+        """Mean rows of a forward pass of the policy workers."""
+        passes = self.interval.column("policy", "batches").sum()
+        return float(self.interval.column("policy", "rows").sum() / passes) if passes else math.nan
+
+    @property
+    def batch_sizes(self) -> dict[int, int]:
+        """Forward passes of the policy workers by their rows: at most the key, more than half of it."""
+        return self.interval.sizes("policy")
+
+
+def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_s: float = PATIENCE_S) -> Profile:
+    """Run a plan in a temporary folder and measure it. Nothing is shown, and nothing is kept.
+
+    Args:
+        plan: From :func:`sfactory.runtime.planning.make_plan`; its number of steps does not matter.
+        seconds: To measure, after the warm-up: the start, the compilation of kernels and the env steps until the run has settled
+            (:func:`sfactory.config.lag.settling_steps`).
+        trace: File to write a trace of the measured time to.
+        patience_s: Seconds in which the first batch must be trained; what has not settled by then is measured as it is.
+
+    Raises:
+        Interrupted: By SIGINT or SIGTERM.
+        EnvironmentFault, RunFailed: As :func:`sfactory.train`; RunFailed also if no batch came in time.
+    """
+    with temporary_folder() as folder, contextlib.nullcontext() if plan.config.serial else fork_server():
+        log = dataclasses.replace(
+            plan.config.log, display="none", tensorboard=False, report_every_s=0.5, save_every_s=ENDLESS, milestone_every=0
+        )
+        config = dataclasses.replace(plan.config, run=str(folder / "run"), overwrite=False, steps=ENDLESS, log=log)
+        observer = _Observer(seconds, patience_s, settling_steps(plan.config, plan.rows))
+        parts = folder / "trace" if trace is not None else None
+        if parts is not None:
+            parts.mkdir()
+        result = run_plan(dataclasses.replace(plan, config=config, trace=parts), [observer.report], observer)
+        if result.signal is not None:
+            raise Interrupted(result.signal)
+        profile = observer.profile(plan)
+        if trace is not None:
+            write_trace(trace, parts, profile.interval.names, *observer.window, observer.samples)
+        return profile
+
+
+class _Observer:
+    """Looks at a run from its start to the end of the measurement."""
+
+    def __init__(self, seconds: float, patience_s: float, settling_steps: int) -> None:
+        self._seconds, self._patience_s, self._settling_steps = seconds, patience_s, settling_steps
+        self._made = self._first_batch = self._begin = self._end = self._sampled = math.nan
+        self._before = self._after = np.empty(0)
+        self._names: list[str] = []
+        self._lags: list[tuple[float, float]] = []
+        self.samples: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The measured time, in monotonic seconds."""
+        return self._begin, self._end
+
+    def report(self, report: Report) -> None:
+        """Takes the run's reports."""
+        if not math.isnan(self._begin) and not math.isnan(report.policy_lag_mean):
+            self._lags.append((report.policy_lag_mean, report.policy_lag_max))
+
+    def __call__(self, wires: Wires) -> bool:
+        """Whether the run shall go on."""
+        now = time.monotonic()
+        if math.isnan(self._begin):
+            return self._warm_up(wires, now)
+        if not now - self._sampled < SAMPLE_EVERY_S:
+            self._sample(wires, now)
+        if now - self._begin < self._seconds:
+            return True
+        if math.isnan(self._end):
+            self._end, self._after = now, wires.board.snapshot()
+        return False
+
+    def profile(self, plan: Plan) -> Profile:
+        """What was seen of a run that has ended."""
+        if math.isnan(self._begin):
+            raise RunFailed(f"no batch was trained within {self._patience_s:.0f} s; lower batch_size, now {plan.config.batch_size}")
+        interval = Interval(self._names, self._before, self._after)
+        fps = interval.rate("learner")
+        if math.isnan(fps):
+            raise RunFailed(
+                f"no batch was trained in the {self._seconds:g} s that were measured; measure for longer, or lower batch_size, "
+                f"now {plan.config.batch_size}"
+            )
+        levels = {name: Level(float(np.mean([v for _, v in s])), max(v for _, v in s)) for name, s in self.samples.items()}
+        lag_mean = float(np.mean([mean for mean, _ in self._lags])) if self._lags else math.nan
+        lag_max = max((most for _, most in self._lags), default=math.nan)
+        return Profile(
+            plan, self._begin - self._made, self._end - self._begin, fps, interval, levels,
+            math.nan if plan.sample_only else lag_mean, math.nan if plan.sample_only else lag_max,
+        )  # fmt: skip
+
+    def _warm_up(self, wires: Wires, now: float) -> bool:
+        board = wires.board
+        self._made, self._names = board.made, board.names
+        batches = board.total("learner", "batches")
+        if batches and math.isnan(self._first_batch):
+            self._first_batch = now
+        settled = batches >= WARM_UP_BATCHES and now - self._first_batch >= WARM_UP_S
+        settled = settled and board.total("learner", "rows") >= self._settling_steps
+        late = now - self._made > self._patience_s
+        if settled or (late and batches):
+            self._begin, self._before = now, board.snapshot()
+        return batches > 0 or not late
+
+    def _sample(self, wires: Wires, now: float) -> None:
+        self._sampled = now
+        state = wires.arena.state
+        values = {
+            **({"requests": sum(map(len, wires.requests))} if wires.requests else {}),
+            "free": len(wires.free),
+            "finished": len(wires.finished),
+            "slots free": np.count_nonzero(state == FREE),
+            "slots filling": np.count_nonzero(state == FILLING),
+            "slots finished": np.count_nonzero(state == FINISHED),
+        }
+        for name, value in values.items():
+            self.samples[name].append((now, float(value)))

@@ -1,0 +1,107 @@
+"""What ``python -m sfactory.profile`` shows: tables for people, one mapping for programs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sfactory.profiling.bottleneck import Bottleneck
+from sfactory.profiling.measure import KINDS, Profile
+from sfactory.profiling.tune import settings_of
+from sfactory.telemetry.stopwatch import PHASES
+
+
+def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottleneck) -> None:
+    """Print a profile.
+
+    Args:
+        ceiling: Env steps per second that the machine could do at most.
+    """
+    for table in (_time_table(profile), _store_table(profile), _speed_table(profile, ceiling)):
+        console.print(table)
+    console.print(f"Bottleneck: {bottleneck.name}, {bottleneck.reason}", style="bold", markup=False, highlight=False, soft_wrap=True)
+    for advice in bottleneck.advice:
+        console.print(f"  try {advice}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _time_table(profile: Profile) -> Table:
+    numbers = {kind: sum(name.split("-")[0] == kind for name in profile.interval.names) for kind in KINDS}
+    plan = profile.plan
+    inference = "inference within them" if plan.inline_inference else f"{numbers['policy']} policy workers"
+    heads = [f"{numbers['rollout']} rollout workers", inference, "drain" if plan.sample_only else "learner"]
+    title = f"{plan.config.env}: {profile.seconds:.1f} s after {profile.warm_up_s:.1f} s of warm-up"
+    table = Table("share of wall time", *heads, title=title)
+    shares = [profile.interval.phases(kind) for kind in KINDS]
+    for phase in PHASES:
+        values = [share.get(phase, 0.0) for share in shares]
+        if any(value >= 5e-4 for value in values):
+            table.add_row(phase, *(f"{value:.1%}" if value else "" for value in values))
+    table.add_section()
+    table.add_row("busy", *(f"{profile.busy(kind):.1%}" for kind in KINDS), style="bold")
+    table.add_row("CPU cores", *(f"{profile.cpu(kind):.2f}" for kind in KINDS))
+    return table
+
+
+def _store_table(profile: Profile) -> Table:
+    table = Table("waiting", "mean", "most", title="queues, slots and batches")
+    for name, level in profile.levels.items():
+        table.add_row(name, f"{level.mean:.1f}", f"{level.most:.0f}")
+    table.add_section()
+    table.add_row("rows of a forward pass", f"{profile.batch_mean:.0f}", "")
+    passes = sum(profile.batch_sizes.values())
+    for most, count in profile.batch_sizes.items():
+        table.add_row(f"  {(most + 1) // 2} to {most}", f"{count / passes:.1%}", "")
+    table.add_section()
+    table.add_row("policy lag, updates", f"{profile.lag_mean:.1f}", f"{profile.lag_max:.0f}")
+    return table
+
+
+def _speed_table(profile: Profile, ceiling: float) -> Table:
+    table = Table("speed", "per second", title="env steps sampled" if profile.plan.sample_only else "env steps, learning included")
+    table.add_row("env steps", _count(profile.fps))
+    table.add_row("frames", _count(profile.frames_per_s))
+    table.add_row("ceiling, env steps", _count(ceiling))
+    table.add_row("fraction reached", f"{profile.fps / ceiling:.1%}", style="bold")
+    return table
+
+
+def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str, Any]:
+    """What ``--json`` prints: finite numbers, null for others."""
+    return _finite(
+        {
+            "env": profile.plan.config.env,
+            "sample_only": profile.plan.sample_only,
+            "seconds": profile.seconds,
+            "fps": profile.fps,
+            "frames_per_s": profile.frames_per_s,
+            "ceiling": ceiling,
+            "fraction": profile.fps / ceiling,
+            "bottleneck": bottleneck.name,
+            "reason": bottleneck.reason,
+            "advice": bottleneck.advice,
+            "phases": {kind: profile.interval.phases(kind) for kind in KINDS},
+            "accounted_s": {kind: profile.interval.accounted_s(kind) for kind in KINDS},
+            "busy": {kind: profile.busy(kind) for kind in KINDS},
+            "cpu_cores": {kind: profile.cpu(kind) for kind in KINDS},
+            "batch_mean": profile.batch_mean,
+            "batch_sizes": profile.batch_sizes,
+            "levels": {name: level._asdict() for name, level in profile.levels.items()},
+            "lag_mean": profile.lag_mean,
+            "lag_max": profile.lag_max,
+            "settings": settings_of(profile.plan.config),
+        }
+    )
+
+
+def _finite(value: Any) -> Any:
+    """A nested value for JSON, with null for what is not a finite number."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) else "-"

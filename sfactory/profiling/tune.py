@@ -1,0 +1,291 @@
+"""Tuning: finds by short real runs which processes, threads and sizes suit a machine and an environment.
+
+The search climbs one setting at a time, in the order of how much it usually matters, as long as a step brings more than noise; then the
+fastest settings run again for longer, and the best of them wins. Rollout, epochs, losses and model stay as they are. The batch size and
+the number of environments do change: more env steps per second is not always more learning per second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import yaml
+
+from sfactory.config import Config, devices, fitted_anew, merged, resolve, to_dict
+from sfactory.errors import ConfigError, RunFailed
+from sfactory.files import write_atomically
+from sfactory.profiling.measure import Interrupted, Profile, profile_run
+from sfactory.runtime.planning import make_plan
+from sfactory.runtime.workers import Plan
+
+NOISE = 1.03
+"""A setting counts as better from this ratio of env steps per second on."""
+FINALISTS = 3
+START_S = 4.0
+"""What a run takes besides its measurement, until runs have shown it."""
+SEARCHED = (
+    "workers",
+    "envs_per_worker",
+    "batch_size",
+    "precision",
+    "runtime.policy_workers",
+    "runtime.groups",
+    "runtime.learner_threads",
+    "runtime.inference_threads",
+    "runtime.rollout_nice",
+)
+"""The settings that are searched, in this order."""
+
+NICE_TRIED = 5
+"""What is tried for ``runtime.rollout_nice``."""
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One short run.
+
+    Attributes:
+        settings: Value of each searched field.
+        fps: Env steps per second; NaN if it could not be run.
+        note: Why not.
+    """
+
+    settings: Settings
+    fps: float
+    note: str = ""
+
+
+@dataclass
+class Tuning:
+    """The result of a search.
+
+    Attributes:
+        plan: The best plan found.
+        profile: Of its longest run.
+        trials: All runs, in order.
+        signal: The signal that ended the search early, if one did.
+    """
+
+    plan: Plan
+    profile: Profile
+    trials: list[Trial] = field(default_factory=list)
+    signal: int | None = None
+
+
+def tune(plan: Plan, seconds: float, sample_only: bool = False, report: Callable[[Trial], None] = lambda trial: None) -> Tuning:
+    """Search for the fastest settings.
+
+    Args:
+        plan: Where to begin, from :func:`sfactory.runtime.planning.make_plan`.
+        seconds: For all runs together; at least the first one is made.
+        sample_only: Look at sampling alone.
+        report: Takes every trial as it ends.
+
+    Raises:
+        Interrupted, EnvironmentFault, RunFailed: As :func:`profile_run`, in the first run. An interrupt after that ends the search.
+    """
+    config = dataclasses.replace(plan.config, precision=_precision(plan))
+    search = _Search(dataclasses.replace(plan, config=config, sample_only=sample_only), seconds, report)
+    search.try_settings(search.best)
+    try:
+        search.climb()
+        search.final()
+    except Interrupted as end:
+        search.signal = end.signal
+    profile = search.profiles[_key(search.best)]
+    return Tuning(profile.plan, profile, search.trials, search.signal)
+
+
+def tuned_values(asked: Config, best: Config) -> dict[str, Any]:
+    """The settings to write to a YAML file: what was asked for besides the defaults, and every searched field of the best config.
+
+    With them and nothing else, ``python -m sfactory.train --config FILE`` trains what was tuned.
+    """
+    plain = to_dict(resolve(Config(env=asked.env, preset=asked.preset)))
+    values = {"env": asked.env} | _differences(to_dict(asked), plain)
+    for name in ("run", "overwrite", "log"):
+        values.pop(name, None)
+    for name, value in settings_of(best).items():
+        group, _, key = name.rpartition(".")
+        (values.setdefault(group, {}) if group else values)[key] = value
+    return values
+
+
+def write_tuned(file: Path, asked: Config, tuning: Tuning) -> None:
+    """Write :func:`tuned_values` as YAML, with a comment that says what it is.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    head = f"# {len(tuning.trials)} runs on {devices.cores()} cores; the best did {tuning.profile.fps:,.0f} env steps/s\n"
+    text = head + yaml.safe_dump(tuned_values(asked, tuning.plan.config), sort_keys=False)
+    write_atomically(file, text.encode())
+
+
+def settings_of(config: Config) -> Settings:
+    """Values of the searched fields, with threads as they will be."""
+    runtime = config.runtime
+    return {
+        "workers": config.workers,
+        "envs_per_worker": config.envs_per_worker,
+        "batch_size": config.batch_size,
+        "precision": config.precision,
+        "runtime.policy_workers": runtime.policy_workers,
+        "runtime.groups": runtime.groups,
+        "runtime.learner_threads": devices.learner_threads(config),
+        "runtime.inference_threads": devices.inference_threads(config),
+        "runtime.rollout_nice": runtime.rollout_nice,
+    }
+
+
+def _precision(plan: Plan) -> str:
+    """The precision that a plan computes in, by name."""
+    lower = devices.autocast_dtype(plan.config, plan.env, devices.learner_device(plan.config))
+    return "float32" if lower is None else "bfloat16"
+
+
+def _differences(values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a nested mapping that another one has not."""
+    found = {}
+    for key, value in values.items():
+        other = others.get(key)
+        if isinstance(value, dict) and isinstance(other, dict) and key not in ("env_kwargs", "kwargs"):
+            if inner := _differences(value, other):
+                found[key] = inner
+        elif value != other:
+            found[key] = value
+    return found
+
+
+def _key(settings: Settings) -> tuple:
+    return tuple(settings[name] for name in SEARCHED)
+
+
+class _Search:
+    """The state of a search.
+
+    Attributes:
+        best: The fastest settings so far.
+        profiles: The longest run of every setting that ran, by its values.
+    """
+
+    def __init__(self, plan: Plan, seconds: float, report: Callable[[Trial], None]) -> None:
+        self._plan, self._report = plan, report
+        self._end = monotonic() + seconds
+        self._run_s = min(10.0, max(1.5, seconds / 40))
+        self._start_s = START_S
+        self.best = settings_of(plan.config)
+        self.profiles: dict[tuple, Profile] = {}
+        self.trials: list[Trial] = []
+        self.signal: int | None = None
+
+    def climb(self) -> None:
+        """One setting after the other, again and again, until a whole round brings nothing or the time is up."""
+        improved = True
+        while improved:
+            improved = False
+            for name in SEARCHED:
+                improved |= self._climb_along(name)
+
+    def final(self) -> None:
+        """The fastest settings again, twice as long. Of those that are as good as the best, the first found wins: it changes least."""
+        order = list(self.profiles)
+        fastest = sorted(order, key=lambda key: self.profiles[key].fps, reverse=True)[:FINALISTS]
+        again: dict[tuple, float] = {}
+        for key in fastest if len(fastest) > 1 else ():
+            if self._left() < self._start_s + 2 * self._run_s:
+                break
+            fps = self._run(dict(zip(SEARCHED, key, strict=True)), 2 * self._run_s, first=False)
+            if not math.isnan(fps):
+                again[key] = fps
+        good = [key for key in again if again[key] * NOISE >= max(again.values())]
+        if good:
+            self.best = dict(zip(SEARCHED, min(good, key=order.index), strict=True))
+
+    def try_settings(self, settings: Settings) -> float:
+        """Env steps per second of the first run of some settings."""
+        return self._run(settings, self._run_s, first=not self.profiles)
+
+    def _climb_along(self, name: str) -> bool:
+        """Move along one setting while it gets faster; whether it did."""
+        improved = False
+        for direction in (1, -1):
+            for value in self._values(name, direction):
+                if self._left() < (1 + 2 * FINALISTS) * self._run_s + (1 + FINALISTS) * self._start_s:  # the final's share of the time
+                    return improved
+                candidate = self._candidate(name, value)
+                if candidate is None:
+                    continue
+                fps, before = self.try_settings(candidate), self.profiles[_key(self.best)].fps
+                if not fps > NOISE * before:
+                    break
+                self.best, improved = candidate, True
+            if improved:
+                break
+        return improved
+
+    def _values(self, name: str, direction: int) -> Iterator[Any]:
+        """Further values of a setting, from the present one in a direction."""
+        now, cores = self.best[name], devices.cores()
+        if name == "precision":
+            if direction == 1 and devices.computes_bfloat16(devices.learner_device(self._plan.config)):
+                yield "float32" if now == "bfloat16" else "bfloat16"
+            return
+        if name == "runtime.rollout_nice":
+            if direction == 1:
+                yield NICE_TRIED if now == 0 else 0
+            return
+        if name in ("envs_per_worker", "batch_size"):
+            yield from (v for k in range(1, 5) if (v := int(now * 2.0 ** (direction * k))) >= 1)
+            return
+        most = {"workers": cores if cores <= 4 else 2 * cores, "runtime.groups": 4}.get(name, cores)
+        least = 0 if name == "runtime.policy_workers" else 1
+        steps = sorted({*range(least, min(most, 4) + 1), *(2**k for k in range(3, 10) if 2**k <= most), most, max(1, cores - 1)})
+        yield from (v for v in (steps if direction == 1 else reversed(steps)) if (v - now) * direction > 0)
+
+    def _candidate(self, name: str, value: Any) -> Settings | None:
+        """The best settings with one of them changed and others made to fit; None where that has been tried or cannot be."""
+        settings = settings_of(self._fit({**self.best, name: value}))
+        tried = {_key(trial.settings) for trial in self.trials}
+        return None if _key(settings) in tried or settings[name] == self.best[name] else settings
+
+    def _fit(self, settings: Settings) -> Config:
+        """A config of some settings whose sizes suit one another."""
+        values: dict[str, Any] = {"runtime": {}}
+        for name, value in settings.items():
+            group, _, key = name.rpartition(".")
+            (values[group] if group else values)[key] = value
+        groups = settings["runtime.groups"]
+        values["envs_per_worker"] = max(1, round(settings["envs_per_worker"] / groups)) * groups
+        return fitted_anew(merged(self._plan.config, values), self._plan.env.agents)
+
+    def _run(self, settings: Settings, seconds: float, first: bool) -> float:
+        """Run some settings; NaN if they cannot run. What hinders the very first run is raised."""
+        begin = monotonic()
+        try:
+            plan = dataclasses.replace(self._plan, config=make_plan(self._fit(settings)).config)
+            profile = profile_run(plan, seconds, patience_s=max(15.0, min(60.0, self._left())))
+        except (ConfigError, RunFailed) as problem:
+            if first:
+                raise
+            self._note(Trial(settings, math.nan, str(problem).splitlines()[0]))
+            return math.nan
+        self._start_s = 0.5 * (self._start_s + monotonic() - begin - seconds)
+        self.profiles[_key(settings)] = profile
+        self._note(Trial(settings, profile.fps))
+        return profile.fps
+
+    def _left(self) -> float:
+        return self._end - monotonic()
+
+    def _note(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        self._report(trial)

@@ -1,0 +1,231 @@
+"""The run folder: whose it is, what it was begun with, and whether a config may continue it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sfactory.config import Config, check_types, from_dict, load_yaml, to_dict
+from sfactory.envs.interface import EnvSpec
+from sfactory.errors import CheckpointError, ConfigError
+from sfactory.files import TEMPORARY, write_atomically
+from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runs.resume_rules import check_environment, check_resume
+from sfactory.runs.space_codec import load_spec, save_spec
+
+CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
+CHECKPOINTS, LOCK = "checkpoints", ".lock"
+LOCK_S = 0.2
+"""How long a start waits for the folder: whoever asks whether a run lives there (:func:`is_held`) holds it for a moment."""
+STATUS, REPORTS = "status.json", "stall-*.txt"
+TENSORBOARD = "events.out.tfevents.*"
+
+
+@dataclass(frozen=True)
+class RunFolder(os.PathLike):
+    """A run folder that this process holds until :meth:`close`.
+
+    Attributes:
+        path: The folder.
+        resumed: Whether it holds an earlier run's reports or checkpoints, which this run continues.
+        config: Of this run.
+    """
+
+    path: Path
+    resumed: bool
+    config: Config
+    _lock: int
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / METRICS
+
+    @property
+    def summary(self) -> Path:
+        return self.path / SUMMARY
+
+    def keep_spec(self, spec: EnvSpec) -> None:
+        """Write what the run's policy sees and does, for those who use it without its environment, and where that comes from."""
+        with _telling_of(self.path):
+            save_spec(self.path / SPACES, spec)
+
+    def restore(self, spec: EnvSpec) -> None:
+        """Describe the run again in its folder if somebody has removed that; the next reports and checkpoints follow.
+
+        Raises:
+            OSError: For example if the disk is full.
+        """
+        if not (self.path / CONFIG).exists():
+            self.path.mkdir(parents=True, exist_ok=True)
+            save_spec(self.path / SPACES, spec)
+            _save_config(self.path, self.config)
+
+    def close(self) -> None:
+        """Let another process have the folder. Call once."""
+        os.close(self._lock)
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:
+    """Make or reopen the folder ``config.run_dir``, lock it for this process, and write ``config.yaml``.
+
+    With `overwrite`, the files of an earlier run (never others) are removed first.
+
+    Args:
+        env: What is known of the run's environment; None: it is not compared with that of the run in the folder.
+
+    Raises:
+        ConfigError: If the folder cannot be made, holds something else than a run, is in use by a living run, or was begun with a config
+            or an environment that this one cannot continue (:mod:`sfactory.runs.resume_rules`); lists every such field.
+    """
+    path = config.run_dir
+    with _telling_of(path):
+        path.mkdir(parents=True, exist_ok=True)
+        _saved_values(path)  # before the lock's file is put into a folder that is not a run's
+        lock = _take_lock(path)
+    try:
+        saved = _saved_values(path)
+        if saved is not None and config.overwrite:
+            _remove_run(path)
+        resumed = (path / METRICS).exists() or not CheckpointStore(path / CHECKPOINTS).is_empty()
+        if resumed and saved is not None:
+            check_resume(path, saved, to_dict(config))
+            _check_environment(path, env)
+        with _telling_of(path):
+            _save_config(path, config)
+            (path / CHECKPOINTS).mkdir(exist_ok=True)
+    except BaseException:
+        os.close(lock)
+        raise
+    return RunFolder(path, resumed, config, lock)
+
+
+def _check_environment(path: Path, env: EnvSpec | None) -> None:
+    """Compare an environment with that of the run in a folder, as far as the folder says it.
+
+    Raises:
+        ConfigError: If it is another one.
+    """
+    if env is not None and (path / SPACES).exists():
+        with contextlib.suppress(CheckpointError):  # nothing to compare with
+            check_environment(path, load_spec(path / SPACES, env.action.squash), env)
+
+
+@contextlib.contextmanager
+def _telling_of(path: Path) -> Iterator[None]:
+    """Turn what the system has against a run folder into an error for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot use the run folder {path}: {error.strerror}; name another one with --run") from error
+
+
+def _save_config(path: Path, config: Config) -> None:
+    values = to_dict(dataclasses.replace(config, overwrite=False))
+    write_atomically(path / CONFIG, yaml.safe_dump(values, sort_keys=False).encode())
+
+
+def read_config(folder: str | os.PathLike[str]) -> Config:
+    """The config of the run in a folder. A callable `env` comes back as its name in angle brackets.
+
+    Raises:
+        ConfigError: If the folder holds no run, or one of an sfactory with other fields, or has been tampered with.
+    """
+    saved = _saved_values(Path(folder))
+    if saved is None:
+        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder with --run")
+    config = from_dict(saved)
+    check_types(config)
+    if not isinstance(config.env, str):
+        raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a text")
+    return config
+
+
+def _saved_values(path: Path) -> dict[str, Any] | None:
+    """The saved config, or None where no run has begun in the folder.
+
+    Raises:
+        ConfigError: If the folder holds something else.
+    """
+    if (path / CONFIG).exists():
+        values = load_yaml(path / CONFIG)
+        if all(f.name in values for f in dataclasses.fields(Config) if f.name in ("env", "steps", "seed", "log")):
+            return values
+        raise ConfigError(f"{path / CONFIG} is not the config of a run; name another folder with --run")
+    if path.is_dir() and any(entry.name != LOCK and not entry.name.startswith(TEMPORARY) for entry in path.iterdir()):
+        raise ConfigError(f"the folder {path} is not empty and holds no run (no {CONFIG}); name another one with --run")
+    return None
+
+
+def _take_lock(path: Path) -> int:
+    """Lock the folder until the returned descriptor is closed, at the latest when this process ends, however it ends."""
+    for name in (LOCK, METRICS):  # they are written in place: through a link, a stranger's run folder would have another file changed
+        if (path / name).is_symlink():
+            raise ConfigError(f"{path / name} is a symbolic link, which sfactory does not write through; remove it")
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    deadline = time.monotonic() + LOCK_S
+    try:
+        while not _try_lock(descriptor, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+                raise ConfigError(
+                    f"the run folder {path} is in use by a running process (pid {holder}); wait for it, stop it, or name another one with "
+                    "--run"
+                )
+            time.sleep(0.01)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
+
+
+def is_held(folder: str | os.PathLike[str]) -> bool:
+    """Whether a living process has the run in a folder."""
+    try:
+        descriptor = os.open(Path(folder) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    """Whether a lock was to be had at once."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_run(path: Path) -> None:
+    """Remove a run's files. The config goes last: until then the folder is still known as a run's."""
+    CheckpointStore(path / CHECKPOINTS).clear()
+    several = [file for pattern in (REPORTS, TENSORBOARD, f"{TEMPORARY}*") for file in path.glob(pattern)]
+    for file in (path / SPACES, path / METRICS, path / SUMMARY, path / STATUS, *several, path / CONFIG):
+        file.unlink(missing_ok=True)

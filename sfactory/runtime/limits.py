@@ -1,0 +1,314 @@
+"""What the system lets a run have: memory, descriptors, processes and disk. Checked before anything starts.
+
+The trajectories lie in anonymous memory (:mod:`sfactory.data.shared_memory`), which the size of /dev/shm does not limit; the memory that a
+container or the machine may use does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+import torch
+from torch import nn
+
+from sfactory.config import devices
+from sfactory.config.lag import segments_per_batch, slot_count
+from sfactory.data.arena import arena_bytes, segment_fields
+from sfactory.errors import ConfigError
+from sfactory.model import build_model
+from sfactory.model.actor_critic import CORES
+from sfactory.model.encoders import KNOWN
+from sfactory.runtime.processes import server_pid
+
+if TYPE_CHECKING:
+    from sfactory.runtime.workers import Plan
+
+MIB = 2**20
+SERVER_MIB = 215 if torch.version.cuda is None else 475
+"""Private memory of the fork server, as measured: torch's libraries take most of it, and those of a CUDA build are larger."""
+LEARNER_MIB, POLICY_MIB, ROLLOUT_MIB = 70, 15, 12
+"""Private memory of each kind of worker besides trajectories, weights and environments, as measured (perf/RESULTS.md)."""
+OWN_DESCRIPTORS, DESCRIPTORS_PER_PROCESS = 24, 4
+"""What the runner opens for a run (shared blocks, reports, the server), and for each process of it: its pipe, its sentinel, and two
+while it starts."""
+SPARE_DESCRIPTORS = 64
+"""For what libraries, environments and callbacks open."""
+MEMORY_SHARE = 0.9
+"""The part of the free memory that a run may plan with: environments and activations need some, too."""
+MOST_ONE_HOT = 2**30
+"""Bytes of a minibatch's one-hot input, and of the first layer that takes it. So much takes seconds to be multiplied in each update."""
+SHARED_FOLDER = "/dev/shm"
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+_log = logging.getLogger(__name__)
+
+
+def check_limits(plan: Plan, model: nn.Module) -> None:
+    """Make sure that the system has what a run needs. Soft limits that are too low are raised; scarce disk space is warned of.
+
+    Environments' own memory and descriptors are not known beforehand and not counted.
+
+    Args:
+        model: The actor-critic of the plan.
+
+    Raises:
+        ConfigError: With the figures, and what to do, for everything that does not suffice.
+    """
+    problems = [
+        problem for check in (_memory, _file_size, _shared_folder, _descriptors, _processes) if (problem := check(plan, model)) is not None
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    _warn_of_disk(plan, model)
+
+
+def check_model(plan: Plan) -> None:
+    """Make sure that there is memory for the model, before it is made, and that its input is not absurdly wide. Only a user's own parts
+    are not looked at.
+
+    Raises:
+        ConfigError: With the figures.
+    """
+    config = plan.config.model
+    if config.model == "none" and config.encoder in KNOWN:
+        _check_one_hot(plan)
+    if config.model != "none" or not (config.encoder in KNOWN and config.core in ("none", *CORES)):
+        return
+    try:
+        with torch.device("meta"):  # shapes without memory
+            model = build_model(plan.env.observation, plan.env.action, config)
+        needed = 6 * sum(weights.nbytes for weights in model.parameters())
+    except RuntimeError as error:
+        raise ConfigError(
+            f"a model of these sizes cannot be made: {error}; lower model.hidden, model.features or model.core_size"
+        ) from error
+    if needed > MEMORY_SHARE * (free := free_memory()).left:
+        raise ConfigError(
+            f"training the model needs {needed / 2**30:.1f} GiB for weights, gradients and optimizer, and {free.by} leaves "
+            f"{max(0, free.left) / 2**30:.1f} GiB; lower model.hidden, model.features or model.core_size, or make the spaces smaller"
+        )
+
+
+def _check_one_hot(plan: Plan) -> None:
+    """Categories enter sfactory's encoders one-hot: a matrix of a minibatch's samples by all categories, nearly all of it zeros, times the
+    weights of a first layer."""
+    config = plan.config
+    samples, width = config.batch_size // config.optim.minibatches, next(iter(config.model.hidden), 1)
+    most = MOST_ONE_HOT // (4 * max(samples, width))
+    problems = [
+        f"the observation {leaf.name} has {categories} categories, which enter the network one-hot: {4 * samples * categories / 2**30:.1f} "
+        f"GiB for each minibatch of {samples} samples, and {4 * width * categories / 2**30:.1f} GiB of weights in a first layer of width "
+        f"{width}. At most {most} categories are sensible with these sizes ({MOST_ONE_HOT / 2**30:.0f} GiB for each of the two); let a "
+        "gymnasium.ObservationWrapper make fewer categories or coordinates of them, or write a model.encoder with an embedding"
+        for leaf in plan.env.observation.leaves
+        if (categories := sum(leaf.sizes)) > most
+    ]
+    if problems:
+        raise ConfigError(*problems)
+
+
+class Limit(NamedTuple):
+    """How much of something is left, and who limits it."""
+
+    left: float
+    by: str
+
+
+# Memory
+
+
+def memory_needed(plan: Plan, model: nn.Module) -> int:
+    """Bytes that a run takes besides its environments and activations: trajectories, the learner's batch, weights with their
+    gradients and optimizer state, and processes."""
+    config = plan.config
+    batch = arena_bytes(segment_fields(plan.env, model.state_size), segments_per_batch(config, plan.rows), config.rollout, plan.rows)
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    if config.serial:
+        copies, processes = 6 + plan.policies, 0
+    else:
+        copies = 6 + 2 * plan.policies
+        processes = LEARNER_MIB + POLICY_MIB * plan.policies + ROLLOUT_MIB * config.workers
+        pid = server_pid()
+        processes += max(0, SERVER_MIB - (psutil.Process(pid).memory_info().rss // MIB if pid is not None else 0))
+    return trajectory_bytes(plan, model) + batch + copies * weights + processes * MIB
+
+
+def trajectory_bytes(plan: Plan, model: nn.Module) -> int:
+    """Bytes of the arena."""
+    config = plan.config
+    return arena_bytes(segment_fields(plan.env, model.state_size), slot_count(config, plan.rows), config.rollout, plan.rows)
+
+
+def free_memory() -> Limit:
+    """Bytes that this process and its children may still take: of the machine, or of the tightest cgroup around them."""
+    limits = [Limit(psutil.virtual_memory().available, "this machine")]
+    for folder in _cgroups("memory"):
+        for most, used, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            if (limit := _number(folder / most)) is not None and (usage := _number(folder / used)) is not None:
+                limits.append(Limit(limit - usage + _statistic(folder / "memory.stat", cache), f"the memory limit of {folder}"))
+    return min(limits)
+
+
+def _memory(plan: Plan, model: nn.Module) -> str | None:
+    needed, free, config = memory_needed(plan, model), free_memory(), plan.config
+    if needed <= MEMORY_SHARE * free.left:
+        return None
+    slots, trajectories = slot_count(config, plan.rows), trajectory_bytes(plan, model)
+    return (
+        f"the run needs {needed / 2**30:.1f} GiB of memory besides its environments, of which trajectories take "
+        f"{trajectories / 2**30:.1f} GiB ({slots} slots of rollout {config.rollout} x {plan.rows} rows), and {free.by} leaves "
+        f"{max(0, free.left) / 2**30:.1f} GiB; lower envs_per_worker, workers, rollout or batch_size, or free some memory"
+    )
+
+
+def _file_size(plan: Plan, model: nn.Module) -> str | None:
+    """The limit on the size of files counts for shared memory, too."""
+    needed, (soft, hard) = trajectory_bytes(plan, model), resource.getrlimit(resource.RLIMIT_FSIZE)
+    if needed <= _finite(soft):
+        return None
+    return (
+        f"the trajectories need a block of {needed} bytes, and the limit on the size of files is {soft} (hard limit: {_finite(hard)}); "
+        "raise it with ulimit -f unlimited, or lower envs_per_worker, workers, rollout or batch_size"
+    )
+
+
+def _shared_folder(plan: Plan, model: nn.Module) -> str | None:
+    """The queues between processes lie in /dev/shm or, where that has no room, in an unlinked file among the temporary ones."""
+    if plan.config.serial or os.access(SHARED_FOLDER, os.W_OK | os.X_OK):
+        return None
+    return f"{SHARED_FOLDER} is not a folder that can be written to; mount a tmpfs there (1 MiB suffices), or train with --serial"
+
+
+# Descriptors and processes
+
+
+def descriptors_needed(plan: Plan) -> int:
+    """Open files that the process with the most of them, the runner, needs in all."""
+    needed = len(os.listdir("/proc/self/fd")) + OWN_DESCRIPTORS + SPARE_DESCRIPTORS
+    if plan.config.serial:
+        return needed
+    return needed + DESCRIPTORS_PER_PROCESS * (1 + plan.config.runtime.policy_workers + plan.config.workers)
+
+
+def _descriptors(plan: Plan, model: nn.Module) -> str | None:
+    needed = descriptors_needed(plan)
+    return _raise_limit(
+        resource.RLIMIT_NOFILE, needed, f"the run needs about {needed} open files", f"ulimit -n {needed}", "lower the number of workers"
+    )
+
+
+def threads_needed(plan: Plan) -> int:
+    """Threads (the system counts them as processes) that a run adds to the runner's own."""
+    config = plan.config
+    if config.serial:
+        return 1
+    learner, policy = 3 + devices.learner_threads(config), 2 + devices.inference_threads(config)
+    rollout = 2 + (config.runtime.env_threads if config.runtime.env_threads > 1 else 0) * config.runtime.groups
+    return 3 + learner + policy * plan.policies + rollout * config.workers
+
+
+def _processes(plan: Plan, model: nn.Module) -> str | None:
+    needed = threads_needed(plan)
+    for folder in _cgroups("pids"):
+        if (most := _number(folder / "pids.max")) is not None and needed > (left := most - (_number(folder / "pids.current") or 0)):
+            return f"the run needs {needed} more processes and threads, and {folder}/pids.max leaves {left:g}; lower the number of workers"
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft == resource.RLIM_INFINITY or os.geteuid() == 0:
+        return None
+    running = sum(p.info["num_threads"] or 0 for p in psutil.process_iter(["uids", "num_threads"]) if _is_mine(p))
+    told = f"the run needs {needed} more processes and threads besides your {running}"
+    return _raise_limit(resource.RLIMIT_NPROC, running + needed, told, f"ulimit -u {running + needed}", "lower the number of workers")
+
+
+def _is_mine(process: psutil.Process) -> bool:
+    return process.info["uids"] is not None and process.info["uids"].real == os.getuid()
+
+
+def _raise_limit(kind: int, needed: int, told: str, command: str, remedy: str) -> str | None:
+    """Raise a soft limit to its hard one if it is too low, here and for the workers; the problem in words if that is not enough."""
+    soft, hard = resource.getrlimit(kind)
+    if needed <= _finite(soft):
+        return None
+    if needed > _finite(hard):
+        return f"{told}, and the limit is {soft} (hard limit: {hard}); raise it with {command}, or {remedy}"
+    resource.setrlimit(kind, (hard, hard))
+    if (pid := server_pid()) is not None:
+        resource.prlimit(pid, kind, (hard, hard))
+    return None
+
+
+# Disk
+
+
+def checkpoint_bytes(model: nn.Module) -> int:
+    """Bytes of a checkpoint: weights, buffers, and Adam's two moments."""
+    return sum(tensor.nbytes for tensor in model.state_dict().values()) + 2 * sum(weights.nbytes for weights in model.parameters())
+
+
+def _warn_of_disk(plan: Plan, model: nn.Module) -> None:
+    """Say so if the checkpoints that are kept at one time may not fit; the run can do without them."""
+    log, size = plan.config.log, checkpoint_bytes(model)
+    milestones = plan.config.steps // log.milestone_every if log.milestone_every else 0
+    needed = size * (log.keep + milestones + 2)  # the best, and the one that is being written
+    folder = next(path for path in (plan.config.run_dir.absolute(), *plan.config.run_dir.absolute().parents) if path.exists())
+    free, (most, _) = shutil.disk_usage(folder).free, resource.getrlimit(resource.RLIMIT_FSIZE)
+    if needed > free:
+        _log.warning(
+            "the checkpoints may take %.0f MiB, and the disk of %s has %.0f MiB free; free some, or lower log.keep",
+            needed / MIB, folder, free / MIB,
+        )  # fmt: skip
+    elif size > _finite(most):
+        _log.warning("a checkpoint takes about %d bytes, and the limit on the size of files is %d (ulimit -f)", size, most)
+
+
+# Reading limits
+
+
+def _finite(limit: int) -> float:
+    return float("inf") if limit == resource.RLIM_INFINITY else limit
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """The folders of the cgroups that hold this process, of version 1 and 2, from its own up to the root."""
+    try:
+        lines = OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = CGROUPS / controller if controllers else CGROUPS
+        own = root / path.strip("/")
+        # Inside a container the path may be the one outside, which is not mounted; the root is then the container's own.
+        for folder in (own, *own.parents):
+            if not folder.is_relative_to(root):
+                break
+            if folder.is_dir():
+                yield folder
+
+
+def _number(file: Path) -> int | None:
+    """The number in a file; None where it says max, or is not there."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _statistic(file: Path, name: str) -> int:
+    """One line of a file of names and numbers."""
+    try:
+        return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.split()[:1] == [name])
+    except (OSError, StopIteration):
+        return 0

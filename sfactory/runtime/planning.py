@@ -1,0 +1,102 @@
+"""What a run will be, checked before it is: the config against its environment, its model, this machine, and what it resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from sfactory.config import Config, changed, check_types, devices, fitted, given_values, preset_value
+from sfactory.config.validation import minibatch_problem, validate
+from sfactory.envs import probe, resolve_env
+from sfactory.envs.interface import EnvRequest
+from sfactory.errors import ConfigError
+from sfactory.model import build_model, shares_trunk
+from sfactory.runs.checkpoint import Snapshot
+from sfactory.runtime.limits import check_limits, check_model
+from sfactory.runtime.workers import Plan
+
+T = TypeVar("T")
+FEW_UPDATES = 500
+"""Optimizer steps of a whole run below which hardly any task is learned."""
+
+
+def make_plan(config: Config) -> Plan:
+    """Check a resolved config against its environment, its model and this machine.
+
+    Raises:
+        ConfigError: With every problem.
+    """
+    check_types(config)
+    source = resolve_env(config.env)
+    request = EnvRequest(source, config.env_kwargs, config.env_backend, config.model.squash, validate=config.runtime.validate_observations)
+    problems: list[str] = []
+
+    def found(check: Callable[[], T]) -> T | None:
+        try:
+            return check()
+        except ConfigError as error:
+            problems.extend(error.problems)
+            return None
+
+    env = found(lambda: probe(request)) if config.env else None
+    agents = env.agents if env is not None else 1
+    config = changed(fitted(config, agents), workers=devices.rollout_processes(config, env))
+    found(lambda: validate(config, agents))
+    if not problems:
+        found(lambda: devices.learner_device(config))
+        found(lambda: devices.inference_devices(config))
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
+    runtime = dataclasses.replace(config.runtime, policy_workers=devices.policy_processes(config))
+    model = dataclasses.replace(config.model, shared_critic=shares_trunk(env.observation, config.model))
+    config = changed(config, runtime=runtime, model=model)
+    plan = Plan(config, env, source)
+    check_model(plan)
+    model = build_model(env.observation, env.action, config.model)
+    if (problem := minibatch_problem(config, recurrent=model.state_size > 0)) is not None:
+        raise ConfigError(problem)
+    check_limits(plan, model)
+    return plan
+
+
+def notes_on(plan: Plan) -> list[str]:
+    """What a user should know of a run before it begins, a line for each."""
+    config, notes = plan.config, []
+    usual, segment = preset_value(config, "batch_size"), config.rollout * plan.rows
+    if "batch_size" not in given_values(config) and config.batch_size != usual:
+        notes.append(
+            f"batch_size is {config.batch_size:,}, not the preset's {usual:,}: it is a multiple of rollout {config.rollout} x rows "
+            f"{plan.rows} = {segment:,} that has room for {config.optim.minibatches} minibatches; --envs-per-worker, --rollout and "
+            "--optim.minibatches allow for others"
+        )
+    batches = -(-config.steps // config.batch_size)
+    if (updates := batches * config.updates_per_batch) < FEW_UPDATES:
+        notes.append(
+            f"{config.steps:,} steps are only {updates:,} updates ({batches:,} batches of {config.batch_size:,} x {config.epochs} epochs x "
+            f"{config.optim.minibatches} minibatches), too few for most tasks; raise --steps, --epochs or --optim.minibatches, or lower "
+            "--batch-size"
+        )
+    return notes
+
+
+def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
+    """Make sure that a checkpoint's weights are those of the model that is asked for: a user's code may have changed.
+
+    Args:
+        folder: Of the run.
+
+    Raises:
+        ConfigError: With the shapes that differ.
+    """
+    model = build_model(plan.env.observation, plan.env.action, plan.config.model)
+    asked = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    saved = {name: tuple(tensor.shape) for name, tensor in snapshot.model.items()}
+    differing = [name for name in (*saved, *(asked.keys() - saved.keys())) if saved.get(name) != asked.get(name)]
+    if differing:
+        raise ConfigError(
+            f"{folder} holds weights of another model (saved -> asked); ask for the saved one, start anew with --overwrite, or name "
+            "another folder with --run:",
+            *(f"  {name}: {saved.get(name, 'missing')} -> {asked.get(name, 'missing')}" for name in differing),
+        )

@@ -1,0 +1,165 @@
+"""What a run tells: reports on the terminal and in the run folder, and its summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sfactory.config import env_name
+from sfactory.config.lag import max_lag, slot_count
+from sfactory.runs.checkpoint import Snapshot
+from sfactory.runs.run_folder import RunFolder
+from sfactory.runtime.workers import Plan
+from sfactory.telemetry.control_block import Episodes, Progress
+from sfactory.telemetry.display import Display
+from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
+
+Status = Literal["completed", "interrupted", "failed"]
+FIGURES = (
+    "wall_s", "env_steps", "fps", "episode_return_mean", "learner_updates", "skipped_updates", "policy_lag_max", "restarts", "env_faults",
+)  # fmt: skip
+_NAMES = {f.name for f in dataclasses.fields(Report)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        status: completed, interrupted or failed.
+        env_steps: Env steps trained on, over all resumes.
+        episode_return_mean: As last reported; NaN if no episode has ended.
+        signal: The signal that interrupted it, if one did.
+        run_dir: The run folder.
+    """
+
+    status: Status
+    env_steps: int
+    wall_s: float
+    fps: float
+    episode_return_mean: float
+    signal: int | None
+    run_dir: Path
+
+
+class Reporter:
+    """Gathers what the workers tell of their progress, and makes reports of it.
+
+    Attributes:
+        progress: The learner's newest message.
+        last: The newest report.
+        news: Whether anything has come since then.
+    """
+
+    def __init__(self, plan: Plan, folder: RunFolder) -> None:
+        config = plan.config
+        slots, lag = slot_count(config, plan.rows), max_lag(config, plan.rows)
+        self._plan, self._folder = plan, folder
+        self._display = Display(config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag)
+        self._episodes = EpisodeWindow(config.log.episode_window)
+        self._unwritten = False
+        self.last: Report | None = None
+
+    def begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
+        """Training begins, or goes on from a checkpoint.
+
+        Args:
+            wall_s: Seconds that the run has taken so far.
+        """
+        config, steps, updates = self._plan.config, 0, 0
+        if snapshot is not None:
+            steps, updates = snapshot.env_steps, snapshot.updates
+        self._speed = Speedometer(wall_s, steps, steps * self._plan.env.frameskip)
+        self._writer = MetricsWriter(self._folder, config, steps)
+        self.progress = Progress(steps, updates, math.nan, math.nan, {}, config.optim.lr)
+        self.news = False
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the run has taken so far."""
+        return self._speed.wall_s
+
+    def add_episodes(self, episodes: Episodes) -> None:
+        """Count episodes that ended."""
+        self._episodes.add(episodes.returns, episodes.lengths, episodes.extras)
+        self.news = True
+
+    def add_progress(self, new: Progress) -> None:
+        """Take the learner's newest message; statistics that it lacks (nothing was trained in between) stay."""
+        old, self.progress = self.progress, new
+        self.news |= new.env_steps > old.env_steps
+        if not new.losses:
+            self.progress = dataclasses.replace(new, losses=old.losses, lag_mean=old.lag_mean, lag_max=old.lag_max)
+
+    def report(self, load: dict[str, float]) -> Report:
+        """Make a report of all that has come, write it and show it.
+
+        Args:
+            load: Its fields that tell of the workers.
+        """
+        progress = self.progress
+        frames = progress.env_steps * self._plan.env.frameskip
+        speed = self._speed.report(progress.env_steps, frames)
+        episodes = self._episodes.report()
+        report = Report(
+            wall_s=speed.wall_s, env_steps=progress.env_steps, frames=frames, fps=speed.fps, frames_per_s=speed.frames_per_s,
+            episodes=episodes.episodes, episode_return_mean=episodes.return_mean, episode_return_min=episodes.return_min,
+            episode_return_max=episodes.return_max, episode_length_mean=episodes.length_mean, policy_lag_mean=progress.lag_mean,
+            policy_lag_max=progress.lag_max, learner_updates=progress.updates, skipped_updates=progress.skipped, lr=progress.lr,
+            extras=episodes.extras, **{name: value for name, value in progress.losses.items() if name in _NAMES}, **load,
+        )  # fmt: skip
+        self.last, self.news = report, False
+        self._write(report)
+        self._display.update(report)
+        return report
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        self._display.note(text)
+
+    def figures(self) -> dict[str, float]:
+        """The figures of the last report that say how the run is."""
+        return {} if self.last is None else {name: getattr(self.last, name) for name in FIGURES}
+
+    def close(self, status: Status, env_steps: int, error: str | None, signal: int | None) -> Result:
+        """Write the summary, and leave the terminal as it was.
+
+        Args:
+            error: What made a failed run fail.
+            signal: What interrupted an interrupted one, if it was a signal.
+        """
+        config, wall_s, fps = self._plan.config, self.wall_s, self._speed.overall_fps(env_steps)
+        returns = self.last.episode_return_mean if self.last else self._episodes.report().return_mean
+        try:
+            write_summary(
+                self._folder.summary, status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
+                frames=env_steps * self._plan.env.frameskip, wall_s=wall_s, fps=fps, episode_return_mean=returns,
+                extras=self.last.extras if self.last else None, error=error,
+            )  # fmt: skip
+        except OSError as problem:
+            self.note(f"summary not written: {problem}")
+        self._display.close()
+        return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path)
+
+    def nothing_to_do(self, snapshot: Snapshot) -> Result:
+        """Say that the checkpoint has all the env steps that were asked for."""
+        steps, returns = snapshot.env_steps, math.nan if snapshot.episode_return is None else snapshot.episode_return
+        self.note(f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps")
+        self._display.close()
+        return Result("completed", steps, snapshot.wall_s, steps / max(snapshot.wall_s, 1e-9), returns, None, self._folder.path)
+
+    def _write(self, report: Report) -> None:
+        """Keep a report in the run folder. Training does not depend on it; rows that could not be written wait for the next time."""
+        try:
+            self._folder.restore(self._plan.env)
+            self._writer.write(report)
+            if self._unwritten:
+                self.note("metrics are written again")
+            self._unwritten = False
+        except OSError as error:
+            if not self._unwritten:
+                self.note(f"metrics not written: {error}; trying again with each report")
+            self._unwritten = True

@@ -1,0 +1,426 @@
+"""The runner: starts a run's processes, watches them, reports, and brings everything to an orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+
+import psutil
+import torch
+
+from sfactory.config import Config, devices, resolve
+from sfactory.data.arena import FINISHED, FREE
+from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError
+from sfactory.runs.checkpoint import CheckpointStore, Snapshot
+from sfactory.runs.run_folder import RunFolder, open_run
+from sfactory.runtime import workers
+from sfactory.runtime.fault_budget import FaultBudget
+from sfactory.runtime.interrupts import end_at_once
+from sfactory.runtime.observed_state import observe, remove_status, write_report, write_status
+from sfactory.runtime.planning import check_fit, make_plan, notes_on
+from sfactory.runtime.processes import WorkerProcesses, fork_server
+from sfactory.runtime.reporting import Reporter, Result, Status
+from sfactory.runtime.restarts import Restarts
+from sfactory.runtime.stacks import crash_in
+from sfactory.runtime.watchdog import Watchdog
+from sfactory.telemetry.control_block import STARTING_S, EnvironmentFaults, Episodes, Event, Fault, Finished, Progress, Saved
+from sfactory.telemetry.metrics import Report
+from sfactory.telemetry.stopwatch import COLUMNS, WORKING, Interval
+
+Callback = Callable[[Report], bool | None]
+Observer = Callable[[workers.Wires], bool]
+EVENT_POLL_S = 0.1
+STATUS_EVERY_S = 1.0
+CLOSING_S = 2.0
+"""How long workers may take to close their environments once the run is at its end."""
+COMPUTE_TIMEOUT_S = 120.0
+"""Silence of a learner or policy worker after which it is replaced, where runtime.step_timeout_s is shorter."""
+SAVING_S = 60.0
+"""How long the learner may take for its present batch and its last checkpoint; a second Ctrl-C ends the wait."""
+
+
+def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
+    """Train an agent, or resume the run in the config's folder.
+
+    Args:
+        config: What to train. The family's preset fills the fields that its creator left open.
+        callbacks: Called with every :class:`sfactory.telemetry.metrics.Report`; one that returns False ends the run as interrupted.
+
+    Returns:
+        How the run ended. After Ctrl-C or SIGTERM, or a callback's False, the status is interrupted and the run is saved.
+
+    Raises:
+        ConfigError: Before anything has started; names every problem.
+        EnvironmentFault: Environments raised or broke their API more often than a run survives; it is saved.
+        RunFailed: A worker failed or vanished; the run is saved if the learner could, also if it was the learner that failed.
+        Exception: What a callback raised; the run is saved.
+    """
+    return run_resolved(resolve(config), callbacks)
+
+
+def run_resolved(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
+    """:func:`train` with a config whose preset has been applied."""
+    with contextlib.nullcontext() if config.serial else fork_server():
+        return run_plan(make_plan(config), callbacks)
+
+
+def run_plan(plan: workers.Plan, callbacks: Sequence[Callback] = (), observer: Observer | None = None) -> Result:
+    """:func:`train` with what :func:`sfactory.runtime.planning.make_plan` gave.
+
+    Args:
+        observer: Called about ten times a second with what the processes share, to be looked at; False ends the run as interrupted.
+    """
+    with open_run(plan.config, plan.env) as folder:
+        folder.keep_spec(plan.env)
+        store = CheckpointStore(folder.checkpoints, plan.config.log.keep, plan.config.log.milestone_every)
+        snapshot = store.load_latest()
+        if snapshot is not None:
+            check_fit(plan, snapshot, folder.path)
+        return _Supervisor(plan, folder, store, snapshot, callbacks, observer).run()
+
+
+class _Supervisor:
+    """One run from its first process to its summary."""
+
+    def __init__(
+        self,
+        plan: workers.Plan,
+        folder: RunFolder,
+        store: CheckpointStore,
+        snapshot: Snapshot | None,
+        callbacks: Sequence[Callback],
+        observer: Observer | None,
+    ) -> None:
+        self._plan, self._folder, self._store, self._snapshot = plan, folder, store, snapshot
+        self._callbacks, self._observer = callbacks, observer
+        config = plan.config
+        self._reporter = Reporter(plan, folder)
+        self._begin(snapshot, 0.0 if snapshot is None else snapshot.wall_s)
+        self._learner_restarts, self._sampling_restarts = Restarts(config.runtime.restarts), Restarts(config.runtime.restarts)
+        self._budget = FaultBudget(config.runtime.env_fault_rate, self._reporter.note)
+        self._fault: Fault | None = None
+        self._error: Exception | None = None
+        self._finished: Finished | None = None
+        self._signal: int | None = None
+        self._cancelled = self._report_asked = False
+        self._processes = WorkerProcesses()
+        self._shared_plan = None if config.serial else workers.SharedPlan(plan)
+
+    def _begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
+        """Make everything that starts anew when the learner does.
+
+        Args:
+            wall_s: Seconds that the run has taken so far.
+        """
+        self._reporter.begin(snapshot, wall_s)
+        self._wires = workers.make_wires(self._plan, local=self._plan.config.serial)
+        self._last_board = self._last_status = (time.monotonic(), self._wires.board.snapshot())
+
+    def run(self) -> Result:
+        """Run to the end, whatever it is.
+
+        Raises:
+            EnvironmentFault, RunFailed, Exception: After saving and writing the summary.
+        """
+        remove_status(self._folder.path)
+        if self._snapshot is not None and self._snapshot.env_steps >= self._plan.config.steps:
+            return self._reporter.nothing_to_do(self._snapshot)
+        if self._snapshot is not None:
+            self._reporter.note(f"going on at {self._snapshot.env_steps:,} env steps")
+        elif self._folder.resumed:
+            self._reporter.note(f"{self._folder.path} holds no checkpoint: its run begins anew at 0 env steps")
+        for note in () if self._plan.sample_only else notes_on(self._plan):
+            self._reporter.note(note)
+        with self._signals():
+            try:
+                if self._plan.config.serial:
+                    self._run_serial()
+                else:
+                    self._run_processes()
+                self._report_the_end()
+            except Exception as error:
+                self._fail(error)
+            self._budget.flush()
+            result = self._close()
+            remove_status(self._folder.path)
+        if self._error is not None:
+            raise self._error
+        if self._fault is not None:
+            raise (EnvironmentFault if self._fault.bad_environment else RunFailed)(_describe(self._fault))
+        return result
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run in an orderly way, the second one at once; SIGUSR1 saves, SIGUSR2 reports, and both go on."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def interrupt(number: int, frame: types.FrameType | None) -> None:
+            if self._signal is not None:
+                end_at_once(number)
+            self._signal = number
+
+        def ask_for_report(number: int, frame: types.FrameType | None) -> None:
+            self._report_asked = True
+
+        handlers = {
+            signal.SIGINT: interrupt, signal.SIGTERM: interrupt, signal.SIGUSR1: lambda *_: self._wires.board.request_save(),
+            signal.SIGUSR2: ask_for_report,
+        }  # fmt: skip
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _fail(self, error: Exception) -> None:
+        """Take note of what went wrong in this process; the first thing counts."""
+        if self._error is None and self._fault is None:
+            self._error = error
+            self._fault = Fault("runner", f"{type(error).__name__}: {error}", "", isinstance(error, EnvironmentFault))
+
+    # One process
+
+    def _run_serial(self) -> None:
+        """All workers in turn, in this process."""
+        torch.manual_seed(self._plan.config.seed)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(devices.learner_torch_threads(self._plan.config))
+        training = workers.make_training(self._plan, self._wires, self._store)
+        generation = self._reporter.progress.env_steps
+        policies = [workers.make_policy_worker(self._plan, self._wires, i, generation) for i in range(len(self._wires.requests))]
+        rollouts = [workers.make_rollout_worker(self._plan, self._wires, i, generation) for i in range(self._plan.config.workers)]
+        end = training.rescue
+        try:
+            training.learner.start()
+            for rollout in rollouts:
+                rollout.start()
+            while not training.learner.done and not self._ending():
+                for worker in (*policies, *rollouts, training.learner):
+                    worker.poll(0)
+                training.save_if_due()
+                self._watch(self._wires.events.take())
+            end = training.finish
+        except SfactoryError as error:
+            self._fault = Fault("serial", str(error), "", isinstance(error, EnvironmentFault))
+        except Exception as error:
+            self._fail(error)
+        finally:
+            for rollout in rollouts:
+                rollout.report()
+                rollout.close()
+            end()
+            self._wires.board.close()
+            self._watch(self._wires.events.take(), report=False)
+            torch.set_num_threads(threads)
+
+    # Several processes
+
+    def _run_processes(self) -> None:
+        with self._processes:
+            self._start_learner()
+            self._start_sampling()
+            try:
+                while self._finished is None and not self._ending():
+                    self._watch(self._processes.take(EVENT_POLL_S))
+                    if lost := self._lost_processes():
+                        self._replace(lost)
+            except Exception as error:
+                self._fail(error)
+            self._wires.board.stop()
+            self._await_end()
+
+    def _start_learner(self) -> None:
+        self._start("learner", workers.learner_main, self._store)
+
+    def _start_sampling(self) -> None:
+        config = self._plan.config
+        # So that new environments do not play again what those before them have played.
+        generation = self._reporter.progress.env_steps + self._learner_restarts.total + self._sampling_restarts.total
+        for i in range(config.runtime.policy_workers):
+            self._start(f"policy-{i}", workers.policy_main, i, generation)
+        for i in range(config.workers):
+            self._start(f"rollout-{i}", workers.rollout_main, i, generation)
+        self._watchdog = self._new_watchdog()
+
+    def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
+        self._processes.start(name, workers.process_main, target, self._shared_plan, self._wires, *args)
+
+    def _lost_processes(self) -> dict[str, str]:
+        """Processes that ended by themselves or that show no sign of life, and what is wrong with each."""
+        if self._fault is not None or self._finished is not None:
+            return {}
+        lost = {name: _end_of(code, crash_in(self._processes.folders[name])) for name, code in self._processes.exit_codes().items()}
+        board = self._wires.board
+        table = board.snapshot()
+        heartbeats = dict(zip(board.names, table[:, COLUMNS.index("heartbeat")].tolist(), strict=True))
+        work = float(table[:, [COLUMNS.index(phase) for phase in WORKING]].sum())
+        if not lost and (lost := self._watchdog.look(heartbeats, work)):
+            self._write_report("; ".join(f"{name}: {problem}" for name, problem in lost.items()))
+        return lost
+
+    def _new_watchdog(self) -> Watchdog:
+        limit = self._plan.config.runtime.step_timeout_s
+        patient = max(limit, COMPUTE_TIMEOUT_S)  # only environments hang for reasons of their own; the others may have much to compute
+        return Watchdog({name: limit if name.startswith("rollout") else patient for name in self._wires.board.names}, patient + STARTING_S)
+
+    def _write_report(self, reason: str) -> None:
+        state = observe(self._wires, self._processes, self._last_status[1], self._reporter.figures())
+        path = write_report(self._folder.path, reason, state, self._processes)
+        self._reporter.note(
+            f"what every process does is in {path}" if path else "the report of what every process does could not be written"
+        )
+
+    def _replace(self, lost: dict[str, str]) -> None:
+        """Start anew what cannot go on without the lost processes: everything, from the newest checkpoint, or all that samples.
+
+        Whoever shares a queue with a killed process may find it locked for good, and a policy worker keeps the state of its groups'
+        episodes. So all sampling processes go with one of them; the learner, which shares no lock with them, stays as it is.
+        """
+        what = "; ".join(f"{name}: {problem}" for name, problem in lost.items())
+        whole = "learner" in lost
+        restarts = self._learner_restarts if whole else self._sampling_restarts
+        snapshot = self._store.load_again() if whole else None
+        saved_steps = 0 if snapshot is None else snapshot.env_steps
+        if not restarts.allow(saved_steps if whole else self._reporter.progress.env_steps):
+            limit = self._plan.config.runtime.restarts
+            message = f"worker process lost: {what}; after {limit} restarts without any progress the run ends (runtime.restarts)"
+            self._fault = Fault(next(iter(lost)), message, "")
+            return
+        consequence = f"everything starts anew from the checkpoint at {saved_steps} env steps" if whole else "sampling starts anew"
+        self._reporter.note(f"worker process lost: {what}; {consequence}")
+        if whole:
+            self._processes.kill(self._processes.names)
+            self._begin(snapshot, self._reporter.wall_s)
+            self._start_learner()
+        else:
+            self._processes.kill([name for name in self._processes.names if name != "learner"])
+            self._wires = workers.renew_sampling(self._plan, self._wires)
+        self._start_sampling()
+
+    def _await_end(self) -> None:
+        """Let the learner save, if it has trained, and all processes end; go on taking events, or a full pipe would hold them up."""
+        trained = self._wires.board.total("learner", "batches") > 0
+        begin = time.monotonic()
+        while alive := self._processes.alive():
+            waited = time.monotonic() - begin
+            if waited > (SAVING_S if trained and "learner" in alive else CLOSING_S):
+                break
+            self._watch(self._processes.take(EVENT_POLL_S), report=False)
+
+    # Watching
+
+    def _ending(self) -> bool:
+        """Whether something other than the number of steps ends the run."""
+        return self._signal is not None or self._fault is not None or self._cancelled
+
+    def _watch(self, events: list[Event], report: bool = True) -> None:
+        for event in events:
+            match event:
+                case Episodes():
+                    self._reporter.add_episodes(event)
+                case EnvironmentFaults():
+                    self._survive(event)
+                case Progress():
+                    self._reporter.add_progress(event)
+                case Saved(error=str() as error):
+                    self._reporter.note(error)
+                case Finished():
+                    self._finished = event
+                    if event.unsaved:
+                        self._fault = self._fault or Fault("learner", f"{event.unsaved}; what was learned since the last one is lost", "")
+                case Fault() if not self._ending():
+                    self._fault = event
+        if report and time.monotonic() - self._last_board[0] >= self._plan.config.log.report_every_s:
+            self._report()
+        if report and time.monotonic() - self._last_status[0] >= STATUS_EVERY_S:
+            self._tell_status()
+        if self._report_asked:
+            self._report_asked = False
+            self._write_report("asked for by SIGUSR2")
+        if report and self._observer is not None:
+            self._cancelled |= not self._observer(self._wires)
+
+    def _survive(self, event: EnvironmentFaults) -> None:
+        """Tell of environments' faults, and end the run if there are too many."""
+        self._budget.add(event)
+        self._reporter.news = True
+        board = self._wires.board
+        rollouts = [name for name in board.names if name.startswith("rollout")]
+        faults, env_steps = (int(sum(board.total(name, column) for name in rollouts)) for column in ("env_faults", "rows"))
+        if (problem := self._budget.excess(faults, env_steps)) and not (self._ending() or self._finished):
+            self._fault = Fault("runner", problem, "", bad_environment=True)
+
+    def _tell_status(self) -> None:
+        """Keep the state of the run where `python -m sfactory.status` finds it."""
+        write_status(self._folder.path, observe(self._wires, self._processes, self._last_status[1], self._reporter.figures()))
+        self._last_status = (time.monotonic(), self._wires.board.snapshot())
+
+    def _report_the_end(self) -> None:
+        """Report what has come since the last time; the rollout workers' last episodes come after the learner's last message."""
+        if self._reporter.news:
+            self._report()
+
+    def _report(self) -> None:
+        """Write one row, show it, and ask the callbacks."""
+        report = self._reporter.report(self._load())
+        self._wires.board.episode_return = report.episode_return_mean
+        if self._error is not None:
+            return
+        try:
+            for callback in self._callbacks:
+                self._cancelled |= callback(report) is False
+        except Exception as error:
+            self._fail(error)
+
+    def _load(self) -> dict[str, float]:
+        """What the workers did since the last report, from the board, and where the slots are."""
+        table, (_, old) = self._wires.board.snapshot(), self._last_board
+        self._last_board = (time.monotonic(), table)
+        interval = Interval(self._wires.board.names, old, table)
+        batches = interval.column("policy", "batches").sum()
+        state = self._wires.arena.state
+        return {
+            **{f"{kind}_busy": interval.busy(kind) for kind in ("rollout", "policy", "learner")},
+            "batch_fill": float(interval.column("policy", "rows").sum() / batches) if batches else float("nan"),
+            "free_slots": int((state == FREE).sum()),
+            "finished_slots": int((state == FINISHED).sum()),
+            "restarts": self._learner_restarts.total + self._sampling_restarts.total,
+            "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
+            "env_faults": int(table[:, COLUMNS.index("env_faults")].sum()),
+            "rss_mb": math.nan if self._processes.gone else (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
+        }
+
+    def _close(self) -> Result:
+        status: Status = "completed" if self._finished is not None and self._finished.completed else "interrupted"
+        if self._fault is not None:
+            status = "failed"
+        env_steps = self._finished.env_steps if self._finished else self._reporter.progress.env_steps
+        return self._reporter.close(status, env_steps, _describe(self._fault) if self._fault else None, self._signal)
+
+
+def _describe(fault: Fault) -> str:
+    """A fault for the user: an environment's message holds its own traceback already."""
+    if fault.bad_environment or not fault.traceback:
+        return f"{fault.process}: {fault.message}"
+    return f"{fault.process}: {fault.message}\n{fault.traceback}"
+
+
+def _end_of(code: int, crash: str) -> str:
+    """How a process ended, for the user.
+
+    Args:
+        crash: Where it has crashed, if it could say so.
+    """
+    if code >= 0:
+        return f"exit status {code}"
+    hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
+    where = f"\n{crash}\n" if crash else ""
+    return f"killed by {signal.Signals(-code).name}{hint}{where}"

@@ -1,0 +1,1 @@
+"""What a run tells: shared counters, stopwatches, metrics and their files, and the display."""

@@ -1,0 +1,214 @@
+"""What a run shows on the terminal: a live panel, one plain line per report, or nothing."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Literal
+
+from sfactory.telemetry.metrics import Report
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+_SPEEDS = 6
+"""Reports over which the speed behind the time left is averaged."""
+_WIDTH = 100
+"""Columns of the live panel on a wide terminal."""
+_EXTRAS = 8
+"""Extras that are shown; TensorBoard has them all."""
+
+
+class Display:
+    """Shows reports on standard output.
+
+    The live panel is redrawn on updates only, by no thread, and leaves the cursor visible: whatever ends the process, Ctrl-C or a kill,
+    the terminal is as it should be.
+
+    Args:
+        mode: auto is live on a terminal and plain elsewhere.
+        title: The run's name.
+        steps: Env steps to train for.
+        slots: Slots of the arena.
+        max_lag: The bound on the policy lag, in learner updates.
+        console: Where to draw; unset: standard output.
+    """
+
+    def __init__(
+        self,
+        mode: Literal["auto", "live", "plain", "none"],
+        *,
+        title: str,
+        steps: int,
+        slots: int,
+        max_lag: int,
+        console: Console | None = None,
+    ) -> None:
+        self.mode = mode if mode != "auto" else "live" if sys.stdout.isatty() else "plain"
+        self._title = title
+        self._steps = steps
+        self._slots = slots
+        self._max_lag = max_lag
+        self._speeds: deque[float] = deque(maxlen=_SPEEDS)
+        self._console = console
+        self._live: Live | None = None
+
+    def update(self, report: Report) -> None:
+        """Show a report."""
+        if not math.isnan(report.fps):
+            self._speeds.append(report.fps)
+        if self.mode == "plain":
+            print(self._line(report), flush=True)
+        elif self.mode == "live":
+            self._running().update(self._panel(report), refresh=True)
+
+    def note(self, text: str) -> None:
+        """Show a line of text, above the live panel."""
+        if self.mode == "plain":
+            print(text, flush=True)
+        elif self.mode == "live":
+            self._running().console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Leave the last panel on the terminal and go on below it. May be called twice."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _running(self) -> Live:
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=self._console or Console(), auto_refresh=False)
+            self._live.start()
+            self._live.console.show_cursor(True)
+        return self._live
+
+    def _left_s(self, report: Report) -> float:
+        speed = sum(self._speeds) / len(self._speeds) if self._speeds else 0.0
+        return max(0, self._steps - report.env_steps) / speed if speed > 0 else math.nan
+
+    def _share(self, report: Report) -> float:
+        return min(1.0, report.env_steps / self._steps)
+
+    def _lag(self, report: Report) -> str:
+        return f"{_number(report.policy_lag_mean)} (max {_number(report.policy_lag_max)} of {self._max_lag})"
+
+    def _line(self, report: Report) -> str:
+        parts = [
+            f"{_clock(report.wall_s)}",
+            f"{_count(report.env_steps)} env steps ({self._share(report):.1%})",
+            f"{_count(report.fps)}/s",
+            f"{_count(report.frames_per_s)} frames/s",
+            f"return {_number(report.episode_return_mean)}",
+            f"length {_number(report.episode_length_mean)}",
+            f"lag {self._lag(report)}",
+            f"left {_clock(self._left_s(report))}",
+            *(f"{name} {value}" for name, value in _extras(report)),
+        ]
+        return "  ".join(parts)
+
+    def _panel(self, report: Report) -> RenderableType:
+        from rich import box
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        head = Table.grid(expand=True, padding=(0, 2))
+        head.add_column(ratio=1, no_wrap=True)
+        head.add_column(justify="right", no_wrap=True)
+        head.add_row(_bar(self._share(report), 1.0), f"{self._share(report):.1%}")
+        head.add_row(
+            Text(f"{_count(report.env_steps)} of {_count(self._steps)} env steps"),
+            f"{_clock(report.wall_s)} elapsed, {_clock(self._left_s(report))} left",
+        )
+        body = Table.grid(expand=True, padding=(0, 3))
+        for _ in range(2):
+            body.add_column(ratio=1)
+        body.add_row(self._results(report), self._load(report))
+        extras = _extras(report)
+        if extras:
+            half = (len(extras) + 1) // 2
+            body.add_row("", "")
+            body.add_row(_pairs(extras[:half]), _pairs(extras[half:]))
+        title = Text(f" {self._title} ", style="bold")
+        width = min(_WIDTH, self._running().console.width)
+        return Panel(Group(head, "", body), title=title, title_align="left", box=box.ROUNDED, padding=(0, 1), width=width)
+
+    def _results(self, report: Report) -> Table:
+        rows = [
+            ("env steps/s", _count(report.fps)),
+            ("frames/s", _count(report.frames_per_s)),
+            ("return", _number(report.episode_return_mean)),
+            ("", f"{_number(report.episode_return_min)} to {_number(report.episode_return_max)}"),
+            ("length", _number(report.episode_length_mean)),
+            ("policy lag", self._lag(report)),
+            ("updates", _count(report.learner_updates)),
+        ]
+        return _pairs(rows)
+
+    def _load(self, report: Report) -> Table:
+        from rich.table import Table
+
+        table = Table.grid(expand=True, padding=(0, 1))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(ratio=1)
+        table.add_column(justify="right", no_wrap=True, min_width=5)
+        busy = {"rollout": report.rollout_busy, "policy": report.policy_busy, "learner": report.learner_busy}
+        slots = {"free slots": report.free_slots, "finished": report.finished_slots}
+        for name, share in busy.items():
+            shown = 0.0 if math.isnan(share) else min(1.0, share)
+            table.add_row(f"{name} busy", _bar(shown, 1.0), "-" if math.isnan(share) else f"{share:.0%}")
+        for name, count in slots.items():
+            table.add_row(name, _bar(count, max(1, self._slots)), f"{count}/{self._slots}")
+        table.add_row("batch fill", "", _number(report.batch_fill))
+        table.add_row("memory", "", f"{_count(report.rss_mb)} MiB")
+        return table
+
+
+def _bar(completed: float, total: float) -> ProgressBar:
+    from rich.progress_bar import ProgressBar
+
+    return ProgressBar(total=total, completed=completed, style="bright_black", complete_style="cyan", finished_style="cyan")
+
+
+def _extras(report: Report) -> list[tuple[str, str]]:
+    return [(name, _number(value)) for name, value in list(report.extras.items())[:_EXTRAS]]
+
+
+def _pairs(rows: list[tuple[str, str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(expand=True, padding=(0, 1))
+    table.add_column(style="dim", no_wrap=True, max_width=20)
+    table.add_column(ratio=1, justify="right", no_wrap=True)
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
+    return table
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) else "-"
+
+
+def _number(value: float) -> str:
+    """Four significant digits, without an exponent where that is short."""
+    if math.isnan(value):
+        return "-"
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.3e}"
+
+
+def _clock(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "--:--:--"
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"

@@ -1,0 +1,246 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from sfactory.config import (
+    Config,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    RuntimeConfig,
+    devices,
+    fitted,
+    from_command_line,
+    from_dict,
+    merged,
+    resolve,
+    to_dict,
+)
+from sfactory.config.lag import least_max_lag, max_lag, slot_count
+from sfactory.config.presets import PRESETS
+from sfactory.config.validation import validate
+from sfactory.envs import probe, resolve_env
+from sfactory.envs.interface import EnvRequest
+from sfactory.errors import ConfigError
+
+
+def parse(*args: str) -> Config:
+    return from_command_line(args, "test")
+
+
+def problems_of(call, *args) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(*args)
+    assert caught.value.exit_status == 2
+    return str(caught.value)
+
+
+@pytest.fixture
+def preset(monkeypatch):
+    """A preset whose values differ from all defaults."""
+    monkeypatch.setitem(PRESETS, "classic", {"rollout": 24, "epochs": 3, "optim": {"lr": 0.5, "minibatches": 2}})
+
+
+def test_later_sources_win_field_by_field(preset, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("env: CartPole-v1\nepochs: 5\noptim:\n  lr: 1e-3\n")
+    config = parse("--config", str(file), "--optim.lr", "0.125")
+    assert (config.batch_size, config.rollout, config.epochs) == (Config().batch_size, 24, 5)
+    assert (config.optim.lr, config.optim.minibatches, config.optim.eps) == (0.125, 2, OptimConfig().eps)
+    assert parse("--config", str(file)).optim.lr == 0.001
+    assert parse("--config", str(file), "--env", "Other-v0").rollout == Config().rollout, "the flag's environment chooses the preset"
+    assert parse("--env=CartPole-v1", "--preset=none").rollout == Config().rollout
+
+
+def test_a_preset_fills_only_what_a_python_caller_left_open(preset):
+    config = resolve(Config(env="CartPole-v1", epochs=1, optim=OptimConfig(lr=3e-4)))
+    assert (config.epochs, config.rollout, config.optim.lr, config.optim.minibatches) == (1, 24, 3e-4, 2)
+    assert resolve(dataclasses.replace(config, rollout=7)).rollout == 7
+    assert resolve(resolve(config)) == resolve(config)
+    assert resolve(Config(env=lambda: None)).rollout == Config().rollout
+    assert "unknown preset 'atarri'" in problems_of(resolve, Config(preset="atarri"))
+
+
+def test_unknown_keys_are_named_with_the_nearest(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("bath_size: 3\noptim: {lrr: 1}\nmodel: 5\n")
+    said = problems_of(parse, "--config", str(file))
+    for part in ("unknown key bath_size; did you mean batch_size?", "unknown key optim.lrr; did you mean optim.lr?", "model is a group"):
+        assert part in said
+
+
+@pytest.mark.parametrize(("text", "says"), [("- 1\n", "mapping"), ("a: [\n", "not YAML"), (None, "cannot read")])
+def test_a_bad_file_is_refused(text, says, tmp_path):
+    file = tmp_path / "run.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert says in problems_of(parse, "--config", str(file))
+
+
+def test_values_of_a_wrong_type_are_all_named(tmp_path):
+    file = tmp_path / "run.yaml"
+    plain = "steps: many\nrollout: 1.5\nsync: 'yes'\nalgo: a2c\nworkers: two\nenv_kwargs: 3\n"
+    file.write_text(f"{plain}model: {{hidden: 3}}\noptim: {{betas: [0.9]}}\n")
+    said = problems_of(parse, "--env", "CartPole-v1", "--config", str(file))
+    for part in (
+        "steps is 'many'; it must be a whole number", "rollout is 1.5", "sync is 'yes'; it must be true or false",
+        "algo is 'a2c'; it must be one of appo, impala, ppo", "workers is 'two'; it must be a whole number or unset",
+        "model.hidden is 3; it must be a list of numbers", "optim.betas is (0.9,); it must be a list of 2 numbers", "env_kwargs is 3",
+    ):  # fmt: skip
+        assert part in said, part
+    assert "steps is '5'" in problems_of(validate, Config(env="x", steps="5"))
+    assert "runtime is None" in problems_of(validate, Config(env="x", runtime=None))
+    validate(
+        Config(env="CartPole-v1", workers=2, steps=np.int64(2048), optim=OptimConfig(lr=np.float32(0.5)), model=ModelConfig(hidden=[64]))
+    )
+
+
+@pytest.mark.parametrize("flags", [["--bath-size", "3"], ["--steps", "many"], ["--algo", "a2c"], ["--env-kwargs", "3"], ["stray"]])
+def test_bad_flags_end_with_status_2(flags, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("--env", "CartPole-v1", *flags)
+    assert caught.value.code == 2
+    assert flags[0].strip("-") in capsys.readouterr().err
+
+
+def test_help_without_an_environment_says_that_the_preset_is_chosen_by_it(capsys):
+    def help_of(*args: str) -> str:
+        with pytest.raises(SystemExit):
+            parse(*args, "--help")
+        return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+    what = "Family of defaults: auto (by the environment), none, or a family's name. (default: "
+    assert f"{what}auto)" in help_of()
+    assert f"{what}atari)" in help_of("--env", "ALE/Pong-v5")
+    assert f"{what}box2d)" in help_of("--preset", "box2d")
+
+
+def test_every_bad_number_is_named():
+    nested = {"runtime": RuntimeConfig(groups=0), "optim": OptimConfig(lr=0.0), "loss": LossConfig(gamma=1.5)}
+    config = Config(env="x", steps=0, seed=-1, workers=0, **nested)
+    said = problems_of(validate, config)
+    for name in ("steps is 0", "seed is -1", "workers is 0", "runtime.groups is 0", "optim.lr is 0.0", "loss.gamma is 1.5"):
+        assert name in said
+    assert "env is not set" in problems_of(validate, Config())
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "says", "remedy"),
+    [
+        (
+            Config(env="x", workers=2, envs_per_worker=7),
+            1,
+            "envs_per_worker 7 is not a multiple of runtime.groups 2; try 8",
+            {"envs_per_worker": 8},
+        ),
+        (
+            Config(env="x", workers=2, batch_size=1000),
+            1,
+            "1000 is not a multiple of rollout 32 x rows 16 = 512; try 1024",
+            {"batch_size": 1024},
+        ),
+        (Config(env="x", workers=2), 3, "1024 is not a multiple of rollout 32 x rows 48 = 1536; try 1536", {"batch_size": 1536}),
+        (Config(env="x", workers=2, optim=OptimConfig(minibatches=3)), 1, "try 2", {"optim": OptimConfig(minibatches=2)}),
+    ],
+)
+def test_sizes_that_do_not_divide_come_with_a_remedy_that_works(config, rows, says, remedy):
+    assert says in problems_of(validate, config, rows)
+    repaired = dataclasses.replace(config, **remedy)
+    if repaired.envs_per_worker == 8:
+        repaired = dataclasses.replace(repaired, batch_size=128)
+    validate(repaired, rows)
+
+
+def test_a_bound_on_the_lag_that_cannot_hold_is_refused_and_the_least_one_is_named():
+    config = Config(env="x", workers=4, envs_per_worker=64, batch_size=1024)
+    least = least_max_lag(config, 32)
+    assert f"below {least}" in problems_of(validate, dataclasses.replace(config, loss=LossConfig(max_lag=least - 1)))
+    held = dataclasses.replace(config, loss=LossConfig(max_lag=least))
+    validate(held)
+    assert max_lag(held, 32) == least
+
+
+def test_without_lag_there_are_slots_for_one_batch_alone():
+    for config in (Config(sync=True), Config(serial=True), Config(algo="ppo")):
+        assert slot_count(config, 16) == 2
+        assert max_lag(config, 16) == 0
+    assert slot_count(Config(workers=3), 16) == 3 * 2 + 2
+
+
+def test_a_config_survives_its_file():
+    config = resolve(Config(env="Pendulum-v1", run=Path("a/b"), seed=np.int64(3), env_kwargs={"g": 9.81}, model=ModelConfig(hidden=(8, 8))))
+    assert from_dict(yaml.safe_load(yaml.safe_dump(to_dict(config)))) == config
+    assert to_dict(Config(env=Config))["env"] == "<Config>"
+
+
+def test_merging_nothing_changes_nothing():
+    assert merged(Config(epochs=2), {}) == Config(epochs=2)
+
+
+@pytest.mark.parametrize(("agents", "envs", "minibatches"), [(1, 32, 4), (3, 32, 4), (5, 6, 1), (2, 10, 3)])
+def test_a_batch_size_left_to_the_preset_fits_the_environment(agents, envs, minibatches):
+    config = fitted(resolve(Config(env="x", workers=2, envs_per_worker=envs, optim=OptimConfig(minibatches=minibatches))), agents)
+    validate(config, agents)
+    assert config.batch_size >= 256
+
+
+def test_a_batch_size_that_was_asked_for_is_never_changed():
+    config = fitted(resolve(Config(env="x", batch_size=1000)), 3)
+    assert config.batch_size == 1000
+    with pytest.raises(ConfigError, match="batch_size 1000 is not a multiple"):
+        validate(config, 3)
+    flags = fitted(from_command_line(["--env", "CartPole-v1", "--batch-size", "1000"], "x"), 3)
+    assert flags.batch_size == 1000
+    assert fitted(from_command_line(["--env", "CartPole-v1", "--envs-per-worker", "32"], "x"), 3).batch_size == 1536
+
+
+@pytest.mark.parametrize("env", ["x", "CartPole-v1", "sfactory/MemoryGrid"])
+@pytest.mark.parametrize("agents", [1, 2, 3, 4, 5, 6, 8, 12])
+def test_a_batch_does_not_grow_with_the_number_of_agents(agents, env):
+    usual = resolve(Config(env=env, workers=2))
+    config = fitted(usual, agents)
+    validate(config, agents)
+    assert 0.75 <= config.batch_size / usual.batch_size <= 1.25
+    assert 0.7 <= config.envs_per_group * agents / usual.envs_per_group <= 1.5
+    assert fitted(config, agents) == config
+    if agents == 1:
+        assert config == usual
+
+
+def test_environments_that_were_asked_for_stay_and_groups_divide_those_that_were_not():
+    for asked in (resolve(Config(env="x", envs_per_worker=32)), parse("--env", "x", "--envs-per-worker=32")):
+        assert fitted(asked, 8).envs_per_worker == 32, "also where it is what the preset has"
+    for groups in (1, 2, 3, 5):
+        config = fitted(resolve(Config(env="x", workers=2, runtime=RuntimeConfig(groups=groups))), 3)
+        validate(config, 3)
+    many = fitted(resolve(Config(env="x", workers=2)), 100)
+    assert (many.envs_per_group, many.batch_size) == (1, 3200)
+    validate(many, 100)
+    exact = fitted(resolve(Config(env="x", batch_size=768)), 3)
+    assert (exact.batch_size, exact.envs_per_worker) == (768, 8)
+    validate(dataclasses.replace(exact, workers=2), 3)
+
+
+@pytest.mark.parametrize(("cores", "of_vectors", "of_images"), [(1, 1, 1), (2, 1, 2), (4, 3, 4), (16, 14, 16)])
+def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, of_vectors, of_images, monkeypatch):
+    monkeypatch.setattr(devices, "cores", lambda: cores)
+    vectors, images = (probe(EnvRequest(resolve_env(env), {}, "auto", "clip")) for env in ("CartPole-v1", "sfactory/MemoryGrid"))
+    for config in (Config(device="cpu"), Config(), Config(device="cpu", runtime=RuntimeConfig(inference_device="cpu"))):
+        assert devices.rollout_processes(config, vectors) == devices.rollout_processes(config, None) == of_vectors
+        assert devices.rollout_processes(config, images) == (of_vectors if torch.cuda.is_available() and config == Config() else of_images)
+    assert devices.rollout_processes(Config(device="cuda"), images) == of_vectors
+    assert devices.rollout_processes(Config(device="cpu", runtime=RuntimeConfig(inference_device="cuda:0,cuda:1")), images) == of_vectors
+    assert devices.rollout_processes(Config(workers=3), images) == 3
+    assert devices.rollout_processes(Config(serial=True), images) == 1
+
+
+def test_presets_know_the_algorithm():
+    """The plain policy gradient has no clip that would bear several passes over a batch."""
+    assert from_command_line(["--env", "Hopper-v5", "--algo", "impala"], "train").epochs == 1
+    assert from_command_line(["--env", "Hopper-v5", "--algo", "impala", "--epochs", "3"], "train").epochs == 3
+    assert resolve(Config(env="Hopper-v5", algo="impala")).epochs == 1
+    assert resolve(Config(env="Hopper-v5")).epochs == resolve(Config(env="Hopper-v5", algo="ppo")).epochs > 1

@@ -1,0 +1,481 @@
+"""Single environments in a group: episodes, seeds, what is written where, and what a user is told about a mistake."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from counting import OBSERVATION, Counting, episodes_by_hand, episodes_of, extras_of
+from gymnasium import spaces
+
+from sfactory.envs import EnvRequest, Outcome, env_seed, general, make_group, probe, register_env, resolve_env
+from sfactory.envs.interface import EnvSpec, Group
+from sfactory.envs.observations import new_frame
+from sfactory.errors import ConfigError, EnvironmentFault
+
+
+def request(env: Any, **kwargs: Any) -> EnvRequest:
+    return EnvRequest(env, kwargs)
+
+
+def group_of(env: Any, count: int = 1, first_index: int = 0, seed: int = 3, **kwargs: Any) -> tuple[EnvSpec, Group]:
+    spec = general.probe(request(env, **kwargs))
+    return spec, general.make_group(request(env, **kwargs), spec, count, first_index, seed)
+
+
+class Scripted(gymnasium.Env):
+    """Returns what it is told to: `results` are its step results, `first` its reset result."""
+
+    def __init__(
+        self, results: list[Any] | None = None, first: Any = None, observation_space: Any = OBSERVATION, action_space: Any = None
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space or spaces.Discrete(2)
+        self.results = list(results or [])
+        self.first = (np.zeros(4, np.float32), {}) if first is None else first
+        self.actions: list[Any] = []
+        self.closed = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.first
+
+    def step(self, action: Any) -> Any:
+        self.actions.append(action)
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def step(group: Group, spec: EnvSpec, categorical: Any = None, continuous: Any = None) -> tuple[Any, Outcome]:
+    rows = group.rows
+    outcome = Outcome(np.full(rows, 9, np.float32), np.ones(rows, bool), np.ones(rows, bool))
+    after = new_frame(spec, rows)
+    sizes = len(spec.action.sizes)
+    group.step(
+        np.zeros((rows, sizes), np.int32) if categorical is None else np.array(categorical, np.int32),
+        np.zeros((rows, spec.action.continuous), np.float32) if continuous is None else np.array(continuous, np.float32),
+        outcome,
+        after,
+    )
+    return after, outcome
+
+
+def fault(first: Any = None, results: list[Any] | None = None, **kwargs: Any) -> str:
+    """The message of the fault that a scripted environment brings about in its first step."""
+    spec, group = group_of(Scripted, first_index=4, results=results, first=first, **kwargs)
+    group.reset(new_frame(spec, 1))
+    with pytest.raises(EnvironmentFault) as caught:
+        step(group, spec)
+    return str(caught.value)
+
+
+def test_group_plays_the_episodes_of_the_environment_alone():
+    spec, group = group_of(Counting, count=6)
+    for row, episodes in enumerate(episodes_of(group, spec, 80)):
+        assert len(episodes) > 12
+        assert any(e.terminated for e in episodes)
+        assert not all(e.terminated for e in episodes)
+        assert episodes == episodes_by_hand(Counting(), env_seed(3, row), len(episodes))
+
+
+def test_truncated_row_rests_once_and_terminated_row_does_not():
+    ob = [np.full(4, value, np.float32) for value in range(5)]
+    results = [(ob[1], 1.0, False, False, {}), (ob[2], 1.0, False, True, {}), (ob[3], 1.0, True, True, {})]
+    spec, group = group_of(Scripted, results=results)
+    group.reset(new_frame(spec, 1))
+    seen = []
+    for _ in range(4):
+        after, outcome = step(group, spec)
+        seen.append((after.obs[0][0, 0], *(bool(x[0]) for x in (after.first, after.active, outcome.terminated, outcome.truncated))))
+    # observation, first, active, terminated, truncated
+    assert seen == [
+        (1.0, False, True, False, False),
+        (2.0, False, False, False, True),  # final observation
+        (0.0, True, True, False, False),  # the rest: a reset in place of a step
+        (0.0, True, True, True, False),  # both flags: a termination
+    ]
+
+
+def test_time_limit_of_a_registered_id_truncates():
+    spec, group = group_of("CartPole-v1", max_episode_steps=3)
+    group.reset(new_frame(spec, 1))
+    outcomes = [step(group, spec, [[number % 2]])[1] for number in range(3)]
+    assert [bool(o.truncated[0]) for o in outcomes] == [False, False, True]
+    assert not any(o.terminated[0] for o in outcomes)
+
+
+def test_episodes_do_not_depend_on_how_environments_are_grouped():
+    spec, whole = group_of(Counting, count=5)
+    _, head = group_of(Counting, count=2)
+    _, tail = group_of(Counting, count=3, first_index=2)
+    assert episodes_of(whole, spec, 40) == episodes_of(head, spec, 40) + episodes_of(tail, spec, 40)
+
+
+def test_seeds_are_unique_in_a_run_and_differ_between_runs():
+    seeds = [env_seed(7, index) for index in range(5000)]
+    assert len(set(seeds)) == 5000
+    assert all(0 <= s < 2**31 for s in seeds)
+    assert not set(seeds) & {env_seed(8, index) for index in range(5000)}
+
+
+def test_reset_again_replays_the_same_episodes():
+    spec, group = group_of(Counting, count=3)
+    assert episodes_of(group, spec, 30) == episodes_of(group, spec, 30)
+
+
+def test_nested_observations_land_in_their_leaves():
+    space = spaces.Dict(
+        {
+            "screen": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+            "inner": spaces.Tuple((spaces.Discrete(3, start=5), spaces.MultiDiscrete([4, 4], start=[1, 0]))),
+            "bits": spaces.MultiBinary(3),
+            "height": spaces.Box(0, 1, (), np.float64),
+            "mission": spaces.Text(5),
+        }
+    )
+
+    def value(number: int) -> dict[str, Any]:
+        return {
+            "screen": np.full((8, 8, 3), 200 + number, np.uint8),
+            "inner": (5 + number, np.array([2, number])),
+            "bits": np.array([1, 0, number % 2], np.int8),
+            "height": np.float64(number / 4),
+            "mission": "go",
+        }
+
+    results = [(value(1), 0.0, False, False, {}), (value(2), 0.0, False, True, {})]
+    spec, group = group_of(Scripted, count=3, first=(value(0), {}), results=results, observation_space=space)
+    frame = new_frame(spec, 3)
+    group.reset(frame)
+    for number, got in enumerate([frame, step(group, spec)[0], step(group, spec)[0]]):
+        leaves = {leaf.name: array for leaf, array in zip(spec.observation.leaves, got.obs, strict=True)}
+        assert set(leaves) == {"obs/screen", "obs/inner/0", "obs/inner/1", "obs/bits", "obs/height"}
+        assert (leaves["obs/screen"] == 200 + number).all()
+        assert leaves["obs/screen"].dtype == np.uint8
+        assert leaves["obs/inner/0"].tolist() == [number] * 3
+        assert leaves["obs/inner/1"].tolist() == [[1, number]] * 3
+        assert leaves["obs/bits"].tolist() == [[1, 0, number % 2]] * 3
+        assert leaves["obs/height"].tolist() == [number / 4] * 3
+
+
+def test_writes_into_views_of_a_slot_only():
+    spec, group = group_of(Counting, count=2)
+    slot = np.full((3, 2, 4), -5, np.float32)
+    frame = new_frame(spec, 2)._replace(obs=(slot[1],))
+    group.reset(frame)
+    assert (slot[0] == -5).all()
+    assert (slot[2] == -5).all()
+    assert (slot[1, :, 2] == 0).all()
+
+
+def test_actions_arrive_in_the_form_of_the_space():
+    still = (np.zeros(4, np.float32), 0.0, False, False, {})
+    spec, group = group_of(Scripted, results=[still], action_space=spaces.Discrete(3, start=-1))
+    group.reset(new_frame(spec, 1))
+    step(group, spec, [[2]])
+    assert group._envs[0].actions == [1]
+    assert type(group._envs[0].actions[0]) is int
+
+    pair = spaces.Tuple((spaces.Discrete(2), spaces.Box(-2, 4, (2,))))
+    spec, group = group_of(Scripted, results=[still], action_space=pair)
+    group.reset(new_frame(spec, 1))
+    step(group, spec, [[1]], [[0.0, 9.0]])
+    category, box = group._envs[0].actions[0]
+    assert category == 1
+    assert box.tolist() == [1.0, 4.0]
+    assert pair.contains((int(category), box))
+
+
+@pytest.mark.parametrize("where", ["info", "observation"])
+def test_action_masks_of_info_and_of_observations(where: str):
+    allowed = [np.array(bits, np.int8) for bits in ([1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0])]
+
+    def seen(number: int) -> tuple[Any, dict[str, Any]]:
+        obs = np.full(4, number, np.float32)
+        return (obs, {"action_mask": allowed[number]}) if where == "info" else ({"x": obs, "action_mask": allowed[number]}, {})
+
+    space = OBSERVATION if where == "info" else spaces.Dict({"x": OBSERVATION, "action_mask": spaces.MultiBinary(3)})
+    ends = [(1, False, False), (2, False, True), (3, False, False)]
+    results = [(seen(n)[0], 0.0, term, trunc, seen(n)[1]) for n, term, trunc in ends]
+    spec, group = group_of(Scripted, results=results, first=seen(0), observation_space=space, action_space=spaces.Discrete(3))
+    assert spec.masked
+    assert len(spec.observation.leaves) == 1
+    frame = new_frame(spec, 1)
+    group.reset(frame)
+    masks = [frame.mask[0].tolist(), *(step(group, spec)[0].mask[0].tolist() for _ in range(4))]
+    resting = [True] * 3  # a finished game allows nothing; the resting row must not break the softmax
+    assert masks == [[True, False, False], [False, True, True], resting, [True, False, False], [True, True, False]]
+
+
+def test_numbers_in_the_last_info_become_extras():
+    spec, group = group_of(Counting, count=2)
+    done = episodes_of(group, spec, 20)
+    assert sorted(group.extras, key=lambda extra: extra["score"]) == extras_of(done)
+
+
+def test_close_closes_every_environment_once():
+    _spec, group = group_of(Scripted, count=2)
+    envs = list(group._envs)
+    group.close()
+    group.close()
+    assert [env.closed for env in envs] == [1, 1]
+
+
+def test_render_gives_one_frame_per_environment():
+    pytest.importorskip("pygame")
+    wanted = EnvRequest("CartPole-v1", {}, render_mode="rgb_array")
+    group = general.make_group(wanted, general.probe(wanted), 2, 0, 0)
+    group.reset(new_frame(general.probe(wanted), 2))
+    frames = group.render()
+    assert len(frames) == 2
+    assert frames[0].dtype == np.uint8
+    assert frames[0].ndim == 3
+    group.close()
+
+
+GOOD = np.zeros(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("result", "parts"),
+    [
+        (ZeroDivisionError("oh"), ["step(0)", "ZeroDivisionError: oh", "in step"]),
+        ((GOOD, 0.0, False, {}), ["tuple of 4", "observation, reward, terminated, truncated, info"]),
+        (None, ["returned None"]),
+        ((np.zeros(1, np.float32), 0.0, False, False, {}), ["shape (1,)", "(4,)"]),
+        ((np.zeros((4, 1), np.float32), 0.0, False, False, {}), ["shape (4, 1)", "(4,)"]),
+        ((np.array([0, np.nan, 0, 0]), 0.0, False, False, {}), ["nan at [1]", "finite"]),
+        ((np.array([0, 0, -np.inf, 0]), 0.0, False, False, {}), ["-inf at [2]"]),
+        ((np.array(["a"] * 4), 0.0, False, False, {}), ["dtype <U1", "float32"]),
+        ((GOOD, float("nan"), False, False, {}), ["reward is nan"]),
+        ((GOOD, np.zeros(2), False, False, {}), ["as reward", "one number"]),
+        ((GOOD, None, False, False, {}), ["reward is nan"]),
+    ],
+)
+def test_faults_of_step_name_the_environment_and_the_value(result: Any, parts: list[str]):
+    message = fault(results=[result])
+    for part in ["environment 4 (Scripted)", *parts]:
+        assert part in message
+
+
+def test_fault_in_a_later_reset_names_the_environment():
+    class Once(Scripted):
+        resets = 0
+
+        def reset(self, **kwargs: Any) -> Any:
+            self.resets += 1
+            if self.resets > 1:
+                raise RuntimeError("only once")
+            return super().reset(**kwargs)
+
+    envs = [Once([(GOOD, 0.0, row == 1, False, {})]) for row in range(2)]
+    spec = general.probe(request(Scripted))
+    group = general.make_group(request(lambda: envs.pop(0)), spec, 2, 8, 0)
+    group.reset(new_frame(spec, 2))
+    with pytest.raises(EnvironmentFault, match=r"environment 9 .*reset\(\).*only once"):
+        step(group, spec)
+
+
+def test_the_second_environment_is_named_when_it_alone_is_wrong():
+    envs = [Scripted([(GOOD, 0.0, False, False, {})]), Scripted([(np.zeros(3, np.float32), 0.0, False, False, {})])]
+    spec = general.probe(request(Scripted))
+    group = general.make_group(request(lambda: envs.pop(0)), spec, 2, 0, 0)
+    group.reset(new_frame(spec, 2))
+    with pytest.raises(EnvironmentFault, match=r"environment 1 .*shape \(3,\)"):
+        step(group, spec)
+
+
+def test_float_image_for_a_byte_space_is_a_fault():
+    image = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    bad = (np.full((8, 8, 3), 0.5, np.float32), 0.0, False, False, {})
+    assert "dtype float32" in fault(first=(np.zeros((8, 8, 3), np.uint8), {}), results=[bad], observation_space=image)
+
+
+def test_category_outside_its_space_is_a_fault():
+    message = fault(first=(2, {}), results=[(5, 0.0, False, False, {})], observation_space=spaces.Discrete(3, start=2))
+    assert "obs is 5" in message
+
+
+def test_mask_faults():
+    def masked(mask: Any) -> str:
+        info = {} if mask is None else {"action_mask": mask}
+        return fault(first=(GOOD, {"action_mask": np.ones(2)}), results=[(GOOD, 0.0, False, False, info)])
+
+    assert "info has no action_mask" in masked(None)
+    assert "3 entries" in masked(np.ones(3))
+    assert "allows no action" in masked(np.zeros(2))
+
+
+def test_validation_of_values_can_be_turned_off():
+    wanted = EnvRequest(Scripted, {"results": [(np.full(4, np.inf), 0.0, False, False, {})]}, validate=False)
+    spec = general.probe(wanted)
+    group = general.make_group(wanted, spec, 1, 0, 0)
+    group.reset(new_frame(spec, 1))
+    assert np.isinf(step(group, spec)[0].obs[0]).all()
+
+
+def problem(env: Any, backend: str = "auto", **kwargs: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        general.probe(EnvRequest(env, kwargs, backend=backend))
+    return str(caught.value)
+
+
+class Raising(Scripted):
+    def __init__(self) -> None:
+        raise OSError("no such level")
+
+
+class Deep(Scripted):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        raise KeyError("lives")
+
+
+GAME = types.ModuleType("game_v1")
+GAME.parallel_env = Counting
+
+
+class DeepMind:
+    """An environment of dm_env's kind, as dm_control's are."""
+
+    def reset(self) -> Any:
+        return (None, None, None, {})
+
+    def step(self, action: Any) -> Any:
+        return self.reset()
+
+    def action_spec(self) -> None: ...
+
+    def observation_spec(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "parts"),
+    [
+        ("CartPol-v1", {}, ["'CartPol-v1'", "did you mean CartPole-v1", "? An id that", "module:CartPol-v1"]),
+        ("CartPole-v9", {}, ["did you mean", "CartPole-v1"]),
+        ("qqqqqq", {}, ["no environment is called 'qqqqqq'; no known id is like it. An id that a package registers", "module:qqqqqq"]),
+        ("environments:nope", {}, ["the module environments has no nope, and registers no such id; correct its name"]),
+        ("environments:Countin", {}, ["has no Countin", "did you mean environments:Counting"]),
+        ("environments:CartPol-v1", {}, ["has no CartPol-v1", "did you mean CartPole-v1"]),
+        ("environments:MODES", {}, ["MODES of the module environments is [", "which cannot be called"]),
+        ("environments", {}, ["the name of a module", "environments:name_of_a_class_or_function"]),
+        ("pettingzoo.sisl.multiwalker_v9", {}, ["the name of a module", "in it, too: pettingzoo.sisl.multiwalker_v9:parallel_env"]),
+        ("json", {}, ["the name of a module", "json:name_of_a_class_or_function"]),
+        (GAME, {}, ["pass what makes the environment in it, game_v1.parallel_env"]),
+        (DeepMind, {}, ["gymnasium.Env", "shimmy.dm_control_compatibility.DmControlCompatibilityV0", "pip install shimmy"]),
+        ("no_such_module_x:Thing-v0", {}, ["no_such_module_x", "install"]),
+        ("CartPole-v1", {"gravty": 3}, ["env_kwargs", "gravty", "sutton_barto_reward"]),
+        (Counting, {"speed": 1}, ["env_kwargs", "speed", "Counting", "takes nothing"]),
+        (Raising, {}, ["Raising", "OSError: no such level", "Traceback"]),
+        (lambda: 5, {}, ["returned 5", "gymnasium.Env"]),
+        (lambda: None, {}, ["returned None"]),
+        (Counting(), {}, ["pass a callable"]),
+        (7, {}, ["env is 7", "Gymnasium id"]),
+        (Scripted, {"first": GOOD}, ["reset() returned", "observation, info"]),
+        (Scripted, {"first": (np.zeros(1, np.float32), {})}, ["shape (1,)", "(4,)"]),
+        (Scripted, {"first": (np.full(4, np.nan), {})}, ["nan at [0]", "finite"]),
+        (Scripted, {"first": (None, {})}, ["obs", "(4,)"]),
+        (Scripted, {"observation_space": spaces.Graph(OBSERVATION, None)}, ["Scripted", "not supported"]),
+        (Scripted, {"observation_space": None}, ["observation_space is None"]),
+        (Scripted, {"action_space": spaces.Box(0, 4, (2,), np.int32)}, ["action space", "not supported"]),
+        (Deep, {}, ["environment 0 (Deep)", "KeyError", "reset()"]),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(env: Any, kwargs: dict[str, Any], parts: list[str]):
+    message = problem(env, **kwargs)
+    for part in parts:
+        assert part in message
+
+
+def test_the_vector_backend_wants_a_vector_environment():
+    assert "no vector environment of its own" in problem("MountainCarContinuous-v0", backend="vector")
+    assert "env_backend auto" in problem(Counting, backend="vector")
+
+
+def test_a_video_of_a_callable_without_render_mode_is_refused():
+    with pytest.raises(ConfigError, match="does not take render_mode"):
+        general.probe(EnvRequest(Counting, {}, render_mode="rgb_array"))
+
+
+def test_a_callable_that_returns_one_environment_again_is_refused():
+    env = Counting()
+    with pytest.raises(ConfigError, match="same environment twice"):
+        group_of(lambda: env, count=2)
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "package", "extra"),
+    [("gymnasium.envs.box2d:LunarLander", "Box2D", "box2d"), ("gymnasium.envs.mujoco.ant_v5:AntEnv", "mujoco", "mujoco")],
+)
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, entry_point: str, package: str, extra: str):
+    import importlib.util
+
+    def absent(*args: Any, **kwargs: Any) -> None:
+        raise gymnasium.error.DependencyNotInstalled(f"{package} is not installed")
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(gymnasium, "make", absent)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name, *rest))
+    gymnasium.register("Absent-v0", entry_point=entry_point)
+    try:
+        assert f"pip install -e .[{extra}]" in problem("Absent-v0")
+    finally:
+        del gymnasium.registry["Absent-v0"]
+
+
+def test_names_of_modules_and_registered_factories(monkeypatch: pytest.MonkeyPatch):
+    module = types.ModuleType("counting_games")
+    module.make_counting = Counting
+    monkeypatch.setitem(sys.modules, "counting_games", module)
+    assert resolve_env("counting_games:make_counting") is Counting
+    register_env("my-counting", Counting)
+    assert resolve_env("my-counting") is Counting
+    assert probe(request("my-counting")).observation == probe(request("counting_games:make_counting")).observation
+    assert "did you mean my-counting" in problem("my-countin")
+    assert resolve_env("CartPole-v1") == "CartPole-v1"
+    with pytest.raises(ConfigError, match="callable"):
+        register_env("x", "CartPole-v1")
+
+
+def test_specs_of_registered_ids():
+    spec = probe(request("CartPole-v1"))
+    assert (spec.agents, spec.frameskip, spec.masked, spec.action.sizes) == (1, 1, False, (2,))
+    assert make_group(request("CartPole-v1"), spec, 3, 0, 0).rows == 3
+    assert probe(request("CartPole")).observation == spec.observation  # the latest version
+
+
+def test_minigrid_needs_no_import():
+    pytest.importorskip("minigrid")
+    spec = general.probe(request("MiniGrid-Empty-5x5-v0"))
+    assert {leaf.name for leaf in spec.observation.leaves} == {"obs/image", "obs/direction"}
+    assert spec.observation.ignored == ("mission",)
+
+
+def test_frameskip_is_read_but_not_that_of_mujoco():
+    class Skipping(Counting):
+        frame_skip = 4
+
+    assert general.probe(request(Skipping)).frameskip == 4
+    Skipping.__module__ = "gymnasium.envs.mujoco.ant_v5"
+    assert general.probe(request(Skipping)).frameskip == 1
+
+
+def test_mujoco_tells_a_warning_once_and_writes_no_file(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        _, group = group_of("HalfCheetah-v5", count=3)
+    group.close()
+    assert len([warning for warning in told if "MuJoCo" in str(warning.message)]) <= 1
+    assert "WARNING" not in "".join(capfd.readouterr())
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,119 @@
+"""The ceiling: what is counted, what adds up, and that measuring leaves nothing behind."""
+
+import dataclasses
+import multiprocessing
+
+import numpy as np
+import pytest
+from environments import MODES, Busy, Counting, vector_of
+from gymnasium.vector import AutoresetMode
+from small_plans import small_config, small_plan
+
+from sfactory.config import ModelConfig, OptimConfig
+from sfactory.errors import RunFailed
+from sfactory.profiling.ceiling import SIMULATION, TRAINING, Ceiling, inference_works, measure, measure_ceiling, prepare, rows_of
+
+CEILING = Ceiling(3e-6, 1e-6, 4e-6, 4, 256, 1024, 1, "float32", "cpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("inference", "learner", "expected"), [("cpu", "cpu", 500_000), ("cpu", "cuda", 1_000_000), ("cuda", "cuda", 4 / 3e-6)]
+)
+def test_cores_pay_for_what_no_gpu_does(inference, learner, expected):
+    ceiling = dataclasses.replace(CEILING, inference_device=inference, learner_device=learner)
+    assert ceiling.env_steps_per_s == pytest.approx(expected)
+
+
+class Walled(Counting):
+    """Counts the steps and the resets of all its kind."""
+
+    steps = resets = 0
+
+    def reset(self, **kwargs):
+        Walled.resets += 1
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        assert self.count < self.length, "stepped beyond the end of an episode"
+        Walled.steps += 1
+        return super().step(action)
+
+
+@pytest.mark.parametrize("env", [Walled, *(vector_of(Walled, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)])
+def test_simulation_counts_steps_and_begins_new_episodes(env):
+    with prepare(small_plan(env), SIMULATION) as piece:
+        Walled.steps = Walled.resets = 0
+        counted = sum(piece() for _ in range(50))
+    assert Walled.resets > 0
+    assert counted == Walled.steps
+
+
+@pytest.mark.parametrize("env", [Busy, vector_of(Busy, AutoresetMode.SAME_STEP), "sfactory/CartPole", "sfactory/Pendulum"])
+def test_simulation_acts_as_the_environment_allows(env):
+    with prepare(small_plan(env), SIMULATION) as piece:
+        assert sum(piece() for _ in range(30)) > 0
+
+
+@pytest.mark.parametrize(
+    ("env", "core", "settings"),
+    [
+        ("sfactory/CartPole", "none", {}),
+        ("sfactory/Pendulum", "gru", {"epochs": 2, "optim": OptimConfig(minibatches=2, schedule="linear")}),
+        (Busy, "lstm", {"algo": "ppo"}),
+    ],
+    ids=["plain", "epochs", "everything"],
+)
+def test_inference_and_training_count_all_their_samples(env, core, settings):
+    plan = small_plan(env, model=ModelConfig(core=core, hidden=(16,), features=16, core_size=8, normalize_obs=True), **settings)
+    for work in inference_works(plan):
+        with prepare(plan, work) as piece:
+            assert [piece() for _ in range(10)] == [rows_of(plan, work)] * 10
+    with prepare(plan, TRAINING) as piece:
+        assert [piece() for _ in range(3)] == [plan.config.batch_size] * 3
+
+
+def test_the_learner_trains_on_plausible_samples(monkeypatch):
+    """Importance weights far from 1 would be cut by V-trace, and the numbers of a run that has gone wrong cost other times."""
+    from sfactory.profiling.measure import ceiling
+
+    learners = []
+
+    class Kept(ceiling.Learner):
+        def __init__(self, *args):
+            super().__init__(*args)
+            learners.append(self)
+
+    monkeypatch.setattr(ceiling, "Learner", Kept)
+    with prepare(small_plan("sfactory/CartPole"), TRAINING) as piece:
+        losses = []
+        learners[0]._emit = lambda progress: losses.append(progress.losses)
+        for _ in range(20):
+            piece()
+        learners[0].report()
+    assert losses[-1]["ratio_min"] == pytest.approx(1, abs=1e-3)
+    assert losses[-1]["ratio_max"] == pytest.approx(1, abs=1e-3)
+    assert np.isfinite(list(losses[-1].values())).all()
+
+
+def test_a_ceiling_is_measured_and_all_processes_end():
+    ceiling = measure_ceiling(small_config("sfactory/CartPole"), 0.3)
+    costs = ceiling.simulation_s, ceiling.inference_s, ceiling.training_s
+    assert all(0 < cost < 1 for cost in costs)
+    assert ceiling.env_steps_per_s == pytest.approx(ceiling.cores / sum(costs))
+    assert (ceiling.batch_size, ceiling.precision, ceiling.learner_device) == (64, "float32", "cpu")
+    assert not multiprocessing.active_children()
+
+
+class Falling(Counting):
+    """Fails in a few steps."""
+
+    def step(self, action):
+        if self.episode > 2:
+            raise RuntimeError("fell over")
+        return super().step(action)
+
+
+def test_an_environment_that_raises_ends_the_measurement_with_its_words():
+    with pytest.raises(RunFailed, match="fell over"):
+        measure(small_plan(Falling), [SIMULATION], 2, 0.2)
+    assert not multiprocessing.active_children()

@@ -1,0 +1,354 @@
+"""The profile: its accounts add up, its files can be used, and it leaves nothing behind."""
+
+import dataclasses
+import json
+import math
+import sys
+import tempfile
+import types
+from time import process_time
+
+import numpy as np
+import pytest
+from commands import Command, wait_until
+
+from sfactory.config import Config, RuntimeConfig, from_command_line, resolve
+from sfactory.config.lag import settling_steps
+from sfactory.errors import RunFailed
+from sfactory.profile import main
+from sfactory.profiling import measure as profiling
+from sfactory.profiling import tune as tuning_module
+from sfactory.profiling.bottleneck import find_bottleneck
+from sfactory.profiling.measure import Interrupted, Level, Profile
+from sfactory.profiling.tune import settings_of, tune, tuned_values
+from sfactory.runtime.planning import make_plan
+from sfactory.runtime.processes import fork_server
+from sfactory.telemetry.stopwatch import COLUMNS, PHASES, Household, Interval, Stopwatch
+from sfactory.telemetry.trace import LAPS_KEPT, TracingStopwatch
+from sfactory.train import main as train_main
+
+pytestmark = pytest.mark.timeout(120)
+SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128", "--device", "cpu"]
+OUT = ["--tune-out", "best.yaml"]
+PROCESSES = ["learner", "policy-0", "rollout-0"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedCeiling:
+    """In place of the ceiling's measurements, which take their time."""
+
+    simulation_s: float = 1e-6
+    inference_s: float = 2e-6
+    training_s: float = 5e-6
+    cores: int = 2
+
+    @property
+    def env_steps_per_s(self) -> float:
+        return self.cores / (self.simulation_s + self.inference_s + self.training_s)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    """One for all runs in this process; each would start its own otherwise."""
+    with fork_server():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A working folder in which nothing but the files that were asked for may be left."""
+    ceiling = types.SimpleNamespace(measure_ceiling=lambda config, seconds: FixedCeiling())
+    monkeypatch.setitem(sys.modules, "sfactory.profiling.ceiling", ceiling)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def profile(capsys, *args: str) -> dict:
+    """What the command prints with ``--json``."""
+    assert main([*args, "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_what_was_sampled_before_the_first_update_is_not_measured(monkeypatch):
+    """The learner trains on it faster than the rollout workers sample, so many slots would flatter a run."""
+    monkeypatch.setattr(profiling, "WARM_UP_S", 0.0)
+    plan = make_plan(from_command_line(["--env", "CartPole-v1", *SMALL, "--runtime.spare-batches", "60"], "test"))
+    expected = settling_steps(plan.config, plan.rows)
+    assert expected == 2 * 128 * 61
+    interval = profiling.profile_run(plan, 0.3).interval
+    assert interval.before[interval.names.index("learner"), COLUMNS.index("rows")] >= expected
+
+
+def test_a_profile_accounts_for_all_time_and_leaves_only_its_trace(place, capsys):
+    values = profile(capsys, "--env", "CartPole-v1", *SMALL, "--seconds", "2", "--trace", "trace.json")
+    assert values["fps"] > 0
+    assert values["frames_per_s"] == values["fps"]
+    assert values["fraction"] == pytest.approx(values["fps"] / 250_000)
+    assert values["ceiling"] == pytest.approx(250_000)
+    assert values["bottleneck"] in ("environments", "policy workers", "learner", "slots", "latency")
+    assert values["advice"]
+    for kind, doing in {
+        "rollout": ("waiting", "environment", "copying", "queue"),
+        "policy": ("waiting", "forward", "sampling", "queue", "weights"),
+        "learner": ("copying", "forward", "backward", "optimizer", "weights"),
+    }.items():
+        phases = values["phases"][kind]
+        assert sum(phases.values()) == pytest.approx(1)
+        assert all(phases[phase] > 0 for phase in doing), (kind, phases)
+        assert phases["starting"] == 0
+        assert values["accounted_s"][kind] == pytest.approx(values["seconds"], abs=0.8)
+    assert 4 <= values["batch_mean"] <= 8
+    assert values["lag_max"] >= 0
+    assert [path.name for path in place.iterdir()] == ["trace.json"]
+
+    events = json.loads((place / "trace.json").read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == PROCESSES
+    assert {e["name"] for e in events if e["ph"] == "C"} >= {"requests", "free", "finished"}
+    for process, name in names.items():
+        laps = [e for e in events if e["ph"] == "X" and e["pid"] == process]
+        assert {e["name"] for e in laps} <= set(PHASES)
+        assert laps[0]["ts"] >= 0
+        ends = np.array([e["ts"] + e["dur"] for e in laps])
+        assert (np.array([e["ts"] for e in laps[1:]]) >= ends[:-1] - 0.2).all(), name
+        assert ends[-1] <= values["seconds"] * 1e6 + 0.2
+        assert ends[-1] > 0.5 * values["seconds"] * 1e6
+
+
+def test_sampling_alone_learns_nothing(place, capsys):
+    values = profile(capsys, "--env", "sfactory/CartPole", *SMALL, "--seconds", "1", "--sample-only")
+    assert values["fps"] > 0
+    assert values["ceiling"] == pytest.approx(2 / 3e-6)
+    learner = values["phases"]["learner"]
+    assert learner["forward"] == learner["backward"] == learner["optimizer"] == 0
+    assert values["lag_mean"] is values["lag_max"] is None
+    assert values["bottleneck"] != "learner"
+    assert list(place.iterdir()) == []
+
+
+def test_one_process_can_be_profiled(place, capsys):
+    values = profile(capsys, "--env", "sfactory/CartPole", *SMALL, "--seconds", "0.5", "--serial")
+    assert values["fps"] > 0
+    assert values["bottleneck"] == "synchronisation"
+    assert list(place.iterdir()) == []
+
+
+def test_what_is_tuned_can_be_trained(place, capsys):
+    values = profile(
+        capsys, "--env", "sfactory/CartPole", *SMALL, "--model.core", "gru", "--seconds", "4", "--tune", "--tune-out", "best.yaml"
+    )
+    assert values["tuned"] == "best.yaml"
+    assert [path.name for path in place.iterdir()] == ["best.yaml"]
+    config = from_command_line(["--config", "best.yaml"], "test")
+    assert config.env == "sfactory/CartPole"
+    assert config.rollout == 16
+    assert config.model.core == "gru"
+    assert settings_of(config) == values["settings"]
+    assert train_main(["--config", "best.yaml", "--steps", "2000", "--run", "run", "--log.display", "none", "--log.no-tensorboard"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--env", "CartPole-v1", "--seconds", "0"], "seconds is 0; it must be above 0"),
+        (["--env", "CartPole-v1", "--trace", "nowhere/trace.json"], "trace is nowhere/trace.json, which cannot be written"),
+        (["--env", "CartPole-v1", "--tune-out", "best.yaml"], "nothing is tuned; add --tune"),
+        (["--env", "CartPole-v1", "--tune", "--serial"], "serial is on"),
+        (["--env", "CartPole-v1", "--rollout", "32", "--envs-per-worker", "32", "--batch-size", "1000"], "try 1024"),
+        (["--env", "NoSuchEnvironment-v0"], "NoSuchEnvironment"),
+        ([], "env is not set"),
+    ],
+)
+def test_bad_input_ends_with_status_2_and_one_error(args, says, place, capsys, monkeypatch):
+    monkeypatch.setattr("sfactory.profiling.measure.profile_run", lambda *_: pytest.fail("a run was started"))
+    assert main(args) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ")
+    assert says in errors
+    assert list(place.iterdir()) == []
+
+
+def test_an_interrupt_ends_everything_and_leaves_nothing(place):
+    arguments = ["--env", "CartPole-v1", *SMALL, "--seconds", "60"]
+    script = (
+        f"import runpy, sys, tempfile; tempfile.tempdir = {str(place)!r}; sys.argv[1:] = {arguments!r}; "
+        "runpy.run_module('sfactory.profile', run_name='__main__')"
+    )
+    with Command("-c", script) as command:
+        assert wait_until(lambda: list(place.glob("sfactory-*/run/metrics.csv")), 40)
+        command.interrupt()
+        assert command.wait(30) == 130
+        assert "Traceback" not in command.errors
+        assert command.left_after(5) == []
+    assert list(place.iterdir()) == []
+
+
+def test_laps_add_up_to_the_time_that_has_passed():
+    table = np.zeros((2, len(COLUMNS)))
+    before = table.copy()
+    watch = Stopwatch(table[0])
+    for _ in range(1000):
+        watch.lap("environment")
+        watch.lap("waiting")
+        watch.count(20)
+    watch.close()
+    interval = Interval(["rollout-0", "policy-0"], before, table)
+    shares = interval.phases("rollout")
+    assert sum(shares.values()) == pytest.approx(1)
+    assert interval.busy("rollout") == pytest.approx(1 - shares["waiting"])
+    assert interval.column("rollout", "rows").tolist() == [20_000]
+    assert interval.sizes("rollout") == {31: 1000}
+    assert interval.phases("policy") == {}
+    assert math.isnan(interval.busy("policy"))
+
+
+def test_workers_in_one_process_share_its_time_by_what_they_do():
+    table, household = np.zeros((2, len(COLUMNS))), Household()
+    policy, rollout = (Stopwatch(row, household) for row in table)
+    begin = process_time()
+    for seconds, worker, other in ((0.3, rollout, policy), (0.1, policy, rollout)):
+        end = process_time() + seconds
+        while process_time() < end:
+            pass
+        worker.lap("forward")
+        other.lap("waiting")
+    for watch in (policy, rollout):
+        watch.flush()
+    spent = process_time() - begin
+    shares = table[:, COLUMNS.index("cpu_s")]
+    assert shares.sum() == pytest.approx(spent, rel=0.2)
+    assert shares[1] == pytest.approx(3 * shares[0], rel=0.3)
+
+
+def test_a_trace_keeps_the_last_laps(tmp_path):
+    watch = TracingStopwatch(np.zeros(len(COLUMNS)), tmp_path / "part.npz")
+    for _ in range(LAPS_KEPT):
+        watch.lap("waiting")
+    watch.lap("environment")
+    watch.close()
+    with np.load(tmp_path / "part.npz") as part:
+        assert len(part["ends"]) == len(part["phases"]) == LAPS_KEPT
+        assert (np.diff(part["ends"]) >= 0).all()
+        assert PHASES[part["phases"][-2]] == "environment"
+
+
+def plan_for(**changes):
+    settings = {"env": "CartPole-v1", "preset": "none", "device": "cpu", "workers": 1, "envs_per_worker": 32}
+    return make_plan(resolve(Config(**settings | changes)))
+
+
+def profile_of(plan, busy: dict[str, float], cpu: dict[str, float], fps: float = 1000.0, blocked: float = 0.0) -> Profile:
+    """A profile of ten seconds with given busy shares and cores at work."""
+    names = ["learner", "policy-0", "rollout-0"]
+    after = np.zeros((3, len(COLUMNS)))
+    working = {"learner": "backward", "policy": "forward", "rollout": "environment"}
+    for row, (kind, phase) in zip(after, working.items(), strict=True):
+        row[COLUMNS.index(phase)] = 10 * busy[kind]
+        row[COLUMNS.index("blocked")] = 10 * blocked if kind == "rollout" else 0
+        row[COLUMNS.index("waiting")] = 10 * (1 - busy[kind]) - row[COLUMNS.index("blocked")]
+        row[COLUMNS.index("cpu_s")] = 10 * cpu[kind]
+    return Profile(plan, 1.0, 10.0, fps, Interval(names, np.zeros_like(after), after), {"requests": Level(0, 0)}, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("busy", "cpu", "blocked", "name", "flag"),
+    [
+        ((0.97, 0.5, 0.3), (1.0, 0.3, 0.2), 0.6, "learner", "--runtime.learner-threads 2"),
+        ((0.97, 0.5, 0.3), (1.0, 0.3, 0.2), 0.6, "learner", "--batch-size (now 1024)"),
+        ((0.3, 0.97, 0.5), (0.3, 0.9, 0.4), 0.0, "policy workers", "--envs-per-worker (now 32)"),
+        ((0.3, 0.5, 0.97), (0.3, 0.4, 0.9), 0.0, "environments", "--workers (now 1)"),
+        ((0.97, 0.98, 0.95), (0.3, 0.2, 3.5), 0.0, "environments", "--env-backend"),
+        ((0.5, 0.5, 0.3), (0.5, 0.5, 0.3), 0.6, "slots", "--runtime.spare-batches"),
+        ((0.5, 0.5, 0.3), (0.5, 0.5, 0.3), 0.1, "latency", "--envs-per-worker"),
+    ],
+)
+def test_the_bottleneck_comes_with_its_flag(busy, cpu, blocked, name, flag, monkeypatch):
+    monkeypatch.setattr("sfactory.config.devices.cores", lambda: 4)
+    plan = plan_for(runtime=RuntimeConfig(learner_threads=1), batch_size=1024)
+    kinds = ("learner", "policy", "rollout")
+    found = find_bottleneck(profile_of(plan, dict(zip(kinds, busy, strict=True)), dict(zip(kinds, cpu, strict=True)), blocked=blocked))
+    assert found.name == name
+    assert any(flag in advice for advice in found.advice)
+
+
+@pytest.mark.parametrize(("threads", "cpu", "advised"), [(2, 0.6, True), (2, 1.2, False), (1, 0.6, False)])
+def test_a_learner_that_needs_one_core_is_advised_to_have_one_thread(threads, cpu, advised, monkeypatch):
+    monkeypatch.setattr("sfactory.config.devices.cores", lambda: 2)
+    plan = plan_for(runtime=RuntimeConfig(learner_threads=threads))
+    at_work = {"learner": cpu, "policy": 0.2, "rollout": 1.2}
+    found = find_bottleneck(profile_of(plan, {"learner": 0.7, "policy": 0.3, "rollout": 0.97}, at_work))
+    assert found.name == "environments"
+    assert any("--runtime.learner-threads 1" in advice for advice in found.advice) == advised
+
+
+def test_the_two_halves_of_a_process_that_infers_inline_are_one_stage(monkeypatch):
+    monkeypatch.setattr("sfactory.config.devices.cores", lambda: 4)
+    plan = plan_for(workers=2)
+    assert plan.inline_inference
+    cpu = {"learner": 0.5, "policy": 0.4, "rollout": 0.6}
+    found = find_bottleneck(profile_of(plan, {"learner": 0.5, "policy": 0.4, "rollout": 0.58}, cpu))
+    assert (found.name, found.reason) == ("environments", "busy 98% of the time")
+    assert "higher --workers (now 2)" in found.advice
+    found = find_bottleneck(profile_of(plan, {"learner": 0.5, "policy": 0.3, "rollout": 0.2}, cpu))
+    assert found.name == "slots"
+
+
+class FakeRuns:
+    """Stands for real runs: a speed by a formula, and a clock that they take."""
+
+    def __init__(self, monkeypatch, ends_at: int | None = None) -> None:
+        self.now, self.seen, self._ends_at = 0.0, [], ends_at
+        monkeypatch.setattr(tuning_module, "profile_run", self)
+        monkeypatch.setattr(tuning_module, "monotonic", lambda: self.now)
+        monkeypatch.setattr("sfactory.config.devices.cores", lambda: 4)
+
+    def __call__(self, plan, seconds: float, patience_s: float) -> Profile:
+        config = plan.config
+        self.now += seconds + 2
+        self.seen.append(config)
+        if len(self.seen) == self._ends_at:
+            raise Interrupted(2)
+        if config.runtime.groups == 1:
+            raise RunFailed("no batch was trained within 15 s")
+        speed = 1000.0 * config.workers * min(config.envs_per_worker, 128) / (config.runtime.policy_workers or 2)
+        return profile_of(plan, {"learner": 0.5, "policy": 0.5, "rollout": 0.5}, {"learner": 0.5, "policy": 0.5, "rollout": 0.5}, speed)
+
+
+def test_tuning_finds_the_fastest_within_its_time_and_keeps_what_is_learned(monkeypatch):
+    runs = FakeRuns(monkeypatch)
+    plan = plan_for(rollout=16, epochs=3)
+    found = tune(plan, 300)
+    best = found.plan.config
+    assert best.workers == 4
+    assert best.envs_per_worker == 128
+    assert best.runtime.policy_workers == 1
+    assert runs.now <= 300
+    assert all((config.rollout, config.epochs) == (16, 3) for config in runs.seen)
+    assert len(found.trials) == len(runs.seen)
+    assert any("no batch" in trial.note for trial in found.trials)
+    assert max(trial.fps for trial in found.trials if not math.isnan(trial.fps)) == found.profile.fps
+
+
+def test_an_interrupted_search_keeps_the_best_so_far(monkeypatch):
+    FakeRuns(monkeypatch, ends_at=4)
+    found = tune(plan_for(), 300)
+    assert found.signal == 2
+    assert len(found.trials) == 3
+    assert found.profile.fps == max(trial.fps for trial in found.trials)
+
+
+def test_an_interrupt_of_the_first_run_leaves_nothing_to_keep(monkeypatch):
+    FakeRuns(monkeypatch, ends_at=1)
+    with pytest.raises(Interrupted):
+        tune(plan_for(), 300)
+
+
+def test_tuned_values_say_what_was_asked_for_and_no_more():
+    asked = resolve(Config(env="CartPole-v1", preset="none", rollout=64, epochs=2, run="somewhere"))
+    values = tuned_values(asked, dataclasses.replace(asked, workers=3))
+    assert {key: values[key] for key in ("env", "rollout", "epochs", "workers")} == {
+        "env": "CartPole-v1", "rollout": 64, "epochs": 2, "workers": 3,
+    }  # fmt: skip
+    assert "run" not in values
+    assert "optim" not in values

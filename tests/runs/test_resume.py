@@ -1,0 +1,153 @@
+"""A resumed run whose configuration has changed: each field is safe, warned of or refused, as docs/resume.md says."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import shutil
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from short_runs import short_run
+
+from sfactory.config import Config, from_dict, merged, resolve, to_dict
+from sfactory.errors import ConfigError
+from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runs.resume_rules import RULES, markdown
+from sfactory.runs.run_folder import open_run, read_config
+from sfactory.runtime.supervisor import train
+
+BASE = {"env": "CartPole-v1", "steps": 128, "preset": "none", "device": "cpu", "model": {"core": "gru", "core_size": 8}}
+OTHERS: dict[str, Any] = {
+    "env": "Acrobot-v1", "env_kwargs": {"sutton_barto_reward": True}, "device": "cuda:7", "preset": "classic", "workers": 3,
+    "model.encoder": "nature_cnn", "model.core": "lstm", "model.model": "mine:Model", "model.kwargs": {"a": 1}, "model.hidden": [8],
+    "model.shared_critic": True,
+    "optim.betas": [0.5, 0.9], "loss.max_lag": 99, "runtime.inference_device": "cpu", "runtime.learner_threads": 2,
+    "runtime.inference_threads": 2, "runtime.policy_workers": 2,
+}  # fmt: skip
+"""Another value of a field whose type does not suggest one."""
+NOT_SAVED = ("run", "overwrite")
+
+
+def all_fields(kind: type = Config, path: str = "") -> dict[str, Any]:
+    """Dotted names of all fields with their annotated types."""
+    found = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        found |= all_fields(hint, f"{path}{name}.") if dataclasses.is_dataclass(hint) else {f"{path}{name}": hint}
+    return found
+
+
+def value_of(config: Config, field: str) -> Any:
+    group, _, name = field.rpartition(".")
+    return getattr(getattr(config, group) if group else config, name)
+
+
+def with_value(values: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+    group, _, name = field.rpartition(".")
+    changed = dict(values) | ({name: value} if not group else {group: dict(values.get(group, {})) | {name: value}})
+    return changed
+
+
+def other_value(field: str, hint: Any) -> Any:
+    if field in OTHERS:
+        return OTHERS[field]
+    now = value_of(merged(Config(), BASE), field)
+    if typing.get_origin(hint) is typing.Literal:
+        return next(value for value in typing.get_args(hint) if value != now)
+    return not now if isinstance(now, bool) else now + 1
+
+
+FIELDS = {field: hint for field, hint in all_fields().items() if field not in NOT_SAVED}
+
+
+def test_every_field_has_a_rule_and_every_rule_a_field():
+    assert list(RULES) == list(all_fields()), "in the order of Config; sfactory/runs/resume_rules.py says what a changed field means"
+
+
+def test_the_documentation_is_the_table():
+    text = Path(__file__).parents[2].joinpath("docs", "resume.md").read_text()
+    assert text == markdown(), "python -m sfactory.runs.resume_rules > docs/resume.md"
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_changed_field_follows_its_rule(field, tmp_path, caplog):
+    begun = merged(Config(run=str(tmp_path)), BASE)
+    with open_run(begun) as run:
+        run.metrics.write_text("header\n")
+    changed = merged(Config(run=str(tmp_path)), with_value(BASE, field, other_value(field, FIELDS[field])))
+    assert value_of(changed, field) != value_of(begun, field)
+    before = (tmp_path / "config.yaml").read_bytes()
+    if RULES[field].verdict == "refused":
+        with pytest.raises(ConfigError) as caught:
+            open_run(changed)
+        assert [line for line in caught.value.problems if line.startswith(f"  {field}: ")] == list(caught.value.problems[1:])
+        assert len(caught.value.problems) == 2
+        assert (tmp_path / "config.yaml").read_bytes() == before
+        return
+    with open_run(changed) as run:
+        assert run.resumed
+    assert value_of(read_config(tmp_path), field) == value_of(changed, field)
+    if RULES[field].verdict == "warned":
+        assert f"changed setting: {field}: " in caplog.text
+        assert caplog.text.count("changed setting") == 1
+    else:
+        assert caplog.text == ""
+
+
+def test_a_moved_folder_and_an_overwritten_one_are_no_changes(tmp_path, caplog):
+    single = {"env_backend": "gymnasium"}  # no row of it ever rests, so that env steps are exact
+    run = short_run(tmp_path / "run", "CartPole-v1", **single)
+    shutil.move(run, tmp_path / "elsewhere")
+    short_run(tmp_path / "elsewhere", "CartPole-v1", steps=256, **single)
+    assert CheckpointStore(tmp_path / "elsewhere" / "checkpoints").load_latest().env_steps == 256
+    model = from_dict({"model": {"hidden": [8]}}).model
+    short_run(tmp_path / "elsewhere", "CartPole-v1", model=model, overwrite=True, **single)
+    assert CheckpointStore(tmp_path / "elsewhere" / "checkpoints").load_latest().env_steps == 128
+    assert caplog.text == ""
+
+
+def test_a_damaged_config_of_a_run_is_not_compared_blindly(tmp_path):
+    with open_run(merged(Config(run=str(tmp_path)), BASE)) as run:
+        run.metrics.write_text("header\n")
+    values = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values | {"model": 5, "loss": None}))
+    with open_run(merged(Config(run=str(tmp_path)), BASE)) as run:
+        assert run.resumed
+
+
+# Real runs
+
+CONTINUED = {
+    "steps": 512, "seed": 5, "algo": "impala", "precision": "bfloat16", "workers": 2, "envs_per_worker": 8, "rollout": 16,
+    "batch_size": 128, "epochs": 3, "optim.lr": 0.125, "optim.schedule": "linear", "optim.minibatches": 2, "optim.betas": [0.5, 0.9],
+    "loss.gamma": 0.5, "loss.exploration": "kl", "runtime.groups": 4, "runtime.policy_workers": 2, "runtime.spare_batches": 3,
+    "log.keep": 1, "log.milestone_every": 64, "log.episode_window": 3, "model.initial_log_std": 2.0, "env_backend": "gymnasium",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    return short_run(tmp_path_factory.mktemp("resume") / "run", "CartPole-v1")
+
+
+@pytest.mark.parametrize("field", CONTINUED)
+def test_a_run_goes_on_with_a_changed_field(field, begun, tmp_path):
+    assert RULES[field].verdict != "refused"
+    run = tmp_path / "run"
+    shutil.copytree(begun, run)
+    saved = CheckpointStore(run / "checkpoints").load_latest()
+    values = to_dict(read_config(run)) | {"run": str(run), "steps": 384}
+    result = train(resolve(from_dict(with_value(values, field, CONTINUED[field]))))
+    assert result.status == "completed"
+    assert result.env_steps >= 384 > saved.env_steps
+    snapshot = CheckpointStore(run / "checkpoints").load_latest()
+    assert snapshot.env_steps == result.env_steps
+    assert snapshot.updates > saved.updates
+    assert snapshot.wall_s > saved.wall_s
+    if field == "optim.lr":
+        assert snapshot.trainer["lr"] == 0.125
+        with (run / "metrics.csv").open() as file:
+            assert float(list(csv.DictReader(file))[-1]["lr"]) == 0.125

@@ -1,0 +1,186 @@
+"""What a user would lose: a curve with holes, numbers that lie, or a summary that says completed when it was not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sfactory.config import Config, LogConfig
+from sfactory.errors import ConfigError
+from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
+
+QUIET = Config(log=LogConfig(tensorboard=False))
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write(folder: Path, *env_steps: int) -> None:
+    writer = MetricsWriter(folder, QUIET)
+    for steps in env_steps:
+        writer.write(Report(wall_s=1.0, env_steps=steps, frames=4 * steps))
+
+
+def test_the_columns_are_the_documented_ones_in_their_order(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == (
+        "wall_s,env_steps,frames,fps,frames_per_s,episodes,episode_return_mean,episode_return_min,episode_return_max,episode_length_mean,"
+        "policy_lag_mean,policy_lag_max,learner_updates,skipped_updates,loss,policy_loss,value_loss,entropy,kl,behaviour_kl,clip_fraction,explained_variance,grad_norm,"
+        "lr,rollout_busy,policy_busy,learner_busy,batch_fill,free_slots,finished_slots,queue_full_waits,restarts,env_faults,rss_mb"
+    )
+
+
+def test_a_row_is_in_the_file_at_once_and_the_unknown_is_empty(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path, QUIET)
+    assert not (tmp_path / "metrics.csv").exists()
+    writer.write(Report(wall_s=2.5, env_steps=12_345_678_901, frames=4, fps=1e6 / 3, lr=2.5e-05, extras={"success": 1.0}))
+    (row,) = rows(tmp_path)
+    assert row["env_steps"] == "12345678901"
+    assert float(row["fps"]) == pytest.approx(1e6 / 3, rel=1e-6)
+    assert float(row["lr"]) == 2.5e-05
+    assert row["episode_return_mean"] == row["loss"] == ""
+    assert row["learner_updates"] == "0"
+
+
+def test_resuming_appends_under_one_header_and_drops_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 10, 20)
+    write(tmp_path, 15, 25)
+    assert [row["env_steps"] for row in rows(tmp_path)] == ["10", "20", "15", "25"]
+
+
+@pytest.mark.parametrize("torn", ["1.0,30,4", "wall_s,env"])
+def test_a_half_row_of_a_killed_run_does_not_spoil_the_file(tmp_path: Path, torn: str) -> None:
+    whole = 0 if torn.startswith("wall") else 2
+    write(tmp_path, *(10, 20)[:whole])
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write(torn)
+    write(tmp_path, 40)
+    assert [row["env_steps"] for row in rows(tmp_path)] == ["10", "20", "40"][2 - whole :]
+
+
+def test_a_file_that_lacks_a_newer_column_gets_it(tmp_path: Path) -> None:
+    write(tmp_path, 10, 20)
+    path, old = tmp_path / "metrics.csv", [{k: v for k, v in row.items() if k != "behaviour_kl"} for row in rows(tmp_path)]
+    path.write_text("\n".join([",".join(old[0]), *(",".join(row.values()) for row in old), ""]))
+    write(tmp_path, 30)
+    assert [row["env_steps"] for row in rows(tmp_path)] == ["10", "20", "30"]
+    assert [{k: v for k, v in row.items() if k != "behaviour_kl"} for row in rows(tmp_path)[:2]] == old
+    assert rows(tmp_path)[0]["behaviour_kl"] == ""
+
+
+def test_rows_are_not_appended_under_other_columns(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match="other columns"):
+        MetricsWriter(tmp_path, QUIET)
+    assert (tmp_path / "metrics.csv").read_text() == "a,b\n1,2\n"
+
+
+def test_tensorboard_has_the_reports_over_env_steps_and_hides_what_a_crash_lost(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = MetricsWriter(tmp_path, Config())
+    for steps in (100, 200, 300):
+        first.write(Report(wall_s=1.0, env_steps=steps, frames=steps, fps=5.0, extras={"success": 0.5, "gone": math.nan}))
+    second = MetricsWriter(tmp_path, Config(), env_steps=150)
+    second.write(Report(wall_s=1.0, env_steps=250, frames=250, fps=7.0))
+
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("speed/fps")] == [(100, 5.0), (250, 7.0)]
+    assert [event.step for event in events.Scalars("extra/success")] == [100]
+    assert not {"learner/loss", "extra/gone", "progress/env_steps"} & set(events.Tags()["scalars"])
+
+
+def test_a_missing_tensorboard_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+    with pytest.raises(ConfigError, match=r"--log\.no-tensorboard"):
+        MetricsWriter(tmp_path, Config())
+    MetricsWriter(tmp_path, QUIET)
+
+
+def test_the_summary_is_plain_json_and_replaces_the_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    for status, error in (("interrupted", None), ("failed", "worker 3 died")):
+        write_summary(
+            path,
+            status,
+            env="CartPole-v1",
+            seed=1,
+            env_steps=5,
+            frames=20,
+            wall_s=2.0,
+            fps=np.float32(2.5),
+            episode_return_mean=math.nan,
+            extras={"success": np.float64(0.5)},
+            error=error,
+        )
+    assert json.loads(path.read_text()) == {
+        "status": "failed",
+        "env": "CartPole-v1",
+        "seed": 1,
+        "env_steps": 5,
+        "frames": 20,
+        "wall_s": 2.0,
+        "fps": 2.5,
+        "episode_return_mean": None,
+        "extras": {"success": 0.5},
+        "error": "worker 3 died",
+    }
+    assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_the_window_keeps_the_last_episodes_over_reports() -> None:
+    window = EpisodeWindow(4)
+    assert window.report()[:2] == (0, 0)
+    assert math.isnan(window.report().return_mean)
+    window.add(np.array([1.0, 2.0, 3.0], np.float32), np.array([10, 20, 30]))
+    assert window.report() == (3, 3, 2.0, 1.0, 3.0, 20.0, {})
+    window.add(np.array([4.0, 5.0]), np.array([40, 50]))
+    assert window.report() == (2, 4, 3.5, 2.0, 5.0, 35.0, {})
+    assert window.report() == (0, 4, 3.5, 2.0, 5.0, 35.0, {})
+
+
+def test_all_episodes_since_the_last_report_count_where_they_are_more_than_the_window() -> None:
+    window = EpisodeWindow(2)
+    for chunk in np.split(np.arange(100.0), 10):
+        window.add(chunk, chunk + 1)
+    assert window.report() == (100, 100, 49.5, 0.0, 99.0, 50.5, {})
+    assert window.report()[:3] == (0, 2, 98.5)
+
+
+def test_the_window_copies_what_it_is_given() -> None:
+    window = EpisodeWindow(3)
+    returns = np.array([1.0, 1.0])
+    window.add(returns, np.ones(2))
+    returns[:] = 9.0
+    assert window.report().return_mean == 1.0
+
+
+def test_extras_are_means_over_the_episodes_that_have_them() -> None:
+    window = EpisodeWindow(2)
+    window.add(np.zeros(3), np.ones(3), [{"success": 1.0}, {"success": 0.0, "depth": 7}, {"success": math.nan, "odd": math.inf}])
+    assert window.report().extras == {"success": 0.5, "depth": 7.0}
+    window.add(np.zeros(3), np.ones(3), [{"success": 0.0}] * 3)
+    assert window.report().extras == {"success": 0.0, "depth": 7.0}
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [100.0]
+
+
+def test_speeds_are_those_of_this_process_and_time_adds_up_over_resumes(clock: list[float]) -> None:
+    speedometer = Speedometer(wall_s=50.0, env_steps=1000, frames=4000, clock=lambda: clock[0])
+    assert math.isnan(speedometer.report(1000, 4000).fps)
+    clock[0] += 2.0
+    assert speedometer.report(1100, 4400) == (52.0, 50.0, 200.0)
+    clock[0] += 3.0
+    assert speedometer.report(1700, 6800) == (55.0, 200.0, 800.0)
+    assert speedometer.overall_fps(1700) == pytest.approx(1700 / 55.0)
