@@ -23,7 +23,10 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
-    packages=[*find_packages(include=["sfactory", "sfactory.*"]), *(f"sfactory.{p}" for p in find_packages(include=["envs", "envs.*"]))],
+    packages=[
+        *find_packages(include=["sfactory", "sfactory.*"]),
+        *(f"sfactory.{p}" for p in find_packages(include=["envs", "envs.*"])),
+    ],
     package_dir={"sfactory.envs": "envs"},
     package_data={"sfactory": ["py.typed"]},
     install_requires=[

@@ -1,7 +1,7 @@
 """Environments of every kind behind one interface (:mod:`sfactory.envs.interface`).
 
-:func:`probe` tells what an environment is before any worker starts, :func:`make_group` makes the ones that a worker steps. Both ask the
-environment families in turn; the last one takes whatever Gymnasium or a user's callable makes.
+:func:`probe` tells what an environment is before any worker starts, :func:`make_group` makes the ones that a worker
+steps. Both ask the environment families in turn; the last one takes whatever Gymnasium or a user's callable makes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,23 @@ from sfactory.envs.factory import register_env, resolve_env
 from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Group, Outcome
 from sfactory.envs.seeds import env_seed
 
-__all__ = ["EnvRequest", "EnvSpec", "Finals", "Frame", "Group", "Outcome", "env_seed", "make_group", "probe", "register_env", "resolve_env"]
+__all__ = [
+    "EnvRequest",
+    "EnvSpec",
+    "Finals",
+    "Frame",
+    "Group",
+    "Outcome",
+    "env_seed",
+    "make_group",
+    "probe",
+    "register_env",
+    "resolve_env",
+]
 
 _FAMILIES = ("native", "families.atari", "families.vizdoom", "families.mujoco", "families.envpool", "general")
-"""Modules with ``handles(request)``, ``probe(request)`` and ``make_group(request, spec, count, first_index, seed)``; the first that
-handles an environment gets it."""
+"""Modules with ``handles(request)``, ``probe(request)`` and ``make_group(request, spec, count, first_index, seed)``;
+the first that handles an environment gets it."""
 
 
 def probe(request: EnvRequest) -> EnvSpec:
@@ -36,7 +48,8 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
 
     Args:
         spec: What `probe` gave for the same request.
-        first_index: Number, in the run, of the first of them; environment i of a run is seeded with ``env_seed(seed, i)``.
+        first_index: Number, in the run, of the first of them; environment i of a run is seeded with ``env_seed(seed,
+            i)``.
         seed: Of the run.
 
     Raises:

@@ -23,11 +23,24 @@ from sfactory.errors import ConfigError, EnvironmentFault, SfactoryError, said, 
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 Maker = Callable[[Sequence[int]], Any]
-"""Makes one more environment as those of a group; told the seeds of its rows, for those that are seeded when they are made."""
+"""Makes one more environment as those of a group; told the seeds of its rows, for those that are seeded when they are
+made."""
 _registered: dict[str, Callable[..., Any]] = {}
-_ID_PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "ALE/": "ale_py", "Vizdoom": "vizdoom.gymnasium_wrapper"}
+_ID_PACKAGES = {
+    "MiniGrid-": "minigrid",
+    "BabyAI-": "minigrid",
+    "ALE/": "ale_py",
+    "Vizdoom": "vizdoom.gymnasium_wrapper",
+}
 """Packages that register ids of these beginnings when they are imported."""
-_EXTRAS = {"ale_py": "atari", "vizdoom": "vizdoom", "mujoco": "mujoco", "Box2D": "box2d", "pettingzoo": "multiagent", "envpool": "envpool"}
+_EXTRAS = {
+    "ale_py": "atari",
+    "vizdoom": "vizdoom",
+    "mujoco": "mujoco",
+    "Box2D": "box2d",
+    "pettingzoo": "multiagent",
+    "envpool": "envpool",
+}
 """The extra of sfactory that installs a package."""
 
 
@@ -35,19 +48,24 @@ def register_env(name: str, factory: Callable[..., Any]) -> None:
     """Let ``--env name`` mean `factory` in this process and in the worker processes of its runs.
 
     Args:
-        factory: Called with the entries of ``env_kwargs``; returns a ``gymnasium.Env``, a ``gymnasium.vector.VectorEnv`` or a PettingZoo
+        factory: Called with the entries of ``env_kwargs``; returns a ``gymnasium.Env``, a
+            ``gymnasium.vector.VectorEnv`` or a PettingZoo
             parallel environment. For worker processes it must be picklable: a class, or a function of a module.
 
     Raises:
         ConfigError: If `factory` is not callable.
     """
     if not callable(factory):
-        raise ConfigError(f"register_env({name!r}, ...) was given {factory!r}; pass a callable that makes an environment, like its class")
+        raise ConfigError(
+            f"register_env({name!r}, ...) was given {factory!r}; pass a callable that makes an environment, like its "
+            "class"
+        )
     _registered[name] = factory
 
 
 def resolve_env(env: Any) -> Any:
-    """What an environment's name stands for: the factory of a registered name or of ``module:callable``; anything else as it is.
+    """What an environment's name stands for: the factory of a registered name or of ``module:callable``; anything else
+    as it is.
 
     Raises:
         ConfigError: If a module in ``module:Name`` cannot be imported.
@@ -70,7 +88,8 @@ def environment_name(request: EnvRequest, index: int) -> str:
 
 
 RAISED = (Exception, SystemExit)
-"""What an environment may raise to be at fault; SystemExit because a program's part that calls exit() must not end the program's host."""
+"""What an environment may raise to be at fault; SystemExit because a program's part that calls exit() must not end the
+program's host."""
 
 
 def fault_of(name: str, doing: str, error: BaseException, row: int | None = None) -> EnvironmentFault:
@@ -97,7 +116,9 @@ def check_reset(name: str, reset: Callable[[], Any], row: int | None = None) -> 
     except RAISED as error:
         raise fault_of(name, "reset()", error, row) from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-        raise EnvironmentFault(f"{name}: reset() returned {shown(result)}; it must return the two values observation, info (a dict)", row)
+        raise EnvironmentFault(
+            f"{name}: reset() returned {shown(result)}; it must return the two values observation, info (a dict)", row
+        )
     return result
 
 
@@ -130,7 +151,9 @@ def is_parallel(env: Any) -> bool:
     """Whether it follows PettingZoo's parallel API."""
     methods = ("observation_space", "action_space", "reset", "step")
     is_aec = hasattr(env, "agent_iter")
-    return hasattr(env, "possible_agents") and not is_aec and all(callable(getattr(env, name, None)) for name in methods)
+    return (
+        hasattr(env, "possible_agents") and not is_aec and all(callable(getattr(env, name, None)) for name in methods)
+    )
 
 
 def make_environments(request: EnvRequest, count: int) -> list[Any]:
@@ -145,7 +168,8 @@ def make_environments(request: EnvRequest, count: int) -> list[Any]:
         if first.num_envs != count:
             first.close()
             raise ConfigError(
-                f"{name} returned a vector environment with num_envs {first.num_envs}, but a group has {count} environments "
+                f"{name} returned a vector environment with num_envs {first.num_envs}, but a group has {count} "
+                "environments "
                 "(envs_per_worker / runtime.groups); let the callable take num_envs, or change envs_per_worker"
             )
         return [first]
@@ -178,8 +202,14 @@ def make_environment(request: EnvRequest, count: int) -> Any:
 def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
     spec = find_spec(request.env)
     if request.backend == "vector" and spec.vector_entry_point is None:
-        raise ConfigError(f"env_backend is vector, but {spec.id} has no vector environment of its own; use env_backend auto")
-    vector = request.backend == "vector" or spec.entry_point is None or (request.backend == "auto" and _own_vector_serves(spec, kwargs))
+        raise ConfigError(
+            f"env_backend is vector, but {spec.id} has no vector environment of its own; use env_backend auto"
+        )
+    vector = (
+        request.backend == "vector"
+        or spec.entry_point is None
+        or (request.backend == "auto" and _own_vector_serves(spec, kwargs))
+    )
     maker = spec.vector_entry_point if vector else spec.entry_point
     try:
         if isinstance(maker, str):
@@ -195,20 +225,24 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
 
 
 def _own_vector_serves(spec: EnvSpec, kwargs: Mapping[str, Any]) -> bool:
-    """Whether an id has a vector environment of its own that takes these arguments; a video needs environments that draw one by one."""
+    """Whether an id has a vector environment of its own that takes these arguments; a video needs environments that
+    draw one by one."""
     if spec.vector_entry_point is None or spec.additional_wrappers or "render_mode" in kwargs:
         return False
     limit = {} if spec.max_episode_steps is None else {"max_episode_steps": spec.max_episode_steps}
     try:
         maker = spec.vector_entry_point
-        inspect.signature(load_env_creator(maker) if isinstance(maker, str) else maker).bind(num_envs=1, **limit | spec.kwargs | kwargs)
+        inspect.signature(load_env_creator(maker) if isinstance(maker, str) else maker).bind(
+            num_envs=1, **limit | spec.kwargs | kwargs
+        )
     except (ImportError, TypeError, ValueError):
         return False
     return True
 
 
 def _tell_mujoco_warnings_once() -> None:
-    """MuJoCo, once imported, prints a warning for every environment that causes it, and appends it to a file in the current folder.
+    """MuJoCo, once imported, prints a warning for every environment that causes it, and appends it to a file in the
+    current folder.
 
     What is deprecated in a model's description is the same in every process; only the main one says it.
     """
@@ -240,7 +274,10 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
     if hasattr(env, "agent_iter"):
         remedy += "; pettingzoo.utils.conversions.aec_to_parallel makes one of a turn-based environment"
     elif callable(getattr(env, "action_spec", None)) and callable(getattr(env, "observation_spec", None)):
-        remedy += "; shimmy.dm_control_compatibility.DmControlCompatibilityV0 makes one of a dm_env environment (pip install shimmy)"
+        remedy += (
+            "; shimmy.dm_control_compatibility.DmControlCompatibilityV0 makes one of a dm_env environment (pip install "
+            "shimmy)"
+        )
     elif callable(getattr(env, "step", None)):
         remedy += "; derive its class from gymnasium.Env"
     raise ConfigError(f"{name} returned {shown(env)}; {remedy}")
@@ -277,14 +314,20 @@ def _unknown(env: str, module: str, name: str) -> str:
         return f"no environment is called {env!r}: the module {module} has no {name}, and registers no such id; {hint}"
     if _looks_like_a_module(env):
         maker = "parallel_env" if env.startswith("pettingzoo.") else "name_of_a_class_or_function"
-        return f"env is {env!r}, which is the name of a module; name what makes the environment in it, too: {env}:{maker}"
+        return (
+            f"env is {env!r}, which is the name of a module; name what makes the environment in it, too: {env}:{maker}"
+        )
     near = difflib.get_close_matches(name, known, 3)
     hint = f"did you mean {' or '.join(near)}?" if near else "no known id is like it."
-    return f"no environment is called {env!r}; {hint} An id that a package registers when it is imported is written module:{name}"
+    return (
+        f"no environment is called {env!r}; {hint} An id that a package registers when it is imported is written "
+        f"module:{name}"
+    )
 
 
 def _looks_like_a_module(name: str) -> bool:
-    """Whether it is the name of a module, or of what lies in a package that is there. Nothing is imported to find out."""
+    """Whether it is the name of a module, or of what lies in a package that is there. Nothing is imported to find
+    out."""
     package, *rest = name.split(".")
     if not all(map(str.isidentifier, (package, *rest))):
         return False
@@ -298,7 +341,9 @@ def _import(module: str, env: str) -> Any:
     try:
         return importlib.import_module(module)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"cannot import the module {module!r} of env {env!r}: {error}; install it, or correct its name") from error
+        raise ConfigError(
+            f"cannot import the module {module!r} of env {env!r}: {error}; install it, or correct its name"
+        ) from error
     except RAISED as error:
         trace = "".join(traceback.format_exception(error)).rstrip()
         raise ConfigError(
@@ -311,7 +356,9 @@ def _register_package(package: str, env: str) -> None:
     try:
         module = importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(f"{env} needs the package {package.partition('.')[0]}: {error}; {_install(package)}") from error
+        raise ConfigError(
+            f"{env} needs the package {package.partition('.')[0]}: {error}; {_install(package)}"
+        ) from error
     gymnasium.register_envs(module)
 
 
@@ -329,18 +376,23 @@ def _parameters(maker: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], error: BaseException) -> NoReturn:
-    """Raise the ConfigError that says why `maker`, a callable or ``module:attribute``, raised `error` when called with `kwargs`."""
+    """Raise the ConfigError that says why `maker`, a callable or ``module:attribute``, raised `error` when called with
+    `kwargs`."""
     if isinstance(error, SfactoryError):
         raise error
     if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):
         clues = f"{maker} {getattr(maker, '__module__', '')} {error}".lower()
-        missing = [package for package in _EXTRAS if package.lower() in clues and importlib.util.find_spec(package) is None]
+        missing = [
+            package for package in _EXTRAS if package.lower() in clues and importlib.util.find_spec(package) is None
+        ]
         remedy = _install(missing[0]) if missing else "install what it needs"
         raise ConfigError(f"{name} needs a package that cannot be imported: {error}; {remedy}") from error
     if isinstance(error, TypeError):
         _check_arguments(name, load_env_creator(maker) if isinstance(maker, str) else maker, kwargs, error)
     trace = "".join(traceback.format_exception(error)).rstrip()
-    raise ConfigError(f"{name} could not be made with env_kwargs {dict(kwargs)}: {type(error).__name__}: {said(error)}\n{trace}") from error
+    raise ConfigError(
+        f"{name} could not be made with env_kwargs {dict(kwargs)}: {type(error).__name__}: {said(error)}\n{trace}"
+    ) from error
 
 
 def _check_arguments(name: str, maker: Any, kwargs: Mapping[str, Any], error: TypeError) -> None:
@@ -352,6 +404,8 @@ def _check_arguments(name: str, maker: Any, kwargs: Mapping[str, Any], error: Ty
     except TypeError as misfit:
         takes = _parameters(maker)
         if "render_mode" in kwargs and "render_mode" not in takes:
-            raise ConfigError(f"{name} does not take render_mode, which a video needs; let it take render_mode and pass it on") from error
+            raise ConfigError(
+                f"{name} does not take render_mode, which a video needs; let it take render_mode and pass it on"
+            ) from error
         listed = ", ".join(takes) or "nothing"
         raise ConfigError(f"env_kwargs {dict(kwargs)} do not fit {name}: {misfit}; it takes {listed}") from error

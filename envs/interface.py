@@ -1,17 +1,21 @@
-"""What a rollout worker needs of environments: a group that steps all its rows at once and writes into arrays it is given.
+"""What a rollout worker needs of environments: a group that steps all its rows at once and writes into arrays it is
+given.
 
-A row is one agent of one environment. A group of E environments with A agents each has ``E * A`` rows, environment-major.
-Groups know nothing of workers, slots or queues.
+A row is one agent of one environment. A group of E environments with A agents each has ``E * A`` rows,
+environment-major. Groups know nothing of workers, slots or queues.
 
 Episode ends, the same for every kind of environment:
 
-- A *terminated* row begins its next episode at once: ``after.obs`` holds the first observation and ``after.first`` is set.
-- A *truncated* row rests for one step: ``after.obs`` holds the final observation of the episode, so that its value can be bootstrapped,
-  and ``after.active`` is cleared, because the next action has no effect; the step after that begins the next episode.
+- A *terminated* row begins its next episode at once: ``after.obs`` holds the first observation and ``after.first`` is
+  set.
+- A *truncated* row rests for one step: ``after.obs`` holds the final observation of the episode, so that its value can
+  be bootstrapped, and ``after.active`` is cleared, because the next action has no effect; the step after that begins
+  the next episode.
 - Environments that reset themselves in the step after an end (``NEXT_STEP``) rest after both kinds of end.
-- Vector environments that reset themselves in the same step (``SAME_STEP``), or that must be reset before their next step (``DISABLED``),
-  cannot rest: ``after.obs`` is the next episode's first observation, and the final observations of truncated rows are handed over in
-  :attr:`Group.finals`.
+- Vector environments that reset themselves in the same step (``SAME_STEP``), or that must be reset before their next
+  step (``DISABLED``),
+  cannot rest: ``after.obs`` is the next episode's first observation, and the final observations of truncated rows are
+  handed over in :attr:`Group.finals`.
 - A dead agent of a living multi-agent environment is not active; when it comes back ``first`` is set.
 """
 
@@ -111,15 +115,18 @@ class Breakage(NamedTuple):
 class Group(Protocol):
     """Environments that step together.
 
-    With :attr:`EnvRequest.replace`, faults are survived and told in `broken`. A single or multi-agent environment that raises, breaks the
-    API or gives NaN or infinity is closed and made anew, and so is a whole vector environment that raises or breaks the API: in `outcome`
-    its rows get reward 0 and a termination, and `after` holds the first observation of a new episode. In a vector environment
-    that gives NaN or infinity, 0 takes its place; a row with such an observation is not active, and its episode goes on.
+    With :attr:`EnvRequest.replace`, faults are survived and told in `broken`. A single or multi-agent environment that
+    raises, breaks the
+    API or gives NaN or infinity is closed and made anew, and so is a whole vector environment that raises or breaks the
+    API: in `outcome` its rows get reward 0 and a termination, and `after` holds the first observation of a new episode.
+    In a vector environment that gives NaN or infinity, 0 takes its place; a row with such an observation is not active,
+    and its episode goes on.
 
     Attributes:
         rows: Number of agent rows.
         finals: Set by `step` where rows were truncated and could not rest, else None.
-        extras: Numeric entries of ``info`` at episode ends since the last reader emptied it: dicts of floats, one per episode.
+        extras: Numeric entries of ``info`` at episode ends since the last reader emptied it: dicts of floats, one per
+            episode.
         broken: Faults survived since the last reader emptied it.
     """
 
@@ -141,8 +148,8 @@ class Group(Protocol):
             continuous: float32 ``[rows, D]``, before squashing.
 
         Raises:
-            EnvironmentFault: If an environment raises or breaks the API; names the environment's index in the run. Where faults are
-                survived, if one environment does so ten times without a single good step in between.
+            EnvironmentFault: If an environment raises or breaks the API; names the environment's index in the run.
+                Where faults are survived, if one environment does so ten times without a single good step in between.
         """
 
     def render(self) -> list[Any]:
@@ -164,7 +171,8 @@ class EnvRequest:
         threads: Threads of a vector environment that has its own.
         validate: Check every observation for finite values and shape.
         render_mode: Passed on to the environment when a video is wanted.
-        replace: Survive faults, as training does; else they are raised, as an evaluation with other environments would be no measurement.
+        replace: Survive faults, as training does; else they are raised, as an evaluation with other environments would
+            be no measurement.
     """
 
     env: Any

@@ -1,6 +1,7 @@
 """Writes what environments return into the arrays of a frame, and finds out who returned something wrong.
 
-Whole groups are written and checked with a few NumPy calls; only when one of them fails are the rows looked at one by one.
+Whole groups are written and checked with a few NumPy calls; only when one of them fails are the rows looked at one by
+one.
 """
 
 from __future__ import annotations
@@ -73,16 +74,19 @@ class FrameWriter:
                 self._name_misfit([observation], first_row=row)
 
     def write_batch(self, observation: Any, out: tuple[np.ndarray, ...]) -> None:
-        """Write a batched observation, whose leaves have a leading row dimension. Errors are those of `write`; one of the batch as a whole
-        has no `row`."""
+        """Write a batched observation, whose leaves have a leading row dimension. Errors are those of `write`; one of
+        the batch as a whole has no `row`."""
         for leaf, store, target in zip(self._observation.leaves, self._stores, out, strict=True):
             try:
                 value = np.asarray(_value(observation, leaf))
             except _MISFIT as error:
-                raise EnvironmentFault(f"{self._name(0)}: the batched observation has no {leaf.name}: {shown(error)}") from error
+                raise EnvironmentFault(
+                    f"{self._name(0)}: the batched observation has no {leaf.name}: {shown(error)}"
+                ) from error
             if value.shape != target.shape or not _fits(value.dtype, leaf):
                 raise EnvironmentFault(
-                    f"{self._name(0)}: the batched observation {leaf.name} has shape {value.shape} and dtype {value.dtype}; its space says "
+                    f"{self._name(0)}: the batched observation {leaf.name} has shape {value.shape} and dtype "
+                    f"{value.dtype}; its space says "
                     f"{target.shape} and {leaf.dtype}; return that, or change the observation space"
                 )
             np.copyto(target, value, casting="unsafe")
@@ -116,17 +120,23 @@ class FrameWriter:
         if self._validate and not self._all_finite(reward):
             row = int(np.flatnonzero(~np.isfinite(reward))[0])
             raise EnvironmentFault(
-                f"{self._name(row)}: the reward is {reward[row]}; it must be a finite number. Correct the environment's reward", row
+                f"{self._name(row)}: the reward is {reward[row]}; it must be a finite number. Correct the "
+                "environment's reward",
+                row,
             )
 
     def check_values(self, out: tuple[np.ndarray, ...]) -> None:
-        """Raise EnvironmentFault, with the `row`, unless all observations are finite and within their Discrete spaces."""
+        """Raise EnvironmentFault, with the `row`, unless all observations are finite and within their Discrete
+        spaces."""
         if not self._validate:
             return
         for leaf, target in zip(self._observation.leaves, out, strict=True):
             if leaf.sizes:
                 good = (target >= 0) & (target < np.reshape(leaf.sizes, leaf.shape))
-                remedy = f"its space has {leaf.sizes} categories from {leaf.start} on; enlarge the space or correct the value"
+                remedy = (
+                    f"its space has {leaf.sizes} categories from {leaf.start} on; enlarge the space or correct the "
+                    "value"
+                )
             elif leaf.dtype == np.float32:
                 if self._all_finite(target.reshape(-1)):
                     continue
@@ -140,7 +150,9 @@ class FrameWriter:
                 if leaf.sizes:
                     value = value + np.reshape(leaf.start, leaf.shape)[tuple(index)]
                 where = f" at {index}" if index else ""
-                raise EnvironmentFault(f"{self._name(row)}: the observation {leaf.name} is {value}{where}; {remedy}", row)
+                raise EnvironmentFault(
+                    f"{self._name(row)}: the observation {leaf.name} is {value}{where}; {remedy}", row
+                )
 
     def _name_misfit(self, observations: Sequence[Any], first_row: int = 0) -> NoReturn:
         """Raise an EnvironmentFault that names the first observation which does not fit."""
@@ -153,11 +165,15 @@ class FrameWriter:
                     raise EnvironmentFault(text, row) from error
                 if value.shape != leaf.shape or not _fits(value.dtype, leaf):
                     raise EnvironmentFault(
-                        f"{self._name(row)}: the observation {leaf.name} has shape {value.shape} and dtype {value.dtype}; its space says "
-                        f"{leaf.shape} and {leaf.dtype}; return that, or change the observation space. It is {shown(value)}",
+                        f"{self._name(row)}: the observation {leaf.name} has shape {value.shape} and dtype "
+                        f"{value.dtype}; its space says "
+                        f"{leaf.shape} and {leaf.dtype}; return that, or change the observation space. It is "
+                        f"{shown(value)}",
                         row,
                     )
-        raise EnvironmentFault(f"{self._name(first_row)}: the observations do not fit their space: {shown(observations[0])}", first_row)
+        raise EnvironmentFault(
+            f"{self._name(first_row)}: the observations do not fit their space: {shown(observations[0])}", first_row
+        )
 
     def _name_mask(self, masks: Sequence[Any]) -> NoReturn:
         """Raise an EnvironmentFault that names the first bad action mask."""
@@ -189,7 +205,9 @@ class _LeafStore:
 
     def write(self, values: Sequence[Any], target: np.ndarray) -> None:
         """Raises ValueError or TypeError if the values have another shape or cannot be cast."""
-        if self._is_bytes and np.asarray(values[0]).dtype.kind == "i":  # signed integers do not cast to unsigned ones, but the bits agree
+        if (
+            self._is_bytes and np.asarray(values[0]).dtype.kind == "i"
+        ):  # signed integers do not cast to unsigned ones, but the bits agree
             target = target.view(np.int8)
         if self._is_scalar:
             block = np.asarray(values)

@@ -15,8 +15,8 @@ T = TypeVar("T")
 MOST_IN_A_ROW = 10
 """Faults of an environment, without a good step in between, at which it is given up."""
 PAUSE_S = 0.1
-"""Seconds until an environment that could not be made or reset is made again; grows by as much each time, because what it lacks may come
-back."""
+"""Seconds until an environment that could not be made or reset is made again; grows by as much each time, because what
+it lacks may come back."""
 
 
 class Repairs:
@@ -50,14 +50,20 @@ class Repairs:
         self.broken.append(Breakage(rows, environment, str(fault), count))
 
     def make_anew(
-        self, fault: EnvironmentFault, index: int, environment: str, rows: Sequence[int], make: Callable[[int], T], count: int = 1
+        self,
+        fault: EnvironmentFault,
+        index: int,
+        environment: str,
+        rows: Sequence[int],
+        make: Callable[[int], T],
+        count: int = 1,
     ) -> T:
         """Take down a fault and put a new environment in the place of the faulty one.
 
         Args:
             index: Of the environment in its group.
-            make: Closes the old environment, makes and resets the new one; told how often it has been made anew. Faults of these are
-                taken down too, and it is called again.
+            make: Closes the old environment, makes and resets the new one; told how often it has been made anew. Faults
+                of these are taken down too, and it is called again.
 
         Returns:
             What `make` returned.
@@ -70,7 +76,8 @@ class Repairs:
             in_a_row = self._in_a_row(index)
             if in_a_row >= MOST_IN_A_ROW:
                 raise EnvironmentFault(
-                    f"{fault}\n{environment} has failed {in_a_row} times without a good step in between, though it was made anew each "
+                    f"{fault}\n{environment} has failed {in_a_row} times without a good step in between, though it was "
+                    "made anew each "
                     "time; correct it, and start the run again to go on from where it was saved"
                 ) from fault
             self._remade[index] += 1

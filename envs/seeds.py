@@ -13,7 +13,8 @@ def _base(run_seed: int) -> int:
 
 
 _STRIDE = 1327217885
-"""2**31 divided by the golden ratio, and odd: modulo 2**31 its multiples return only after 2**31 of them, and keep far apart until then."""
+"""2**31 divided by the golden ratio, and odd: modulo 2**31 its multiples return only after 2**31 of them, and keep far
+apart until then."""
 
 
 def env_seed(run_seed: int, index: int, remade: int = 0) -> int:
@@ -22,6 +23,7 @@ def env_seed(run_seed: int, index: int, remade: int = 0) -> int:
     Different for every environment of a run, and the same however the environments are spread over workers and groups.
 
     Args:
-        remade: How often it has been made anew. No two seeds of a run agree as long as environments x remade stays below 9e8.
+        remade: How often it has been made anew. No two seeds of a run agree as long as environments x remade stays
+            below 9e8.
     """
     return (_base(run_seed) + index + remade * _STRIDE) % 2**31

@@ -2,7 +2,8 @@
 
     python examples/custom_env.py
 
-It may be any class or callable that makes a ``gymnasium.Env``, also one of the script itself; worker processes get it by value.
+It may be any class or callable that makes a ``gymnasium.Env``, also one of the script itself; worker processes get it
+by value.
 """
 
 import argparse
@@ -36,7 +37,9 @@ class Catch(gymnasium.Env):
         return self._observe(), reward, landed, False, {"caught": float(reward > 0)}
 
     def _observe(self):
-        return np.array([(self.ball - self.paddle) / self.width, self.paddle / self.width, self.fallen / self.height], np.float32)
+        return np.array(
+            [(self.ball - self.paddle) / self.width, self.paddle / self.width, self.fallen / self.height], np.float32
+        )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python examples/evaluate.py
 
-`load_policy` needs only the run folder; it starts no process and makes no environment. Statistics over many episodes, in parallel and with
-videos, come from `sfactory.evaluate` and ``python -m sfactory.eval``.
+`load_policy` needs only the run folder; it starts no process and makes no environment. Statistics over many episodes,
+in parallel and with videos, come from `sfactory.evaluate` and ``python -m sfactory.eval``.
 """
 
 import argparse

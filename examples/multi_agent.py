@@ -2,7 +2,8 @@
 
     python examples/multi_agent.py
 
-A game that comes with PettingZoo is trained in the same way, for example ``Config(env=pistonball_v6.parallel_env, env_kwargs={...})``.
+A game that comes with PettingZoo is trained in the same way, for example ``Config(env=pistonball_v6.parallel_env,
+env_kwargs={...})``.
 """
 
 import argparse
@@ -47,7 +48,10 @@ class Rendezvous(ParallelEnv):
         return observations, *parts
 
     def _observe(self):
-        return {agent: {"distance": (self.places[1 - i] - self.places[i]) % self.cells, "role": i} for i, agent in enumerate(self.agents)}
+        return {
+            agent: {"distance": (self.places[1 - i] - self.places[i]) % self.cells, "role": i}
+            for i, agent in enumerate(self.agents)
+        }
 
 
 if __name__ == "__main__":

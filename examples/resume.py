@@ -1,8 +1,10 @@
-"""Stop and resume a run: the same config again continues in the run folder, with its weights, optimizer, step count and schedules.
+"""Stop and resume a run: the same config again continues in the run folder, with its weights, optimizer, step count and
+schedules.
 
     python examples/resume.py
 
-On the command line it is the same: Ctrl-C saves and stops, the same command again goes on, and a higher --steps trains longer.
+On the command line it is the same: Ctrl-C saves and stops, the same command again goes on, and a higher --steps trains
+longer.
 """
 
 import argparse
@@ -18,7 +20,9 @@ if __name__ == "__main__":
 
     config = Config(env="CartPole-v1", steps=args.steps, run=args.run)
     # A callback sees every report; one that returns False ends the run, saved, as Ctrl-C would.
-    first = train(dataclasses.replace(config, overwrite=True), callbacks=[lambda report: report.env_steps < args.steps // 2])
+    first = train(
+        dataclasses.replace(config, overwrite=True), callbacks=[lambda report: report.env_steps < args.steps // 2]
+    )
     print(f"{first.status} after {first.env_steps} env steps")
 
     second = train(config)

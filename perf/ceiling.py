@@ -2,11 +2,14 @@
 
     python perf/ceiling.py --env ALE/Pong-v5 [--seconds 1] [--json FILE] [any flag of sfactory.train]
 
-Simulation alone in one process and in more, inference alone and training alone by batch size, threads and precision, each with all cores
-busy with the same work, and the ceiling that follows for the run as the flags describe it. `--seconds` are those of each measurement. A
-cost is in core microseconds per env step: of two threads that take 1 us for a row together, the row costs 2. On a GPU: in microseconds.
+Simulation alone in one process and in more, inference alone and training alone by batch size, threads and precision,
+each with all cores busy with the same work, and the ceiling that follows for the run as the flags describe it.
+`--seconds` are those of each measurement. A
+cost is in core microseconds per env step: of two threads that take 1 us for a row together, the row costs 2. On a GPU:
+    in microseconds.
 
-The rows "answer" are a whole policy worker that answers several groups at once: forward pass, sampled actions, all writes.
+The rows "answer" are a whole policy worker that answers several groups at once: forward pass, sampled actions, all
+writes.
 """
 
 from __future__ import annotations
@@ -83,7 +86,9 @@ def inference_costs(plan: Plan, seconds: float) -> Iterator[Cost]:
         speeds = measure(variant, works, processes, seconds)
         for work, speed in zip(works, speeds, strict=True):
             core_us = 1e6 * threads * processes / speed
-            yield Cost(work.kind, rows_of(plan, work), precision_of(variant, device), threads, processes, speed, core_us)
+            yield Cost(
+                work.kind, rows_of(plan, work), precision_of(variant, device), threads, processes, speed, core_us
+            )
 
 
 def training_costs(plan: Plan, seconds: float) -> Iterator[Cost]:
@@ -93,7 +98,9 @@ def training_costs(plan: Plan, seconds: float) -> Iterator[Cost]:
             if (sized := _with_batch(variant, times)) is not None:
                 (speed,) = measure(sized, [TRAINING], processes, seconds)
                 core_us = 1e6 * threads * processes / speed
-                yield Cost("training", sized.config.batch_size, precision_of(sized, device), threads, processes, speed, core_us)
+                yield Cost(
+                    "training", sized.config.batch_size, precision_of(sized, device), threads, processes, speed, core_us
+                )
 
 
 def _doubling(most: int) -> list[int]:
@@ -102,7 +109,8 @@ def _doubling(most: int) -> list[int]:
 
 
 def _variants(plan: Plan, device: torch.device) -> Iterator[tuple[Plan, int, int]]:
-    """The plan in all precisions that the device is good at and with all numbers of threads; threads and processes that fill it."""
+    """The plan in all precisions that the device is good at and with all numbers of threads; threads and processes that
+    fill it."""
     on_cpu, cores = device.type == "cpu", devices.cores()
     for precision in ("float32", "bfloat16") if devices.computes_bfloat16(device) else ("float32",):
         precise = dataclasses.replace(plan, config=dataclasses.replace(plan.config, precision=precision))
@@ -128,7 +136,9 @@ def show(console: Console, costs: list[Cost]) -> None:
     table = Table("work", "rows", "precision", "threads", "processes", "env steps/s", "core us")
     for cost in costs:
         speed, microseconds = f"{cost.env_steps_per_s:,.0f}", f"{cost.core_us:.3g}"
-        table.add_row(cost.work, str(cost.rows), cost.precision, str(cost.threads), str(cost.processes), speed, microseconds)
+        table.add_row(
+            cost.work, str(cost.rows), cost.precision, str(cost.threads), str(cost.processes), speed, microseconds
+        )
     console.print(table)
 
 

@@ -2,10 +2,10 @@
 
     python perf/fps.py [--only NAME ...] [--seconds 20] [--repeats 3] [--ceiling-seconds 6] [--json FILE]
 
-A workload trains for a number of seconds once it has settled: at first a run trains faster than it samples, on what was sampled before its
-first update. Its figure is the env steps trained on by the time they took. The ceiling (sfactory/profiling/ceiling.py) is measured before the
-first run and after each, so that whatever else the machine does slows both. Medians and ranges are shown; the fraction is the one median by the
-other.
+A workload trains for a number of seconds once it has settled: at first a run trains faster than it samples, on what was
+sampled before its first update. Its figure is the env steps trained on by the time they took. The ceiling
+(sfactory/profiling/ceiling.py) is measured before the first run and after each, so that whatever else the machine does
+slows both. Medians and ranges are shown; the fraction is the one median by the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ IMAGES = "--preset none --workers 2 --rollout 32 --batch-size 1024 --runtime.lea
 PONG = f"--env ALE/Pong-v5 --envs-per-worker 64 {IMAGES}"
 PONG_WITH_CORE = f"{PONG} --runtime.policy-workers 1"
 HALFCHEETAH = (
-    "--env HalfCheetah-v5 --preset none --model.shared-critic True --workers 2 --envs-per-worker 128 --rollout 64 --batch-size 16384"
+    "--env HalfCheetah-v5 --preset none --model.shared-critic True --workers 2 --envs-per-worker 128 --rollout 64 "
+    "--batch-size 16384"
 )
 WORKLOADS = {
     "cartpole": f"{CARTPOLE} {YIELDING} {LARGE_GROUP}",
@@ -90,7 +91,11 @@ class Result:
 
     def values(self) -> dict:
         """Everything, for JSON."""
-        medians = {"median": statistics.median(self.speeds), "ceiling": statistics.median(self.limits), "fraction": self.fraction}
+        medians = {
+            "median": statistics.median(self.speeds),
+            "ceiling": statistics.median(self.limits),
+            "fraction": self.fraction,
+        }
         return asdict(self) | medians | {"limits": self.limits}
 
 
@@ -98,7 +103,16 @@ def measure(flags: str, seconds: float) -> float:
     """Env steps per second, learning included, of one run that goes on for so many seconds once it has settled."""
     settled = settled_after(flags)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "sfactory.train", *shlex.split(flags), "--run", f"{folder}/run", "--steps", str(10**12)]
+        command = [
+            sys.executable,
+            "-m",
+            "sfactory.train",
+            *shlex.split(flags),
+            "--run",
+            f"{folder}/run",
+            "--steps",
+            str(10**12),
+        ]
         command += ["--log.report-every-s", "1", "--log.display", "none", "--log.no-tensorboard", "--overwrite"]
         metrics = Path(folder) / "run" / "metrics.csv"
         process = subprocess.Popen(command)
@@ -112,7 +126,9 @@ def measure(flags: str, seconds: float) -> float:
             process.wait(60)
         reports = trained(metrics, settled)
     if len(reports) < 2:
-        raise SystemExit(f"no two reports of more than {settled:,} env steps within {START_S:g} s from: {shlex.join(command)}")
+        raise SystemExit(
+            f"no two reports of more than {settled:,} env steps within {START_S:g} s from: {shlex.join(command)}"
+        )
     (begun_s, before), (ended_s, after) = reports[0], reports[-1]
     return (after - before) / (ended_s - begun_s)
 
@@ -125,7 +141,8 @@ def settled_after(flags: str) -> int:
 
 
 def trained(metrics: Path, settled: int) -> list[tuple[float, int]]:
-    """Seconds and env steps of each report in a file of metrics that tells of something new, after so many env steps."""
+    """Seconds and env steps of each report in a file of metrics that tells of something new, after so many env
+    steps."""
     if not metrics.exists():
         return []
     with metrics.open() as file:
@@ -145,10 +162,15 @@ def run(workload: str, seconds: float, repeats: int, ceiling_s: float) -> Result
 
 
 def show(console: Console, results: list[Result]) -> None:
-    title = f"{platform.processor() or platform.machine()}, {results[0].ceilings[0].cores} cores, Python {platform.python_version()}"
+    title = (
+        f"{platform.processor() or platform.machine()}, {results[0].ceilings[0].cores} cores, Python "
+        f"{platform.python_version()}"
+    )
     table = Table("workload", "env steps/s", "range", "ceiling", "its range", "fraction", title=title)
     for result in results:
-        both = ((f"{statistics.median(v):,.0f}", f"{min(v):,.0f} to {max(v):,.0f}") for v in (result.speeds, result.limits))
+        both = (
+            (f"{statistics.median(v):,.0f}", f"{min(v):,.0f} to {max(v):,.0f}") for v in (result.speeds, result.limits)
+        )
         table.add_row(result.workload, *(text for pair in both for text in pair), f"{result.fraction:.1%}")
     console.print(table)
 
@@ -161,7 +183,11 @@ def main() -> None:
     parser.add_argument("--ceiling-seconds", type=float, default=6)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    results = [run(name, args.seconds, args.repeats, args.ceiling_seconds) for name in WORKLOADS if not args.only or name in args.only]
+    results = [
+        run(name, args.seconds, args.repeats, args.ceiling_seconds)
+        for name in WORKLOADS
+        if not args.only or name in args.only
+    ]
     show(Console(width=None if sys.stdout.isatty() else 120), results)
     if args.json:
         args.json.write_text(json.dumps([result.values() for result in results], indent=2))

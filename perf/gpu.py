@@ -1,9 +1,11 @@
-"""All checks of a machine with a GPU, within a time limit, into one JSON file. perf/gpu.sh prepares a bare machine and calls this.
+"""All checks of a machine with a GPU, within a time limit, into one JSON file. perf/gpu.sh prepares a bare machine and
+calls this.
 
     python -m perf.gpu [--device cuda] [--limit 540] [--seconds 10] [--only STAGE ...] [--out FILE]
 
-Every stage is a process of its own with a time limit of its own, so that one that fails or hangs costs nothing but itself; the file is
-written anew after each. Stages that the time does not suffice for are left out, the last of the list first. `--device cpu` runs the same
+Every stage is a process of its own with a time limit of its own, so that one that fails or hangs costs nothing but
+itself; the file is written anew after each. Stages that the time does not suffice for are left out, the last of the
+list first. `--device cpu` runs the same
 stages with tiny sizes: a rehearsal of this script, whose figures mean nothing.
 """
 
@@ -45,13 +47,15 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(os.environ.get("OUT", ROOT / "perf" / "out")) / "gpu.json"
 Result = dict[str, Any]
 NATIVE = (
-    "--env sfactory/CartPole --preset none --model.shared-critic True --workers 8 --envs-per-worker 4096 --rollout 32 --batch-size 131072"
+    "--env sfactory/CartPole --preset none --model.shared-critic True --workers 8 --envs-per-worker 4096 --rollout 32 "
+    "--batch-size 131072"
 )
 PONG = "--env ALE/Pong-v5 --preset none --envs-per-worker 64 --rollout 32 --batch-size 4096"
 WORKLOADS = {
     "cartpole-native": NATIVE,
     "pong": PONG,
-    "halfcheetah": "--env HalfCheetah-v5 --preset none --model.shared-critic True --envs-per-worker 128 --rollout 64 --batch-size 16384",
+    "halfcheetah": "--env HalfCheetah-v5 --preset none --model.shared-critic True --envs-per-worker 128 --rollout 64 "
+    "--batch-size 16384",
     "vizdoom-basic": "--env VizdoomBasic-v1 --preset none --envs-per-worker 16 --rollout 32 --batch-size 2048",
     "cartpole-native-cpu-inference": f"{NATIVE} --runtime.inference-device cpu",
     "pong-no-graphs": f"{PONG} --runtime.no-cuda-graphs",
@@ -92,7 +96,11 @@ def machine(task: Task) -> Result:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         result |= {"gpu": properties.name, "gpu_mib": properties.total_memory >> 20, "cuda": torch.version.cuda}
-        result |= {"capability": f"{properties.major}.{properties.minor}", "gib_per_s": _bandwidth(device), "wait_us": _wait_us(device)}
+        result |= {
+            "capability": f"{properties.major}.{properties.minor}",
+            "gib_per_s": _bandwidth(device),
+            "wait_us": _wait_us(device),
+        }
     return result
 
 
@@ -104,7 +112,10 @@ def _version(package: str) -> str | None:
 
 def _bandwidth(device: torch.device, size: int = 1 << 26) -> dict[str, float]:
     """GiB/s of copies between pinned memory and the device."""
-    host, own = torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.empty(size, dtype=torch.uint8, device=device)
+    host, own = (
+        torch.empty(size, dtype=torch.uint8, pin_memory=True),
+        torch.empty(size, dtype=torch.uint8, device=device),
+    )
     speeds = {}
     for name, (target, source) in {"to device": (own, host), "to host": (host, own)}.items():
         for repeats in (1, 10):  # once to warm up
@@ -118,7 +129,8 @@ def _bandwidth(device: torch.device, size: int = 1 << 26) -> dict[str, float]:
 
 
 def _wait_us(device: torch.device, repeats: int = 500) -> float:
-    """Microseconds of a small copy to the device, one back, and the wait for it: the least that a batch of answers can take."""
+    """Microseconds of a small copy to the device, one back, and the wait for it: the least that a batch of answers can
+    take."""
     host, own, event = torch.empty(64, pin_memory=True), torch.empty(64, device=device), torch.cuda.Event()
     begin = time.perf_counter()
     for _ in range(repeats):
@@ -136,7 +148,8 @@ def answers(task: Task) -> Result:
 
 
 def learner(task: Task) -> Result:
-    """The learner's loss, targets, gradients and steps against the CPU's, and that the host waits for nothing meanwhile."""
+    """The learner's loss, targets, gradients and steps against the CPU's, and that the host waits for nothing
+    meanwhile."""
     sizes = {"rows": 2} if task.tiny else {}
     return _all_ok(gpu_checks.check_all(gpu_checks.check_learner, devices.resolve_device(task.device), **sizes))
 
@@ -149,11 +162,19 @@ def learns(task: Task) -> Result:
     """A run with the preset from the first step to an evaluation."""
     steps = 2_000 if task.tiny else 150_000
     with tempfile.TemporaryDirectory() as folder:
-        flags = f"--env CartPole-v1 --steps {steps} --device {task.device} --run {folder}/run --log.display none --log.no-tensorboard"
+        flags = (
+            f"--env CartPole-v1 --steps {steps} --device {task.device} --run {folder}/run --log.display none "
+            "--log.no-tensorboard"
+        )
         result = run_resolved(from_command_line(shlex.split(flags), "perf/gpu.py"))
         reached = evaluate(f"{folder}/run", episodes=20).return_mean
     enough = task.tiny or reached >= LEARNED
-    return {"ok": result.status == "completed" and enough, "return": reached, "env_steps": result.env_steps, "seconds": result.wall_s}
+    return {
+        "ok": result.status == "completed" and enough,
+        "return": reached,
+        "env_steps": result.env_steps,
+        "seconds": result.wall_s,
+    }
 
 
 def workload(name: str, task: Task) -> Result:
@@ -186,12 +207,17 @@ def _tiny(config: Config) -> Config:
 
 @contextlib.contextmanager
 def utilisation(device: str) -> Iterator[list[float]]:
-    """Percent of the time in which the GPU did anything, about once a second, as nvidia-smi reports it; empty without it."""
+    """Percent of the time in which the GPU did anything, about once a second, as nvidia-smi reports it; empty without
+    it."""
     readings: list[float] = []
     index = device.partition(":")[2] or "0"
     command = ["nvidia-smi", "-i", index, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-l", "1"]
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) if device != "cpu" else None
+        process = (
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            if device != "cpu"
+            else None
+        )
     except OSError:
         process = None
     try:
@@ -229,12 +255,25 @@ LEAST_S = 20.0
 
 
 def run_stage(name: str, task: Task, limit_s: float) -> Result:
-    """A stage in a process of its own: its status (ok, missed, failed, late) and what it gave, or the end of what it printed."""
-    command = [sys.executable, "-m", "perf.gpu", "--stage", name, "--device", task.device, "--seconds", str(task.seconds)]
+    """A stage in a process of its own: its status (ok, missed, failed, late) and what it gave, or the end of what it
+    printed."""
+    command = [
+        sys.executable,
+        "-m",
+        "perf.gpu",
+        "--stage",
+        name,
+        "--device",
+        task.device,
+        "--seconds",
+        str(task.seconds),
+    ]
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+b") as log:
         answer = Path(folder) / "answer.json"
-        process = subprocess.Popen([*command, "--out", str(answer)], cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            [*command, "--out", str(answer)], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+        )
         try:
             status = "failed" if process.wait(limit_s) else "ok"
         except subprocess.TimeoutExpired:
@@ -246,7 +285,9 @@ def run_stage(name: str, task: Task, limit_s: float) -> Result:
         result = json.loads(answer.read_text()) if status == "ok" else {}
     status = "missed" if result.get("ok") is False else status
     seconds = time.monotonic() - begin
-    return {"status": status, "seconds": round(seconds, 1), "result": result} | ({"printed": printed} if printed.strip() else {})
+    return {"status": status, "seconds": round(seconds, 1), "result": result} | (
+        {"printed": printed} if printed.strip() else {}
+    )
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:
@@ -276,7 +317,9 @@ def run_all(names: list[str], task: Task, limit_s: float, out: Path) -> Result:
 
 
 def _line(stage: Result) -> str:
-    shown = {key: stage.get("result", {}).get(key) for key in ("fps", "fraction_of_simulation", "gpu_percent", "return")}
+    shown = {
+        key: stage.get("result", {}).get(key) for key in ("fps", "fraction_of_simulation", "gpu_percent", "return")
+    }
     return ", ".join([stage["status"], *(f"{key} {value:,.3g}" for key, value in shown.items() if value is not None)])
 
 

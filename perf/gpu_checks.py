@@ -1,7 +1,8 @@
-"""Whether a device computes what the CPU computes: answers of policy workers, and loss, gradients, targets and steps of the learner.
+"""Whether a device computes what the CPU computes: answers of policy workers, and loss, gradients, targets and steps of
+the learner.
 
-Every check gives its largest differences by name and the limits that they must keep. On the CPU the checks run too, with the code that
-CUDA takes; there they say whether this file works.
+Every check gives its largest differences by name and the limits that they must keep. On the CPU the checks run too,
+with the code that CUDA takes; there they say whether this file works.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ PUBLISH_EVERY = 5
 CPU = torch.device("cpu")
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 ANSWER_LIMITS = {"float32": 2e-4, "bfloat16": 5e-2}
-"""Largest difference of parameters and values from the CPU's in float32, in units of the largest of them (at least 1)."""
+"""Largest difference of parameters and values from the CPU's in float32, in units of the largest of them (at least
+1)."""
 RECORDED_LIMITS = {"float32": 1e-5, "bfloat16": 1e-2}
 """The same between recorded and single launches on one device."""
 LOSS_LIMITS = {"float32": 1e-3, "bfloat16": 5e-2}
@@ -54,7 +56,9 @@ class Problem(NamedTuple):
 
 
 def _problem(observation: spaces.Space, action: spaces.Space, **model: object) -> Problem:
-    return Problem(EnvSpec(ObservationSpec.from_space(observation), ActionSpec.from_space(action)), ModelConfig(**model))
+    return Problem(
+        EnvSpec(ObservationSpec.from_space(observation), ActionSpec.from_space(action)), ModelConfig(**model)
+    )
 
 
 _VECTOR, _PIXELS = spaces.Box(-np.inf, np.inf, (17,)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -63,12 +67,15 @@ PROBLEMS = {
     "mlp": _problem(_VECTOR, spaces.Box(-1, 1, (6,)), normalize_obs=True, shared_critic=False),
     "cnn": _problem(_PIXELS, spaces.Discrete(6)),
     "cnn lstm": _problem(_PIXELS, spaces.Discrete(6), core="lstm"),
-    "mixed gru": _problem(_MIXED, spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,)))), core="gru", core_layers=2),
+    "mixed gru": _problem(
+        _MIXED, spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,)))), core="gru", core_layers=2
+    ),
 }
 
 
 def _difference(value: Tensor, expected: Tensor) -> float:
-    """Largest absolute difference, in units of the largest expected number, at least 1; very large where one is not finite."""
+    """Largest absolute difference, in units of the largest expected number, at least 1; very large where one is not
+    finite."""
     scale = expected.abs().max().clamp(min=1.0)
     return float(((value.cpu() - expected).abs().max() / scale).nan_to_num(1e9, posinf=1e9))
 
@@ -101,7 +108,9 @@ def _arena_of(problem: Problem, state_size: int, slots: int, rollout: int, rows:
     return arena
 
 
-def check_answers(problem: Problem, precision: str, device: torch.device, rows: int = 16, batches: int = 30) -> dict[str, float | bool]:
+def check_answers(
+    problem: Problem, precision: str, device: torch.device, rows: int = 16, batches: int = 30
+) -> dict[str, float | bool]:
     """Recorded and single launches on a device against the plain engine in float32 on the CPU, over random requests.
 
     Returns:
@@ -113,16 +122,23 @@ def check_answers(problem: Problem, precision: str, device: torch.device, rows: 
     board = WeightBoard(FlatWeights(copy.deepcopy(model)).vector.numel())
     plain = TorchEngine(copy.deepcopy(model), arena, GROUPS, None, _watch())
     recorded, single = (
-        GraphedEngine(copy.deepcopy(model).to(device), arena, GROUPS, device, autocast, _watch(), graphs) for graphs in (True, False)
+        GraphedEngine(copy.deepcopy(model).to(device), arena, GROUPS, device, autocast, _watch(), graphs)
+        for graphs in (True, False)
     )
-    weights, steps, worst = FlatWeights(model).vector.clone(), [0] * GROUPS, {"answer": 0.0, "state": 0.0, "recorded": 0.0}
+    weights, steps, worst = (
+        FlatWeights(model).vector.clone(),
+        [0] * GROUPS,
+        {"answer": 0.0, "state": 0.0, "recorded": 0.0},
+    )
     for batch in range(batches):
         if batch % PUBLISH_EVERY == 0:
             board.publish(weights * (1 + 0.02 * batch), batch)
             for engine in (plain, recorded, single):
                 engine.refresh(board)
         requests = _random_requests(rng, steps, rollout)
-        (expected, state), (answer, own_state), (other, _) = (_answers(engine, arena, requests) for engine in (plain, recorded, single))
+        (expected, state), (answer, own_state), (other, _) = (
+            _answers(engine, arena, requests) for engine in (plain, recorded, single)
+        )
         worst["answer"] = max(worst["answer"], _difference(answer, expected))
         worst["state"] = max(worst["state"], _difference(own_state, state))
         worst["recorded"] = max(worst["recorded"], _difference(answer, other))
@@ -161,14 +177,21 @@ def _time_of(engine: GraphedEngine, device: torch.device, seconds: float = 0.2) 
     return 1e6 * (time.perf_counter() - begin) / count
 
 
-def check_learner(problem: Problem, precision: str, device: torch.device, rows: int = 16) -> dict[str, float | bool | str]:
+def check_learner(
+    problem: Problem, precision: str, device: torch.device, rows: int = 16
+) -> dict[str, float | bool | str]:
     """The learner on a device against one in float32 on the CPU: same weights, same segments.
 
     Returns:
         Differences, whether the host waited for the device during a step (``sync``: what for), and ``ok``.
     """
-    config = Config(env="made up", workers=1, envs_per_worker=2 * rows, rollout=16, batch_size=2 * 16 * rows, precision=precision)
-    plain, own = _learner(config, problem, CPU, None, rows), _learner(config, problem, device, PRECISIONS[precision], rows)
+    config = Config(
+        env="made up", workers=1, envs_per_worker=2 * rows, rollout=16, batch_size=2 * 16 * rows, precision=precision
+    )
+    plain, own = (
+        _learner(config, problem, CPU, None, rows),
+        _learner(config, problem, device, PRECISIONS[precision], rows),
+    )
     slots = [0, 1]
     before = plain._flat.vector.detach().clone()
     result: dict[str, float | bool | str] = {}
@@ -176,7 +199,9 @@ def check_learner(problem: Problem, precision: str, device: torch.device, rows: 
     values = [_evaluated(learner, batch) for learner, batch in zip((plain, own), batches, strict=True)]
     for name in ("loss", "advantages", "returns"):
         result[name] = _difference(values[1][name], values[0][name])
-    result["gradient"] = float((values[1]["gradient"].cpu() - values[0]["gradient"]).norm() / values[0]["gradient"].norm())
+    result["gradient"] = float(
+        (values[1]["gradient"].cpu() - values[0]["gradient"]).norm() / values[0]["gradient"].norm()
+    )
     for learner in (plain, own):
         for _ in range(3):
             learner._train(slots)
@@ -187,7 +212,9 @@ def check_learner(problem: Problem, precision: str, device: torch.device, rows: 
     return {"ok": near and result["gradient"] <= GRADIENT_LIMITS[precision] and not result["sync"], **result}
 
 
-def _learner(config: Config, problem: Problem, device: torch.device, autocast: torch.dtype | None, rows: int) -> Learner:
+def _learner(
+    config: Config, problem: Problem, device: torch.device, autocast: torch.dtype | None, rows: int
+) -> Learner:
     model = _model_of(problem).to(device)
     arena = _arena_of(problem, model.state_size, slot_count(config, rows), config.rollout, rows)
     devices.prepare_device(device, config)
@@ -202,9 +229,16 @@ def _evaluated(learner: Learner, batch: object) -> dict[str, Tensor]:
     """Loss, targets and gradient of the present weights, copied to the CPU."""
     objective, columns = Objective(learner._config, learner._model.action, learner._units), batch.all_columns
     outputs = learner.outputs(batch)
-    targets, _ = objective.targets([objective.estimate(objective.evaluate(*outputs[:2], batch, columns), batch, columns)])
+    targets, _ = objective.targets(
+        [objective.estimate(objective.evaluate(*outputs[:2], batch, columns), batch, columns)]
+    )
     loss = learner.evaluate(batch)[0].loss
-    named = {"loss": loss, "advantages": targets.advantages, "returns": targets.returns, "gradient": learner._flat.parameters.grad}
+    named = {
+        "loss": loss,
+        "advantages": targets.advantages,
+        "returns": targets.returns,
+        "gradient": learner._flat.parameters.grad,
+    }
     return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 
 

@@ -1,9 +1,12 @@
-"""Times every compiled kernel against the same in NumPy and torch operations, on one thread, after checking that all of them agree.
+"""Times every compiled kernel against the same in NumPy and torch operations, on one thread, after checking that all of
+them agree.
 
 python -m perf.kernels [--device cuda] [--only KERNEL ...] [--json FILE]
 
-The implementations take turns, and the least mean time of a call counts. An item is what a kernel handles many of: a sample of a segment, a
-row of a group, a picture, or an element. NumPy and torch versions: perf/plain.py, and those with which the trainer works on a GPU.
+The implementations take turns, and the least mean time of a call counts. An item is what a kernel handles many of: a
+    sample of a segment, a
+row of a group, a picture, or an element. NumPy and torch versions: perf/plain.py, and those with which the trainer
+works on a GPU.
 """
 
 from __future__ import annotations
@@ -99,7 +102,9 @@ class Case:
             for name, other in zip(list(results)[1:], others, strict=True):
                 for i, (a, b) in enumerate(zip(first, other, strict=True)):
                     words = f"{self.kernel}, {self.size}: result {i} of call {number}, {name}"
-                    np.testing.assert_allclose(a.astype(float), b.astype(float), self.tolerance, self.tolerance, err_msg=words)
+                    np.testing.assert_allclose(
+                        a.astype(float), b.astype(float), self.tolerance, self.tolerance, err_msg=words
+                    )
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,10 @@ def time_case(case: Case, device: torch.device) -> list[Timing]:
     for _ in range(REPEATS):
         for name, call in case.versions.items():
             best[name] = min(best[name], mean_time(call, counts[name]))
-    return [Timing(case.kernel, case.size, name, 1e6 * seconds, 1e9 * seconds / case.items) for name, seconds in best.items()]
+    return [
+        Timing(case.kernel, case.size, name, 1e6 * seconds, 1e9 * seconds / case.items)
+        for name, seconds in best.items()
+    ]
 
 
 def _copy(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
@@ -171,7 +179,9 @@ def losses(device: torch.device) -> Iterator[Case]:
         arrays = [*rng.normal(0, 0.3, (6, steps, rows)).astype(np.float32), rng.random((steps, rows)) < 0.98]
 
         def compiled(arrays: list[np.ndarray]) -> Call:
-            log_prob, value, exploration, advantages, returns, behaviour, valid = (array.reshape(-1) for array in arrays)
+            log_prob, value, exploration, advantages, returns, behaviour, valid = (
+                array.reshape(-1) for array in arrays
+            )
             samples = log_prob, value, exploration, advantages, returns, returns, behaviour, valid
             weights = config.clip, config.value_clip, config.value_coef, exploration_coef(config)
             gradients, sums = np.empty((3, *arrays[0].shape), np.float32), np.empty(SUMS)
@@ -220,13 +230,21 @@ def densities_and_gradients(device: torch.device) -> Iterator[Case]:
             out = (*np.empty((2, rows), np.float32), np.empty_like(params))
 
             def compiled(
-                params=params, mask=mask, counts=counts, actions=actions, weights=weights, of_categories=of_categories, out=out
+                params=params,
+                mask=mask,
+                counts=counts,
+                actions=actions,
+                weights=weights,
+                of_categories=of_categories,
+                out=out,
             ) -> Sequence[np.ndarray]:
                 densities(params, *actions, mask, counts, False, *of_categories, *out[:2])
                 density_gradients(params, *actions, *of_categories, counts, False, *weights, out[2])
                 return out
 
-            def operations(tensors: list[torch.Tensor], sizes=sizes, dims=dims, masked=masked) -> Sequence[torch.Tensor]:
+            def operations(
+                tensors: list[torch.Tensor], sizes=sizes, dims=dims, masked=masked
+            ) -> Sequence[torch.Tensor]:
                 params, mask, categorical, continuous, weights = tensors
                 space = spaces.MultiDiscrete(sizes) if sizes else spaces.Box(-1, 1, (dims,))
                 distribution = ActionDistribution(ActionSpec.from_space(space))
@@ -251,9 +269,16 @@ def sampling(device: torch.device) -> Iterator[Case]:
             params = rng.normal(0, 1, (rows, logits + 2 * dims)).astype(np.float32)
             mask = rng.random((rows, logits)) < 0.7
             mask[:, :1] = True
-            uniforms, normals = rng.random((rows, len(sizes)), np.float32), rng.standard_normal((rows, dims), np.float32)
+            uniforms, normals = (
+                rng.random((rows, len(sizes)), np.float32),
+                rng.standard_normal((rows, dims), np.float32),
+            )
             arrays = (params, mask, uniforms, normals)
-            out = (np.empty((rows, len(sizes)), np.int32), np.empty((rows, dims), np.float32), np.empty(rows, np.float32))
+            out = (
+                np.empty((rows, len(sizes)), np.int32),
+                np.empty((rows, dims), np.float32),
+                np.empty(rows, np.float32),
+            )
 
             def compiled(arrays=arrays, counts=counts, masked=masked, out=out) -> Sequence[np.ndarray]:
                 params, mask, uniforms, normals = arrays
@@ -316,7 +341,8 @@ def resampling(device: torch.device) -> Iterator[Case]:
 
 
 def screens(device: torch.device) -> Iterator[Case]:
-    """Two screens of an Atari game to the newest picture of its stack, with what a tenth, and all, of the lines change."""
+    """Two screens of an Atari game to the newest picture of its stack, with what a tenth, and all, of the lines
+    change."""
     sides, small = (210, 160), (84, 84)
     matrices = [plain.area_matrix(a, b) for a, b in zip(sides, small, strict=True)]
 
@@ -351,7 +377,9 @@ class CompiledEnvironments:
     def __init__(self, group: NativeGroup) -> None:
         rows, space = group.rows, group.observation_space
         self._group = group
-        self._frame = Frame((np.zeros((rows, *space.shape), space.dtype),), None, np.zeros(rows, bool), np.zeros(rows, bool))
+        self._frame = Frame(
+            (np.zeros((rows, *space.shape), space.dtype),), None, np.zeros(rows, bool), np.zeros(rows, bool)
+        )
         self._outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -373,12 +401,17 @@ def environments(device: torch.device) -> Iterator[Case]:
         ):
             random = random_streams(range(rows)).view(np.int64)
             rng = np.random.default_rng(0)
-            categorical, continuous = rng.integers(0, 2, (64, rows, 1), np.int32), rng.normal(0, 1, (64, rows, 1)).astype(np.float32)
+            categorical, continuous = (
+                rng.integers(0, 2, (64, rows, 1), np.int32),
+                rng.normal(0, 1, (64, rows, 1)).astype(np.float32),
+            )
             actions = (continuous if kind is Pendulum else categorical)[..., 0]
             versions: dict[str, Call] = {
                 "numba": _stepping(CompiledEnvironments(kind(range(rows))).step, categorical, continuous),
                 "numpy": _stepping(version(np, random.copy()).step, actions),
-                f"torch {device}": _stepping(version(torch, torch.tensor(random, device=device)).step, *_copy([actions], device)),
+                f"torch {device}": _stepping(
+                    version(torch, torch.tensor(random, device=device)).step, *_copy([actions], device)
+                ),
             }
             yield Case(f"{name}, step", f"{rows} rows", rows, versions, calls=STEPS_CHECKED)
 
@@ -399,7 +432,11 @@ def activations(device: torch.device) -> Iterator[Case]:
     """The hyperbolic tangent of a layer of 64, with a copy of its input before it in place."""
     for rows in (*ROWS, 16384):
         source = np.random.default_rng(0).normal(0, 2, (rows, 64)).astype(np.float32)
-        (ours, theirs), out, (tensor, result) = _copy([source] * 2, torch.device("cpu")), np.empty_like(source), _copy([source] * 2, device)
+        (ours, theirs), out, (tensor, result) = (
+            _copy([source] * 2, torch.device("cpu")),
+            np.empty_like(source),
+            _copy([source] * 2, device),
+        )
         versions: dict[str, Call] = {
             "numba": lambda ours=ours, theirs=theirs: (tanh_(ours.copy_(theirs)),),
             "numpy": lambda source=source, out=out: (np.copyto(out, source), np.tanh(out, out=out))[1:],
@@ -409,13 +446,17 @@ def activations(device: torch.device) -> Iterator[Case]:
 
 
 def dense_networks(device: torch.device) -> Iterator[Case]:
-    """All of an actor-critic of 4 inputs, two layers of 64 with tanh and 2 actions: a step, and training, forward and backward."""
+    """All of an actor-critic of 4 inputs, two layers of 64 with tanh and 2 actions: a step, and training, forward and
+    backward."""
     observation, action = ObservationSpec.from_space(spaces.Box(-1, 1, (4,))), ActionSpec.from_space(spaces.Discrete(2))
     for rows in (32, 128, 1024, 16384):
         models = [build_model(observation, action, ModelConfig()) for _ in range(2)]
         models[1].load_state_dict(models[0].state_dict())
         ours, theirs = models[0], models[1].to(device)
-        weights, obs = [FlatWeights(model, gradients=True).parameters for model in (ours, theirs)], torch.randn(1, rows, 4)
+        weights, obs = (
+            [FlatWeights(model, gradients=True).parameters for model in (ours, theirs)],
+            torch.randn(1, rows, 4),
+        )
         compiled, plain_network = DenseNetwork(ours), TorchNetwork(theirs, device, None, compiled=False)
         versions: dict[str, Call] = {
             "numba": functools.partial(compiled, obs[0].numpy()),
@@ -470,7 +511,8 @@ def pixels_by_blocks(device: torch.device) -> Iterator[Case]:
 
 
 def convolutions(device: torch.device) -> Iterator[Case]:
-    """A NatureCNN on pictures of Atari: forward, and forward and backward, over blocks of pixels and with ReLU in the same pass."""
+    """A NatureCNN on pictures of Atari: forward, and forward and backward, over blocks of pixels and with ReLU in the
+    same pass."""
     (leaf,) = ObservationSpec.from_space(spaces.Box(0, 255, (4, 84, 84), np.uint8)).leaves
     for dtype in (torch.float32, torch.bfloat16):
         for rows in (32, 512):
@@ -481,11 +523,15 @@ def convolutions(device: torch.device) -> Iterator[Case]:
             calls = ((ours, ours, pixels), (theirs, functools.partial(plain.nature_cnn, theirs), pixels.to(device)))
             for doing, make in (("forward", _features), ("training", _features_and_gradient)):
                 names = ("numba", f"torch {device}")
-                versions = {name: make(module, call, x, dtype) for name, (module, call, x) in zip(names, calls, strict=True)}
+                versions = {
+                    name: make(module, call, x, dtype) for name, (module, call, x) in zip(names, calls, strict=True)
+                }
                 yield Case(f"NatureCNN, {str(dtype)[6:]}, {doing}", f"{rows} rows", rows, versions, tolerance=0.05)
 
 
-def _features(module: torch.nn.Module, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, dtype: torch.dtype) -> Call:
+def _features(
+    module: torch.nn.Module, call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, dtype: torch.dtype
+) -> Call:
     @torch.inference_mode()
     def features() -> Sequence[torch.Tensor]:
         with mixed_precision(x.device.type, None if dtype == torch.float32 else dtype):
@@ -500,7 +546,9 @@ def _features_and_gradient(
     def training() -> Sequence[torch.Tensor]:
         with mixed_precision(x.device.type, None if dtype == torch.float32 else dtype):
             features = call(x).float()
-        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(features.sum(), list(module.parameters()))])
+        gradient = torch.cat(
+            [part.flatten() for part in torch.autograd.grad(features.sum(), list(module.parameters()))]
+        )
         return features.detach(), gradient / gradient.norm()
 
     return training
@@ -517,7 +565,12 @@ def recurrent_scans(device: torch.device) -> Iterator[Case]:
             weights = [(gates * UNITS, UNITS), *[(gates * UNITS,)] * biased]
             floats = [rng.normal(0, 0.1, shape).astype(np.float32) for shape in ((32, rows, gates * UNITS), *weights)]
             keep = (rng.random((32, rows, 1)) > 0.02).astype(np.float32)
-            inputs = [*floats, keep, *np.zeros((parts, rows, UNITS), np.float32), np.ones((32, rows, UNITS), np.float32)]
+            inputs = [
+                *floats,
+                keep,
+                *np.zeros((parts, rows, UNITS), np.float32),
+                np.ones((32, rows, UNITS), np.float32),
+            ]
             versions = {
                 "numba": _unrolling(ours, *_copy(inputs, torch.device("cpu"))),
                 f"torch {device}": _unrolling(theirs, *_copy(inputs, device)),
@@ -592,7 +645,13 @@ def main() -> None:
         timings += best
         for timing in best:
             times = (f"{timing.microseconds:.1f}", f"{timing.nanoseconds_per_item:.1f}")
-            table.add_row(timing.kernel, timing.size, timing.implementation, *times, f"{timing.microseconds / best[0].microseconds:.1f}")
+            table.add_row(
+                timing.kernel,
+                timing.size,
+                timing.implementation,
+                *times,
+                f"{timing.microseconds / best[0].microseconds:.1f}",
+            )
     Console().print(table)
     if args.json:
         args.json.write_text(json.dumps([asdict(timing) for timing in timings], indent=1))

@@ -1,19 +1,21 @@
 """What policy lag costs: return at equal env steps when every batch is trained on a number of batches late.
 
-    python -m perf.lag [--tasks hopper ...] [--lags 0 1 2 4 8] [--variants mended ...] [--seeds 21 22 23] [--processes 2]
-    python -m perf.lag --table                      # from the curves in perf/data/lag
+    python -m perf.lag [--tasks hopper ...] [--lags 0 1 2 4 8] [--variants mended ...] [--seeds 21 22 23] [--processes
+    2] python -m perf.lag --table                      # from the curves in perf/data/lag
     python -m perf.lag --figure docs/lag.svg
 
-Each cell is a run in one process, where sampling and learning alternate and the lag would be 0; a batch is kept back until so many younger
-ones have been sampled. Everything else is the task's preset. Curves are kept as ``TASK-VARIANT-LAG-SEED.csv``; a cell that is there is not
-run again, so an interrupted command goes on where it was. A score is the mean training return over the last quarter of the env steps.
+Each cell is a run in one process, where sampling and learning alternate and the lag would be 0; a batch is kept back
+until so many younger ones have been sampled. Everything else is the task's preset. Curves are kept as
+``TASK-VARIANT-LAG-SEED.csv``; a cell that is there is not run again, so an interrupted command goes on where it was. A
+score is the mean training return over the last quarter of the env steps.
 
-The variants leave out one part each: ``stale`` is the objective as it was before all of them (clipped around the behaviour policy, V-trace
-anew at every update, weighted advantages normalised within a minibatch of whole rows), ``weight-first`` normalises advantages after their
-weight has multiplied them, ``recomputed`` makes targets anew at every update, ``rows`` draws minibatches from whole rows and normalises
-within them, ``uncorrected`` takes all of V-trace's weights as 1. Two add something: ``smaller-steps`` a rate that falls with the
-distance between the proximal and the behaviour policy, ``filtered`` leaves out samples that would push the policy further from the
-behaviour policy where it is beyond the clip range already.
+The variants leave out one part each: ``stale`` is the objective as it was before all of them (clipped around the
+behaviour policy, V-trace anew at every update, weighted advantages normalised within a minibatch of whole rows),
+``weight-first`` normalises advantages after their weight has multiplied them, ``recomputed`` makes targets anew at
+every update, ``rows`` draws minibatches from whole rows and normalises within them, ``uncorrected`` takes all of
+V-trace's weights as 1. Two add something: ``smaller-steps`` a rate that falls with the distance between the proximal
+and the behaviour policy, ``filtered`` leaves out samples that would push the policy further from the behaviour policy
+where it is beyond the clip range already.
 """
 
 from __future__ import annotations
@@ -95,7 +97,9 @@ class RowsLearner(LateLearner):
         self._batch_statistics.append(batch_stats(proximal.log_weights, none, none, proximal.valid).stacked())
         columns = batch.first.shape[1]
         for _ in range(self._config.epochs):
-            for rows in torch.randperm(columns, generator=self._generator).split(columns // self._config.optim.minibatches):
+            for rows in torch.randperm(columns, generator=self._generator).split(
+                columns // self._config.optim.minibatches
+            ):
                 self._learn_rows(batch, rows, *self._targets(batch, rows, proximal))
 
     def _targets(self, batch: Batch, rows: Tensor, proximal: Estimates) -> tuple[Estimates, Tensor]:
@@ -151,7 +155,8 @@ class WeightFirstLearner(LateLearner):
 
 
 class SmallerStepsLearner(LateLearner):
-    """A rate that is lower the further the proximal policy is from the behaviour policy: halved at a divergence of 0.005 nats."""
+    """A rate that is lower the further the proximal policy is from the behaviour policy: halved at a divergence of
+    0.005 nats."""
 
     def _begin(self, batch: Batch, gradients: bool) -> tuple:
         begun = super()._begin(batch, gradients)
@@ -161,7 +166,8 @@ class SmallerStepsLearner(LateLearner):
 
 
 class FilteredLearner(LateLearner):
-    """No sample pushes the policy further from the behaviour policy than the clip range where pi_prox is already beyond it."""
+    """No sample pushes the policy further from the behaviour policy than the clip range where pi_prox is already beyond
+    it."""
 
     def _begin(self, batch: Batch, gradients: bool) -> tuple:
         chunks, targets = super()._begin(batch, gradients)
@@ -185,7 +191,10 @@ VARIANTS: dict[str, type[LateLearner]] = {
 def _copy(batch: Batch) -> Batch:
     values = {f.name: getattr(batch, f.name) for f in dataclasses.fields(Batch)}
     return Batch(
-        **{n: tuple(x.clone() for x in v) if isinstance(v, tuple) else None if v is None else v.clone() for n, v in values.items()}
+        **{
+            n: tuple(x.clone() for x in v) if isinstance(v, tuple) else None if v is None else v.clone()
+            for n, v in values.items()
+        }
     )
 
 
@@ -196,7 +205,11 @@ def run(task: Task, variant: str, lag: int, seed: int, curve: Path) -> None:
     model = ModelConfig(core=task.core) if task.core != "none" else ModelConfig()
     log = LogConfig(report_every_s=1.0, display="none", tensorboard=False, episode_window=20)
     with tempfile.TemporaryDirectory() as folder:
-        config = resolve(Config(env=task.env, steps=task.steps, seed=seed, run=folder, serial=True, device="cpu", model=model, log=log))
+        config = resolve(
+            Config(
+                env=task.env, steps=task.steps, seed=seed, run=folder, serial=True, device="cpu", model=model, log=log
+            )
+        )
         if variant == "uncorrected":
             config = merged(config, {"algo": "ppo"})  # which has lag 0 in a product's run, and here only GAE
         points: list[tuple[int, float]] = []
@@ -236,7 +249,10 @@ def show(data: Path) -> None:
     print("|---|---|" + "---|" * len(LAGS))
     for task, variant in dict.fromkeys((task, variant) for task, variant, _ in found):
         cells = (found.get((task, variant, lag)) for lag in LAGS)
-        texts = ("" if cell is None else f"**{statistics.fmean(cell):.0f}** ({', '.join(f'{x:.0f}' for x in cell)})" for cell in cells)
+        texts = (
+            "" if cell is None else f"**{statistics.fmean(cell):.0f}** ({', '.join(f'{x:.0f}' for x in cell)})"
+            for cell in cells
+        )
         print(f"| {task} | {variant} |", *(f"{text} |" for text in texts))
 
 
@@ -252,7 +268,10 @@ def draw(data: Path, path: Path) -> None:
             if lags:
                 cells = [found[task, variant, lag] for lag in lags]
                 means = [statistics.fmean(cell) for cell in cells]
-                spread = [[m - min(c) for m, c in zip(means, cells, strict=True)], [max(c) - m for m, c in zip(means, cells, strict=True)]]
+                spread = [
+                    [m - min(c) for m, c in zip(means, cells, strict=True)],
+                    [max(c) - m for m, c in zip(means, cells, strict=True)],
+                ]
                 places = [LAGS.index(lag) + 0.06 * number for lag in lags]
                 axes.errorbar(places, means, spread, label=variant, marker="o", markersize=3, capsize=2, linewidth=1)
         axes.set_xticks(range(len(LAGS)), LAGS)
@@ -271,7 +290,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--cell", nargs=4, metavar=("TASK", "VARIANT", "LAG", "SEED"), help="run one cell in this process")
+    parser.add_argument(
+        "--cell", nargs=4, metavar=("TASK", "VARIANT", "LAG", "SEED"), help="run one cell in this process"
+    )
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--figure", type=Path)
     args = parser.parse_args()

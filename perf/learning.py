@@ -1,10 +1,12 @@
 """Learning references: trains with the presets alone and holds evaluation returns against what is expected of them.
 
-    python perf/learning.py [--only NAME ...] [--seeds 11 12 13] [--sync] [--runs FOLDER] [--curves FOLDER] [--json FILE]
+    python perf/learning.py [--only NAME ...] [--seeds 11 12 13] [--sync] [--runs FOLDER] [--curves FOLDER] [--json
+    FILE]
 
-Each row is one environment, trained asynchronously for a stated number of env steps with each seed, then evaluated for 20 episodes with
-another seed, deterministically. With `--sync` sampling and learning alternate. With `--runs` a command that was interrupted goes on where
-it was; with `--curves` the training returns over env steps and seconds are kept as CSV.
+Each row is one environment, trained asynchronously for a stated number of env steps with each seed, then evaluated for
+20 episodes with another seed, deterministically. With `--sync` sampling and learning alternate. With `--runs` a command
+that was interrupted goes on where it was; with `--curves` the training returns over env steps and seconds are kept as
+CSV.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Reference:
-    """What one environment's agent must reach: a mean evaluation return after so many env steps, with the preset and these flags.
+    """What one environment's agent must reach: a mean evaluation return after so many env steps, with the preset and
+    these flags.
 
     Attributes:
-        expected: The least mean return of every seed; with `at_most` the highest, where an agent is shown to lack what the task needs;
-            with `median` that of the median seed, where seeds differ as widely as they do in the published references.
+        expected: The least mean return of every seed; with `at_most` the highest, where an agent is shown to lack what
+            the task needs; with `median` that of the median seed, where seeds differ as widely as they do in the
+            published references.
     """
 
     name: str
@@ -66,13 +70,35 @@ REFERENCES = [
 def measure(reference: Reference, seed: int, folder: Path, sync: bool, curves: Path | None) -> tuple[float, float]:
     """(mean evaluation return, seconds of training)."""
     run = folder / f"{reference.name}-{'sync-' if sync else ''}{seed}"
-    train = ["--env", reference.env, "--steps", str(reference.steps), "--seed", str(seed), "--run", str(run), "--log.display", "none"]
+    train = [
+        "--env",
+        reference.env,
+        "--steps",
+        str(reference.steps),
+        "--seed",
+        str(seed),
+        "--run",
+        str(run),
+        "--log.display",
+        "none",
+    ]
     train += [*reference.flags, *(["--sync"] if sync else [])]
     subprocess.run([sys.executable, "-m", "sfactory.train", *train], check=True)
     if curves is not None:
         keep_curve(run / "metrics.csv", curves / f"{run.name}.csv")
     seconds = json.loads((run / "summary.json").read_text())["wall_s"]
-    evaluation = [sys.executable, "-m", "sfactory.eval", "--run", str(run), "--episodes", "20", "--json", "--env", reference.env]
+    evaluation = [
+        sys.executable,
+        "-m",
+        "sfactory.eval",
+        "--run",
+        str(run),
+        "--episodes",
+        "20",
+        "--json",
+        "--env",
+        reference.env,
+    ]
     done = subprocess.run(evaluation, check=True, capture_output=True, text=True)
     mean = json.loads(done.stdout.strip().splitlines()[-1])["return_mean"]
     print(f"{reference.name}, seed {seed}: {mean:.1f} after {seconds:.0f} s", flush=True)
@@ -109,7 +135,13 @@ def main() -> int:
             returns, seconds = zip(*results, strict=True)
             missed |= reference.missed(returns)
             rows.append(
-                {"name": reference.name, "steps": reference.steps, "expected": reference.expected, "returns": returns, "seconds": seconds}
+                {
+                    "name": reference.name,
+                    "steps": reference.steps,
+                    "expected": reference.expected,
+                    "returns": returns,
+                    "seconds": seconds,
+                }
             )
             cells = (f"{value:.1f}" for value in returns)
             bound = f"{'<' if reference.at_most else '>'}= {reference.expected:g}"

@@ -8,7 +8,8 @@ from typing import Any
 from perf.fps import WORKLOADS as FPS_WORKLOADS
 
 PEERS: dict[str, tuple[str, ...]] = {
-    # The newest it runs with: it asks for NumPy 1 and Gymnasium 0.29, whose MuJoCo environments end at v4 and need MuJoCo 2.
+    # The newest it runs with: it asks for NumPy 1 and Gymnasium 0.29, whose MuJoCo environments end at v4 and need
+    # MuJoCo 2.
     "sample-factory": (
         "sample-factory==2.1.1",
         "numpy<2",
@@ -38,7 +39,8 @@ class Tuned:
         fixed: What makes the workload: environment, model, rollout, epochs.
         best: The fastest of `tried`, found with --search.
         tried: Every candidate.
-        usual: Of `tried`, one with the batch of 1024 samples that is usual for the environment, where the best has a larger one.
+        usual: Of `tried`, one with the batch of 1024 samples that is usual for the environment, where the best has a
+            larger one.
     """
 
     fixed: Setting
@@ -62,15 +64,24 @@ class Workload:
 
 
 def _sf(workers: int, envs: int, splits: int = 2, **more: Any) -> Setting:
-    return {"num_workers": workers, "num_envs_per_worker": envs, "worker_num_splits": splits, "batch_size": 1024, **more}
+    return {
+        "num_workers": workers,
+        "num_envs_per_worker": envs,
+        "worker_num_splits": splits,
+        "batch_size": 1024,
+        **more,
+    }
 
 
 def _vec(envs: int, *, subprocesses: bool = False, batch_size: int = 1024, threads: int = 1) -> Setting:
     return {"envs": envs, "subprocesses": subprocesses, "batch_size": batch_size, "threads": threads}
 
 
-def _puf(envs: int, workers: int = 0, groups: int = 1, batch_size: int = 1024, threads: int = 1, **more: Any) -> Setting:
-    """No workers: all environments in the trainer's own process. `vector=True` takes CartPole-v1 in Gymnasium's vector environment."""
+def _puf(
+    envs: int, workers: int = 0, groups: int = 1, batch_size: int = 1024, threads: int = 1, **more: Any
+) -> Setting:
+    """No workers: all environments in the trainer's own process. `vector=True` takes CartPole-v1 in Gymnasium's vector
+    environment."""
     return {"envs": envs, "workers": workers, "groups": groups, "batch_size": batch_size, "threads": threads, **more}
 
 
@@ -136,7 +147,14 @@ _SF_TRIED_IMAGES = (
     _sf(2, 16, 1, batched_sampling=True),
     _sf(2, 16, set_workers_cpu_affinity=False),
 )
-_VEC_TRIED = (_vec(32), _vec(64), _vec(64, threads=2), _vec(256), _vec(512, batch_size=16384), _vec(64, subprocesses=True))
+_VEC_TRIED = (
+    _vec(32),
+    _vec(64),
+    _vec(64, threads=2),
+    _vec(256),
+    _vec(512, batch_size=16384),
+    _vec(64, subprocesses=True),
+)
 _TORCHRL_TRIED = tuple(
     {"envs": envs, "vector": vector, "batch_size": batch_size, "threads": threads}
     for envs, vector, batch_size, threads in (
@@ -227,11 +245,19 @@ WORKLOADS: dict[str, Workload] = {
         {
             "sample-factory": Tuned(_SF_CARTPOLE, _SF_TRIED[-1], _SF_TRIED, _sf(1, 64)),
             "stable-baselines3": Tuned(
-                {"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _vec(512, batch_size=16384), _VEC_TRIED, _vec(64)
+                {"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32},
+                _vec(512, batch_size=16384),
+                _VEC_TRIED,
+                _vec(64),
             ),
-            "torchrl": Tuned({"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _TORCHRL_TRIED[5], _TORCHRL_TRIED),
+            "torchrl": Tuned(
+                {"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _TORCHRL_TRIED[5], _TORCHRL_TRIED
+            ),
             "pufferlib": Tuned(
-                {"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _PUF_TRIED_CARTPOLE[-4], _PUF_TRIED_CARTPOLE, _puf(64)
+                {"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32},
+                _PUF_TRIED_CARTPOLE[-4],
+                _PUF_TRIED_CARTPOLE,
+                _puf(64),
             ),
             "rllib": Tuned({"env": "CartPole-v1", "hidden": [64, 64], "rollout": 32}, _RL_TRIED[2], _RL_TRIED),
         },
@@ -260,7 +286,10 @@ WORKLOADS: dict[str, Workload] = {
         {
             "sample-factory": Tuned(_SF_PONG, _sf(2, 16, 1), _SF_TRIED_IMAGES),
             "stable-baselines3": Tuned(
-                {"env": "PongNoFrameskip-v4", "rollout": 32}, _VEC_TRIED_IMAGES[0], _VEC_TRIED_IMAGES, _vec(32, threads=2)
+                {"env": "PongNoFrameskip-v4", "rollout": 32},
+                _VEC_TRIED_IMAGES[0],
+                _VEC_TRIED_IMAGES,
+                _vec(32, threads=2),
             ),
             "pufferlib": Tuned({"env": "PongNoFrameskip-v4", "rollout": 32}, _puf(32, threads=2), _PUF_TRIED_IMAGES),
             "rllib": Tuned({"env": "Pong", "rollout": 32}, _RL_TRIED_IMAGES[-1], _RL_TRIED_IMAGES),
@@ -286,12 +315,23 @@ WORKLOADS: dict[str, Workload] = {
         f"--env HalfCheetah-v5 {_SAME} --rollout 64 --workers 2 --envs-per-worker 16",
         {
             "sample-factory": Tuned(_SF_HALFCHEETAH, _SF_TRIED_HALFCHEETAH[-1], _SF_TRIED_HALFCHEETAH, _sf(2, 16)),
-            "stable-baselines3": Tuned({"env": "HalfCheetah-v5", "hidden": [64, 64], "rollout": 64}, _vec(64, threads=2), _VEC_TRIED),
-            "torchrl": Tuned({"env": "HalfCheetah-v5", "hidden": [64, 64], "rollout": 64}, _TORCHRL_TRIED[5], _TORCHRL_TRIED),
-            "pufferlib": Tuned(
-                {"env": "HalfCheetah-v4", "hidden": [64, 64], "rollout": 64}, _puf(512, batch_size=16384), _PUF_TRIED, _puf(64)
+            "stable-baselines3": Tuned(
+                {"env": "HalfCheetah-v5", "hidden": [64, 64], "rollout": 64}, _vec(64, threads=2), _VEC_TRIED
             ),
-            "rllib": Tuned({"env": "HalfCheetah-v5", "hidden": [64, 64], "rollout": 64}, _RL_TRIED_HALFCHEETAH[2], _RL_TRIED_HALFCHEETAH),
+            "torchrl": Tuned(
+                {"env": "HalfCheetah-v5", "hidden": [64, 64], "rollout": 64}, _TORCHRL_TRIED[5], _TORCHRL_TRIED
+            ),
+            "pufferlib": Tuned(
+                {"env": "HalfCheetah-v4", "hidden": [64, 64], "rollout": 64},
+                _puf(512, batch_size=16384),
+                _PUF_TRIED,
+                _puf(64),
+            ),
+            "rllib": Tuned(
+                {"env": "HalfCheetah-v5", "hidden": [64, 64], "rollout": 64},
+                _RL_TRIED_HALFCHEETAH[2],
+                _RL_TRIED_HALFCHEETAH,
+            ),
         },
     ),
 }
@@ -304,7 +344,8 @@ class Score:
     """A target and how each trainer gets there.
 
     Attributes:
-        evaluated: The score is that of 20 deterministic episodes after the last step, which is timed too; else that of training.
+        evaluated: The score is that of 20 deterministic episodes after the last step, which is timed too; else that of
+            training.
         limit_s: When to give up.
         peers: Each with the settings that its documentation or its zoo has for the environment.
     """

@@ -5,16 +5,18 @@
     python -m perf.peers --search --only pong                      # tries the candidate settings of the peers
     python -m perf.peers --to-score [--only cartpole] [--json FILE]
 
-Throughput: every trainer learns the same model with the same rollout length and epochs from the same environment on the CPU. A round runs
-each once, in turn (A B C A B C); medians and ranges are over the rounds, ratios are of medians. Env steps are decisions of the agent that
-have been trained on, counted over a window of `--seconds` after a warm-up, by perf/peer_scripts/window.py in a peer's driver and from
-metrics.csv in sfactory. Rounds that `--json FILE` already holds count too, so that a long measurement can be done in parts.
+Throughput: every trainer learns the same model with the same rollout length and epochs from the same environment on the
+CPU. A round runs each once, in turn (A B C A B C); medians and ranges are over the rounds, ratios are of medians. Env
+steps are decisions of the agent that have been trained on, counted over a window of `--seconds` after a warm-up, by
+perf/peer_scripts/window.py in a peer's driver and from metrics.csv in sfactory. Rounds that `--json FILE` already holds
+count too, so that a long measurement can be done in parts.
 
-Each trainer has up to two rows. sfactory's *throughput* row has the setting of perf/fps.py, with bfloat16 for images where the CPU
-multiplies in it, and is to be held against the peers' fastest, whatever batches they like best; *same* has float32 and the usual batch of
-1024 samples, and is to be held against the peers' *usual* rows, or their only ones.
+Each trainer has up to two rows. sfactory's *throughput* row has the setting of perf/fps.py, with bfloat16 for images
+where the CPU multiplies in it, and is to be held against the peers' fastest, whatever batches they like best; *same*
+has float32 and the usual batch of 1024 samples, and is to be held against the peers' *usual* rows, or their only ones.
 
-Time to score: the wall clock from the command to an evaluation (or the mean of the last 20 training episodes) of at least a target.
+Time to score: the wall clock from the command to an evaluation (or the mean of the last 20 training episodes) of at
+least a target.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ from perf.peer_settings import PEERS, SCORES, WORKLOADS, Score, Setting
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 START_LIMIT_S = 60.0
-"""Longest time from a command to its first report (sfactory: until it has settled), and from the end of its window to its exit."""
+"""Longest time from a command to its first report (sfactory: until it has settled), and from the end of its window to
+its exit."""
 
 
 class PeerError(Exception):
@@ -56,11 +59,20 @@ class PeerError(Exception):
 def build(peer: str, venvs: Path) -> None:
     """Make the peer's virtual environment. torch comes first, so that no package pulls another build of it."""
     folder = venvs / peer
-    pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt")]
+    pip = [
+        str(folder / "bin" / "pip"),
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-c",
+        str(ROOT / "constraints.txt"),
+    ]
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     subprocess.run([*pip, "torch"], check=True)
     if peer == "pufferlib":
-        _build_from_source(folder, [*pip, "--no-build-isolation", *PEERS[peer]], [*pip, "numpy<2", "setuptools<81", "wheel", "ninja"])
+        _build_from_source(
+            folder, [*pip, "--no-build-isolation", *PEERS[peer]], [*pip, "numpy<2", "setuptools<81", "wheel", "ninja"]
+        )
     else:
         subprocess.run([*pip, *PEERS[peer]], check=True)
 
@@ -68,7 +80,9 @@ def build(peer: str, venvs: Path) -> None:
 def _build_from_source(folder: Path, install: list[str], install_tools: list[str]) -> None:
     """PufferLib 3.0.0's trainer, for the CPU and without its own games, which would be downloaded from elsewhere."""
     subprocess.run(install_tools, check=True)
-    for packages in folder.glob("lib/python*/site-packages"):  # without the games its setup.py reads a name that it has not set
+    for packages in folder.glob(
+        "lib/python*/site-packages"
+    ):  # without the games its setup.py reads a name that it has not set
         (packages / "name_for_pufferlib.pth").write_text("import builtins; builtins.c_extension_paths = []\n")
     without_cuda = (place for place in os.environ["PATH"].split(os.pathsep) if not (Path(place) / "nvcc").exists())
     path = os.pathsep.join((str(folder / "bin"), *without_cuda))
@@ -76,7 +90,8 @@ def _build_from_source(folder: Path, install: list[str], install_tools: list[str
 
 
 def run_driver(peer: str, venvs: Path, asked: Setting, limit_s: float) -> tuple[dict[str, float] | None, float]:
-    """A driver's answer (None if it gave none in time) and the seconds from its start to the answer; ends all its processes.
+    """A driver's answer (None if it gave none in time) and the seconds from its start to the answer; ends all its
+    processes.
 
     Raises:
         PeerError: If the peer is not built, or its driver failed; with the end of what it printed.
@@ -88,7 +103,9 @@ def run_driver(peer: str, venvs: Path, asked: Setting, limit_s: float) -> tuple[
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+b") as log:
         begin = time.monotonic()
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": folder}
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, start_new_session=True, env=env)
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=log, start_new_session=True, env=env
+        )
         try:
             answer, seconds, printed = _read_answer(process, begin + limit_s, begin)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -97,12 +114,17 @@ def run_driver(peer: str, venvs: Path, asked: Setting, limit_s: float) -> tuple[
             end_session(process)
         if answer is None and process.returncode not in (0, -signal.SIGKILL):
             log.seek(0)
-            raise PeerError(f"{peer} failed: {shlex.join(command)}\n{(log.read() + printed)[-3000:].decode(errors='replace')}")
+            raise PeerError(
+                f"{peer} failed: {shlex.join(command)}\n{(log.read() + printed)[-3000:].decode(errors='replace')}"
+            )
     return answer, seconds
 
 
-def _read_answer(process: subprocess.Popen[bytes], deadline: float, begin: float) -> tuple[dict[str, float] | None, float, bytes]:
-    """Follow a driver's output to its RESULT line, its end or the deadline: the answer, seconds since `begin`, and the last output."""
+def _read_answer(
+    process: subprocess.Popen[bytes], deadline: float, begin: float
+) -> tuple[dict[str, float] | None, float, bytes]:
+    """Follow a driver's output to its RESULT line, its end or the deadline: the answer, seconds since `begin`, and the
+    last output."""
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
     tail = b""
@@ -122,7 +144,8 @@ def _read_answer(process: subprocess.Popen[bytes], deadline: float, begin: float
 
 
 def end_session(leader: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a driver's process group, and take away the torch shared memory that bears those processes' numbers."""
+    """Kill what is left of a driver's process group, and take away the torch shared memory that bears those processes'
+    numbers."""
     group = [p.pid for p in psutil.process_iter() if _group_of(p.pid) == leader.pid]
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader.pid, signal.SIGKILL)
@@ -167,9 +190,13 @@ def read_metrics(folder: str) -> list[dict[str, float]]:
 
 
 def measure_sfactory(flags: str, warmup: float, seconds: float) -> float:
-    """Env steps per second, counted as window.py does, with the reports of metrics.csv; the window opens once the run has settled, too."""
+    """Env steps per second, counted as window.py does, with the reports of metrics.csv; the window opens once the run
+    has settled, too."""
     settled = settled_after(flags)
-    with tempfile.TemporaryDirectory() as folder, sfactory_run(f"{flags} --steps {10**12} --log.report-every-s 0.5", folder) as process:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        sfactory_run(f"{flags} --steps {10**12} --log.report-every-s 0.5", folder) as process,
+    ):
         deadline = time.monotonic() + START_LIMIT_S + warmup + seconds
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -225,7 +252,9 @@ def search(name: str, peer: str, args: argparse.Namespace) -> None:
             print(error)
     table = Table("env steps/s", "setting", title=f"{name}, {peer}")
     for speed, tried in sorted(speeds, key=lambda pair: -(pair[0] or 0)):
-        table.add_row(f"{speed:,.0f}" if speed else "none in time", " ".join(f"{key}={value}" for key, value in tried.items()))
+        table.add_row(
+            f"{speed:,.0f}" if speed else "none in time", " ".join(f"{key}={value}" for key, value in tried.items())
+        )
     Console(width=160).print(table)
 
 
@@ -236,7 +265,9 @@ def throughput_round(name: str, args: argparse.Namespace) -> list[dict[str, Any]
     for peer in _chosen(workload.peers, args):
         tuned = workload.peers[peer]
         if tuned.usual:
-            speeds[f"{peer}, usual"] = measure_peer(peer, args.venvs, {**tuned.fixed, **tuned.usual}, args.warmup, args.seconds)
+            speeds[f"{peer}, usual"] = measure_peer(
+                peer, args.venvs, {**tuned.fixed, **tuned.usual}, args.warmup, args.seconds
+            )
         speeds[peer] = measure_peer(peer, args.venvs, {**tuned.fixed, **tuned.best}, args.warmup, args.seconds)
     speeds["sfactory, throughput"] = measure_sfactory(workload.throughput, args.warmup, args.seconds)
     return [{"workload": name, "trainer": trainer, "fps": speed} for trainer, speed in speeds.items()]
@@ -245,7 +276,9 @@ def throughput_round(name: str, args: argparse.Namespace) -> list[dict[str, Any]
 def score_round(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Each trainer once, from its command to its score."""
     score = SCORES[name]
-    results = {"sfactory": score_sfactory(score)} | {peer: score_peer(peer, args.venvs, score) for peer in _chosen(score.peers, args)}
+    results = {"sfactory": score_sfactory(score)} | {
+        peer: score_peer(peer, args.venvs, score) for peer in _chosen(score.peers, args)
+    }
     return [
         {"workload": name, "trainer": trainer, "seconds": seconds, "score": reached, "target": score.target}
         for trainer, (reached, seconds) in results.items()
@@ -289,7 +322,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=WORKLOADS, help="workloads; all")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="peers; all")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warmup", type=float, default=4.0, help="seconds between a trainer's first report and its window")
+    parser.add_argument(
+        "--warmup", type=float, default=4.0, help="seconds between a trainer's first report and its window"
+    )
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a window")
     parser.add_argument("--venvs", type=Path, default=Path.home() / ".cache" / "sfactory-peers")
     parser.add_argument("--json", type=Path, help="keeps the measurements; those that it holds count too")

@@ -69,20 +69,26 @@ def loss_numpy(
     old_log_prob: np.ndarray,
     valid: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The loss of algo appo without value clipping, and its gradients by log_prob, value and exploration; no statistics."""
+    """The loss of algo appo without value clipping, and its gradients by log_prob, value and exploration; no
+    statistics."""
     count = max(valid.sum(), 1)
     gain = np.exp(log_prob - old_log_prob) * advantages
     limit = advantages + config.clip * np.abs(advantages)
     error = value - returns
     losses = -np.minimum(gain, limit) + 0.5 * config.value_coef * error * error - config.entropy_coef * exploration
-    gradients = (np.where(gain > limit, 0.0, -gain), config.value_coef * error, np.full_like(value, -config.entropy_coef))
+    gradients = (
+        np.where(gain > limit, 0.0, -gain),
+        config.value_coef * error,
+        np.full_like(value, -config.entropy_coef),
+    )
     return losses[valid].sum() / count, *(np.where(valid, gradient, 0.0) / count for gradient in gradients)
 
 
 def sample_rows(
     xp: ModuleType, params: Array, mask: Array | None, sizes: tuple[int, ...], uniforms: Array, normals: Array
 ) -> tuple[Array, Array, Array]:
-    """:func:`sfactory.kernels.sampling.sample_rows`: categorical ``[N, K]``, continuous ``[N, D]`` and log-probabilities ``[N]``."""
+    """:func:`sfactory.kernels.sampling.sample_rows`: categorical ``[N, K]``, continuous ``[N, D]`` and
+    log-probabilities ``[N]``."""
     begin, dims = 0, normals.shape[1]
     categorical, log_prob = [], 0.0
     for k, size in enumerate(sizes):
@@ -113,7 +119,8 @@ def densities_numpy(
     of_log_prob: np.ndarray,
     of_entropy: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-probabilities and entropies ``[N]``, and the gradient ``[N, P]`` of their sums weighted with `of_log_prob` and `of_entropy`."""
+    """Log-probabilities and entropies ``[N]``, and the gradient ``[N, P]`` of their sums weighted with `of_log_prob`
+    and `of_entropy`."""
     begin, dims = 0, continuous.shape[1]
     log_prob, entropy, gradients = np.zeros(len(params), np.float32), np.zeros(len(params), np.float32), []
     for k, size in enumerate(sizes):
@@ -159,16 +166,19 @@ def area_matrix(source: int, target: int) -> np.ndarray:
 
 
 def resample(xp: ModuleType, image: Array, rows: Array, columns: Array) -> tuple[Array]:
-    """:class:`sfactory.envs.kernels.resampling.Resampler` as two matrix products: uint8 ``[H, W, C]`` to ``[C, h, w]``."""
+    """:class:`sfactory.envs.kernels.resampling.Resampler` as two matrix products: uint8 ``[H, W, C]`` to ``[C, h,
+    w]``."""
     narrow = xp.tensordot(columns, xp.asarray(image, dtype=xp.float32), ([1], [1]))
     return (xp.asarray(xp.tensordot(narrow, rows, ([1], [1])) + 0.5, dtype=xp.uint8).swapaxes(0, 1).swapaxes(1, 2),)
 
 
 class RecordedConsole:
-    """Stands for an ``ale_py.ALEInterface``: shows recorded screens, random ones that differ from those before in some lines.
+    """Stands for an ``ale_py.ALEInterface``: shows recorded screens, random ones that differ from those before in some
+    lines.
 
     Args:
-        changing: Share of the lines that change with a screen; with one in three, at random, none does. The first screen is all zeros.
+        changing: Share of the lines that change with a screen; with one in three, at random, none does. The first
+            screen is all zeros.
     """
 
     def __init__(self, screens: int, sides: tuple[int, int], changing: float, seed: int) -> None:
@@ -194,7 +204,8 @@ class RecordedConsole:
 
 
 def picture(xp: ModuleType, screens: Array, greys: Array, rows: Array, columns: Array) -> Array:
-    """What :class:`sfactory.envs.kernels.screens.ScreenStacks` makes of two screens: uint8 ``[2, H, W]`` to ``[h, w]``."""
+    """What :class:`sfactory.envs.kernels.screens.ScreenStacks` makes of two screens: uint8 ``[2, H, W]`` to ``[h,
+    w]``."""
     both = greys[xp.asarray(screens, dtype=xp.int64)]
     return resample(xp, xp.maximum(both[0], both[1])[..., None], rows, columns)[0][0]
 
@@ -205,7 +216,9 @@ def nature_cnn(encoder: NatureCNN, x: Tensor) -> Tensor:
     for layer in encoder.convolutions:
         weight = layer.weight * layer.scale if isinstance(layer, PixelConv) else layer.weight
         dtype = compute_dtype(layer.weight)
-        x = F.relu_(F.conv2d(x.to(dtype, memory_format=torch.channels_last), weight, layer.bias, layer.stride, layer.padding))
+        x = F.relu_(
+            F.conv2d(x.to(dtype, memory_format=torch.channels_last), weight, layer.bias, layer.stride, layer.padding)
+        )
     return F.relu_(encoder.linear(flatten_pixels(x)))
 
 
@@ -297,7 +310,12 @@ class PlainPendulum(PlainEnvironments):
         self.theta[begins] = math.pi * (2.0 * uniform(xp, self.random, begins) - 1.0)
         self.speed[begins] = 2.0 * uniform(xp, self.random, begins) - 1.0
         obs = xp.stack((xp.cos(self.theta), xp.sin(self.theta), self.speed), 1)
-        return xp.asarray(obs, dtype=xp.float32), xp.asarray(xp.where(fresh, 0.0, -cost), dtype=xp.float32), begins, *ends
+        return (
+            xp.asarray(obs, dtype=xp.float32),
+            xp.asarray(xp.where(fresh, 0.0, -cost), dtype=xp.float32),
+            begins,
+            *ends,
+        )
 
 
 class PlainMemoryGrid(PlainEnvironments):

@@ -1,13 +1,15 @@
-"""The queue of integers as the trainer uses it (sfactory.data.queues.IndexQueue), against other ways to pass an integer between processes.
+"""The queue of integers as the trainer uses it (sfactory.data.queues.IndexQueue), against other ways to pass an integer
+between processes.
 
     python -m perf.queues [--round-trips 4000] [--repeats 5] [--kills 100] [--json FILE]
 
 - *put + get*: one message put and taken by the same process; no other process is involved.
-- *round trip*: as between rollout workers and a policy worker. Each of one or two clients puts a request into the server's queue and waits
-  in its own for the answer; the server takes all that waits and answers. CPU time is that of all processes, system time included.
+- *round trip*: as between rollout workers and a policy worker. Each of one or two clients puts a request into the
+  server's queue and waits in its own for the answer; the server takes all that waits and answers. CPU time is that of
+  all processes, system time included.
 - *throughput*: one or two writers put blocks of messages without pause, one reader takes what is there.
-- *wedged*: a writer that puts without pause, or its reader, is killed at a random moment; another one takes its place. Counts the kills
-  after which no message came through within half a second.
+- *wedged*: a writer that puts without pause, or its reader, is killed at a random moment; another one takes its place.
+  Counts the kills after which no message came through within half a second.
 
 The queues take turns within each repeat, and medians over the repeats are shown.
 """
@@ -90,7 +92,8 @@ class StandardQueue:
 
 
 class SimpleQueue:
-    """multiprocessing.SimpleQueue: a pipe, pickles and two locks. A block of values is one message; it knows no timeout."""
+    """multiprocessing.SimpleQueue: a pipe, pickles and two locks. A block of values is one message; it knows no
+    timeout."""
 
     writer = 0
 
@@ -107,8 +110,8 @@ class SimpleQueue:
 class Pipe:
     """A bare pipe of 8-byte integers, for any number of writers and readers.
 
-    It has no lock in user space. The kernel writes at most PIPE_BUF bytes as a whole or not at all, and every read takes whole messages,
-    since nothing else is ever written.
+    It has no lock in user space. The kernel writes at most PIPE_BUF bytes as a whole or not at all, and every read
+    takes whole messages, since nothing else is ever written.
     """
 
     writer = 0
@@ -161,7 +164,8 @@ def _fence(typing_context):
 
 
 HEAD, TAIL, FIRST = 0, 8, 16
-"""Places in a ring, an int64 array: messages taken, messages put (each in a cache line of its own), and the first of CAPACITY messages."""
+"""Places in a ring, an int64 array: messages taken, messages put (each in a cache line of its own), and the first of
+CAPACITY messages."""
 
 
 @njit
@@ -180,7 +184,8 @@ def _ring_put(ring, sleeping, values):
 
 @njit
 def _rings_get(rings, sleeping, out, sleep):
-    """Take what waits in all rings; returns how many. With `sleep`, say before the last look that the reader is about to sleep."""
+    """Take what waits in all rings; returns how many. With `sleep`, say before the last look that the reader is about
+    to sleep."""
     sleeping[0] = sleep
     _fence()
     count = 0
@@ -198,7 +203,8 @@ def _rings_get(rings, sleeping, out, sleep):
 class Ring:
     """One ring in shared memory for each writer, one reader, no lock; a sleeping reader is woken by a subclass's means.
 
-    Compiled code keeps the order of loads and stores. A full ring is waited for by giving up the processor again and again.
+    Compiled code keeps the order of loads and stores. A full ring is waited for by giving up the processor again and
+    again.
     """
 
     writer = 0
@@ -297,7 +303,8 @@ class Figure:
 
 
 def run_together(*mains: Callable[[], dict[str, float]]) -> list[dict[str, float]]:
-    """Run functions in forked processes that begin at the same moment; their results, with `begin_s`, `end_s` and `cpu_s` of each added."""
+    """Run functions in forked processes that begin at the same moment; their results, with `begin_s`, `end_s` and
+    `cpu_s` of each added."""
     barrier = FORK.Barrier(len(mains))
 
     def life(main: Callable[[], dict[str, float]], results: Connection) -> None:
@@ -407,7 +414,9 @@ def measure(names: Sequence[str], trips: int, repeats: int) -> list[Figure]:
         tasks["round trip", writers] = lambda make, writers=writers: round_trips(make, writers, trips)
         for block in BLOCKS:
             count = 5 * trips * block
-            tasks[f"throughput, blocks of {block}", writers] = lambda make, w=writers, b=block, n=count: throughput(make, w, b, n)
+            tasks[f"throughput, blocks of {block}", writers] = lambda make, w=writers, b=block, n=count: throughput(
+                make, w, b, n
+            )
     figures = []
     for (what, writers), task in tasks.items():
         results: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
@@ -431,7 +440,9 @@ def wedged_by_kills(make: Callable[[], Channel], kills: int, rng: random.Random)
         while wanted not in channel.get_many(None):
             pass
 
-    def start(main: Callable[[Channel, int], None], channel: Channel, value: int) -> multiprocessing.process.BaseProcess:
+    def start(
+        main: Callable[[Channel, int], None], channel: Channel, value: int
+    ) -> multiprocessing.process.BaseProcess:
         process = FORK.Process(target=main, args=(channel, value), daemon=True)
         process.start()
         return process

@@ -1,16 +1,21 @@
-"""Throughput and memory of full training runs against their size, and the cost of one more worker, environment and slot.
+"""Throughput and memory of full training runs against their size, and the cost of one more worker, environment and
+slot.
 
-    python -m perf.scaling [--env sfactory/CartPole CartPole-v1] [--sweep workers environments groups slots] [--seconds 6] [--json FILE]
-    python -m perf.scaling --environments 1000 --minutes 10 [--env CartPole-v1] [--workers 2] [--json FILE]
+    python -m perf.scaling [--env sfactory/CartPole CartPole-v1] [--sweep workers environments groups slots] [--seconds
+    6] [--json FILE] python -m perf.scaling --environments 1000 --minutes 10 [--env CartPole-v1] [--workers 2] [--json
+    FILE]
 
-The first form varies one number at a time around a middle: workers, environments of each worker, groups of each worker (more groups have
-fewer rows each), and slots (by runtime.spare_batches). The second form trains with that many environments, samples the memory all along,
-and fails if it grows after a warm-up in which every kind of file has been written once.
+The first form varies one number at a time around a middle: workers, environments of each worker, groups of each worker
+(more groups have fewer rows each), and slots (by runtime.spare_batches). The second form trains with that many
+environments, samples the memory all along, and fails if it grows after a warm-up in which every kind of file has been
+written once.
 
-Memory is the proportional set size of the whole process tree, from /proc/*/smaps_rollup: a page that several processes share counts once.
-What one more of something costs is the slope of memory against its number: for a worker all but pages of files, which are libraries, of
-which the share of this run depends on what else runs on the machine; for an environment the memory of rollout and policy workers and of the
-trajectories, because the learner's varies by some MiB from run to run; for a slot that of the trajectories.
+Memory is the proportional set size of the whole process tree, from /proc/*/smaps_rollup: a page that several processes
+share counts once.
+What one more of something costs is the slope of memory against its number: for a worker all but pages of files, which
+are libraries, of which the share of this run depends on what else runs on the machine; for an environment the memory of
+rollout and policy workers and of the trajectories, because the learner's varies by some MiB from run to run; for a slot
+that of the trajectories.
 """
 
 from __future__ import annotations
@@ -161,10 +166,25 @@ def training(env: str, size: Size, batch_rows: int, *more: str) -> Iterator[tupl
     """
     with tempfile.TemporaryDirectory() as folder:
         model = "--preset none --model.shared-critic True"
-        flags = f"--env {env} {model} --device cpu --rollout {ROLLOUT} --batch-size {ROLLOUT * batch_rows} --workers {size.workers}"
-        flags += f" --envs-per-worker {size.environments} --runtime.groups {size.groups} --runtime.spare-batches {size.spare}"
+        flags = (
+            f"--env {env} {model} --device cpu --rollout {ROLLOUT} --batch-size {ROLLOUT * batch_rows} --workers "
+            f"{size.workers}"
+        )
+        flags += (
+            f" --envs-per-worker {size.environments} --runtime.groups {size.groups} --runtime.spare-batches "
+            f"{size.spare}"
+        )
         command = [sys.executable, "-m", "sfactory.train", *shlex.split(flags), *more]
-        command += ["--run", f"{folder}/run", "--steps", str(10**12), "--log.display", "none", "--log.report-every-s", "1"]
+        command += [
+            "--run",
+            f"{folder}/run",
+            "--steps",
+            str(10**12),
+            "--log.display",
+            "none",
+            "--log.report-every-s",
+            "1",
+        ]
         metrics = Path(folder) / "run" / "metrics.csv"
         process = subprocess.Popen(command)
         try:
@@ -172,7 +192,8 @@ def training(env: str, size: Size, batch_rows: int, *more: str) -> Iterator[tupl
             while not any(steps for _, steps in progress(metrics)):
                 if process.poll() is not None or time.monotonic() - begin > START_S:
                     raise SystemExit(
-                        f"no env steps after {time.monotonic() - begin:.0f} s (status {process.poll()}): {shlex.join(command)}"
+                        f"no env steps after {time.monotonic() - begin:.0f} s (status {process.poll()}): "
+                        f"{shlex.join(command)}"
                     )
                 time.sleep(0.2)
             yield process, metrics
@@ -206,7 +227,10 @@ def measure(env: str, size: Size, seconds: float, batch_rows: int) -> Point:
 
 COSTS: dict[str, Callable[[Point], tuple[int, int]]] = {
     "workers": lambda point: (point.size.workers, point.memory.own),
-    "environments": lambda point: (point.size.workers * point.size.environments, point.memory.sampling + point.memory.shared),
+    "environments": lambda point: (
+        point.size.workers * point.size.environments,
+        point.memory.sampling + point.memory.shared,
+    ),
     "slots": lambda point: (point.slots, point.memory.shared),
 }
 """How many there are, and the memory that their number changes."""
@@ -217,7 +241,9 @@ def cost(name: str, points: Sequence[Point]) -> float:
     return float(np.polyfit(*zip(*map(COSTS[name], points), strict=True), 1)[0])
 
 
-def sweep(envs: Sequence[str], sweeps: Sequence[str], seconds: float) -> tuple[list[Point], dict[str, dict[str, float]]]:
+def sweep(
+    envs: Sequence[str], sweeps: Sequence[str], seconds: float
+) -> tuple[list[Point], dict[str, dict[str, float]]]:
     """All points, and by environment the bytes of one more worker, environment and slot, as far as they were varied."""
     points, costs = [], {}
     for env in envs:
@@ -237,7 +263,12 @@ def show(points: Sequence[Point], costs: dict[str, dict[str, float]]) -> None:
     table = Table("env", "workers", "envs each", "groups", "rows", "slots", "env steps/s", "MiB", "private", "shared")
     for p in points:
         sizes = map(str, (p.size.workers, p.size.environments, p.size.groups, p.size.rows, p.slots))
-        table.add_row(p.env, *sizes, f"{p.fps:,.0f}", *(f"{n / MIB:.0f}" for n in (p.memory.total, p.memory.private, p.memory.shared)))
+        table.add_row(
+            p.env,
+            *sizes,
+            f"{p.fps:,.0f}",
+            *(f"{n / MIB:.0f}" for n in (p.memory.total, p.memory.private, p.memory.shared)),
+        )
     console = Console(width=120)
     console.print(table)
     for env, cost in costs.items():
@@ -249,15 +280,18 @@ def long_run(env: str, environments: int, workers: int, minutes: float) -> dict:
     """Train with many environments for a while, and sample the memory.
 
     Returns:
-        What :func:`show_long_run` prints. ``growth`` is the difference between the medians of the last and the first third of the samples
-        after the warm-up; ``allowed`` is how large it may be.
+        What :func:`show_long_run` prints. ``growth`` is the difference between the medians of the last and the first
+        third of the samples after the warm-up; ``allowed`` is how large it may be.
     """
     size = Size(workers, environments // workers, 2)
     batch_rows = 2 * size.rows
     half = measure(env, replace(size, environments=size.environments // 2), 10, batch_rows)
     spare = measure(env, replace(size, spare=8), 10, batch_rows)
     memories: list[tuple[float, Memory]] = []
-    with training(env, size, batch_rows, "--log.save-every-s", str(min(30.0, 60 * minutes * WARM_UP / 3))) as (process, metrics):
+    with training(env, size, batch_rows, "--log.save-every-s", str(min(30.0, 60 * minutes * WARM_UP / 3))) as (
+        process,
+        metrics,
+    ):
         begin = time.monotonic()
         while (now := time.monotonic() - begin) < 60 * minutes and process.poll() is None:
             memories.append((now, tree_memory(process.pid)))
@@ -270,10 +304,13 @@ def long_run(env: str, environments: int, workers: int, minutes: float) -> dict:
     settled = [memory.own for seconds, memory in memories if seconds > 60 * minutes * WARM_UP]
     third = len(settled) // 3
     return {
-        "env": env, "environments": environments, "workers": workers, "seconds": memories[-1][0], "fps": fps, "slots": whole.slots,
+        "env": env, "environments": environments, "workers": workers, "seconds": memories[-1][0], "fps": fps,
+        "slots": whole.slots,
         "total": memory.total, "private": memory.private, "shared": memory.shared,
-        "one_environment": cost("environments", (half, whole)), "one_slot": cost("slots", (whole, spare)), "slot_bytes": whole.slot_bytes,
-        "growth": statistics.median(settled[-third:]) - statistics.median(settled[:third]), "allowed": GROWTH * memory.own,
+        "one_environment": cost("environments", (half, whole)), "one_slot": cost("slots", (whole, spare)),
+        "slot_bytes": whole.slot_bytes,
+        "growth": statistics.median(settled[-third:]) - statistics.median(settled[:third]),
+        "allowed": GROWTH * memory.own,
         "samples": [(seconds, memory.total, memory.own) for seconds, memory in memories],
     }  # fmt: skip
 
@@ -285,9 +322,14 @@ def show_long_run(result: dict) -> None:
         table.add_row(f"memory, {name}", f"{result[name] / MIB:,.1f} MiB")
     table.add_row("total / environments", f"{result['total'] / result['environments'] / KIB:,.1f} KiB")
     table.add_row("one more environment", f"{result['one_environment'] / KIB:,.1f} KiB")
-    table.add_row("one more slot", f"{result['one_slot'] / KIB:,.1f} KiB (its arrays: {result['slot_bytes'] / KIB:,.1f} KiB)")
+    table.add_row(
+        "one more slot", f"{result['one_slot'] / KIB:,.1f} KiB (its arrays: {result['slot_bytes'] / KIB:,.1f} KiB)"
+    )
     table.add_row("slots", str(result["slots"]))
-    table.add_row(f"growth within {result['seconds']:.0f} s", f"{result['growth'] / MIB:+.2f} MiB (allowed: {result['allowed'] / MIB:.2f})")
+    table.add_row(
+        f"growth within {result['seconds']:.0f} s",
+        f"{result['growth'] / MIB:+.2f} MiB (allowed: {result['allowed'] / MIB:.2f})",
+    )
     Console().print(table)
 
 
@@ -307,13 +349,19 @@ def main() -> None:
         result: dict = {"points": [asdict(point) for point in points], "one_more_bytes": costs}
     else:
         if args.environments % (4 * args.workers):
-            parser.error(f"--environments {args.environments} is not a multiple of 4 x --workers {args.workers} = {4 * args.workers}")
+            parser.error(
+                f"--environments {args.environments} is not a multiple of 4 x --workers {args.workers} = "
+                f"{4 * args.workers}"
+            )
         result = long_run((args.env or ["CartPole-v1"])[0], args.environments, args.workers, args.minutes)
         show_long_run(result)
     if args.json:
         args.json.write_text(json.dumps(result, indent=2))
     if result.get("growth", 0) > result.get("allowed", 0):
-        sys.exit(f"memory grew by {result['growth'] / MIB:.2f} MiB, more than {result['allowed'] / MIB:.2f} MiB ({GROWTH:.0%})")
+        sys.exit(
+            f"memory grew by {result['growth'] / MIB:.2f} MiB, more than {result['allowed'] / MIB:.2f} MiB "
+            f"({GROWTH:.0%})"
+        )
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
     python -m perf.soak [--minutes 30] [--seed 0] [--json FILE]
 
-CartPole-v1 is trained while its environments raise, give NaN, leave their process or hang, and while this program kills and stops worker
-processes, the learner and the command itself, asks for saves, takes the folder of checkpoints or the room for them away and damages the
-newest checkpoint.
+CartPole-v1 is trained while its environments raise, give NaN, leave their process or hang, and while this program kills
+and stops worker processes, the learner and the command itself, asks for saves, takes the folder of checkpoints or the
+room for them away and damages the newest checkpoint.
 After a kill the same command is given again. All draws come from the seed. It passes if
 
-- env steps rise all the time: no longer than `STALL_S` pass without progress, and no restart falls back by more than what was trained since
-  the last checkpoint;
+- env steps rise all the time: no longer than `STALL_S` pass without progress, and no restart falls back by more than
+  what was trained since the last checkpoint;
 - memory, descriptors and /dev/shm stay flat, and no slot is lost;
 - the commands end as they should, leave no process, and the policy at the end is worth at least 475.
 """
@@ -49,14 +49,17 @@ SAVE_EVERY_S = 10.0
 GROWTH = 1.1
 """Allowed ratio of the last third's memory and descriptors to the first third's."""
 FLAGS = [
-    "--env", "perf.soak:FaultyCartPole", "--steps", str(10**11), "--workers", "2", "--envs-per-worker", "64", "--rollout", "32",
+    "--env", "perf.soak:FaultyCartPole", "--steps", str(10**11), "--workers", "2", "--envs-per-worker", "64",
+    "--rollout", "32",
     "--batch-size", "4096", "--epochs", "2", "--optim.lr", "5e-4", "--loss.normalize-returns", "--device", "cpu",
-    "--runtime.step-timeout-s", "5", "--log.save-every-s", str(SAVE_EVERY_S), "--log.report-every-s", "1", "--log.display", "plain",
+    "--runtime.step-timeout-s", "5", "--log.save-every-s", str(SAVE_EVERY_S), "--log.report-every-s", "1",
+    "--log.display", "plain",
 ]  # fmt: skip
-ENV_FAULTS = {"raise in step": 1e-5, "raise in reset": 1e-4, "NaN observation": 1e-5, "infinite reward": 1e-5, "wrong shape": 1e-6,
-              "exit": 3e-7, "kill": 3e-7, "hang": 1e-7}  # fmt: skip
+ENV_FAULTS = {"raise in step": 1e-5, "raise in reset": 1e-4, "NaN observation": 1e-5, "infinite reward": 1e-5,
+              "wrong shape": 1e-6, "exit": 3e-7, "kill": 3e-7, "hang": 1e-7}  # fmt: skip
 """Probabilities of an environment's faults, per env step (per episode for reset)."""
-OUTER_FAULTS = {"kill sampler": 8, "kill learner": 90, "stop worker": 120, "kill command": 240, "interrupt command": 400, "ask to save": 30,
+OUTER_FAULTS = {"kill sampler": 8, "kill learner": 90, "stop worker": 120, "kill command": 240,
+                "interrupt command": 400, "ask to save": 30,
                 "no folder": 180, "full disk": 180, "damaged checkpoint": 300}  # fmt: skip
 """Mean seconds between the faults that this program makes."""
 
@@ -71,7 +74,9 @@ class FaultyCartPole(gymnasium.Wrapper):
         super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))
         self._draw = random.Random()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         if seed is not None:
             self._draw.seed(seed)
         if self._draw.random() < ENV_FAULTS["raise in reset"]:
@@ -199,7 +204,9 @@ class Soak:
 
     def damage(self) -> None:
         """Flip bytes of the newest checkpoint's weights."""
-        newest = max((self.run / "checkpoints").glob("*.safetensors"), key=lambda path: path.stat().st_mtime, default=None)
+        newest = max(
+            (self.run / "checkpoints").glob("*.safetensors"), key=lambda path: path.stat().st_mtime, default=None
+        )
         if newest is not None:
             data = bytearray(newest.read_bytes())
             for _ in range(8):
@@ -260,7 +267,8 @@ class Soak:
         raise ValueError(fault)
 
     def _check_fall(self, steps: int) -> None:
-        """A restart may fall back to the checkpoint before, or where that one was damaged on purpose, to the one before it."""
+        """A restart may fall back to the checkpoint before, or where that one was damaged on purpose, to the one before
+        it."""
         since = [look.env_steps for look in self.looks if look.seconds > self.seconds - 4 * SAVE_EVERY_S - STALL_S]
         if steps < self.steps and since and steps < min(since[: 1 + len(since) // 2]):
             self.problems.append(f"{self.seconds:.0f} s: env steps fell from {self.steps} to {steps}")
@@ -268,7 +276,9 @@ class Soak:
     def look(self) -> None:
         """Take down how the run is, and what is wrong with it."""
         if self.command.poll() is not None:
-            self.problems.append(f"{self.seconds:.0f} s: the command ended by itself with status {self.command.returncode}")
+            self.problems.append(
+                f"{self.seconds:.0f} s: the command ended by itself with status {self.command.returncode}"
+            )
             self.start()
         processes, memory, descriptors = members(self.command.pid), 0, 0
         for process in processes:
@@ -277,7 +287,9 @@ class Soak:
                 descriptors += process.num_fds()
         report = last_report(self.run / "metrics.csv")
         steps = int(report.get("env_steps", 0))
-        self.looks.append(Look(self.seconds, steps, len(processes), memory / 2**20, descriptors, int(report.get("free_slots", 0))))
+        self.looks.append(
+            Look(self.seconds, steps, len(processes), memory / 2**20, descriptors, int(report.get("free_slots", 0)))
+        )
         if steps != self.steps:
             self._check_fall(steps)
             self.steps, self.progressed = steps, self.seconds
@@ -306,7 +318,9 @@ def soak(folder: Path, minutes: float, seed: int) -> Soak:
             for fault, mean in OUTER_FAULTS.items():
                 if state.seconds >= due[fault]:
                     state.made[fault] += state.make(fault)
-                    due[fault] = state.seconds + (STORM_EVERY_S if state.seconds < STORM_S else state.draw.expovariate(1 / mean))
+                    due[fault] = state.seconds + (
+                        STORM_EVERY_S if state.seconds < STORM_S else state.draw.expovariate(1 / mean)
+                    )
             state.look()
             time.sleep(1.0)
         state.end(signal.SIGINT, 130)
@@ -319,7 +333,11 @@ def soak(folder: Path, minutes: float, seed: int) -> Soak:
 def judge(state: Soak) -> dict[str, float]:
     """Figures of the whole soak; what is wrong with them is added to its problems."""
     third = len(state.looks) // 3
-    first, last = state.looks[third // 2 : third + third // 2], state.looks[-third:]  # the first minutes still fill caches
+    # The first minutes still fill caches.
+    first, last = (
+        state.looks[third // 2 : third + third // 2],
+        state.looks[-third:],
+    )
     figures: dict[str, float] = {"env_steps": state.looks[-1].env_steps, "commands": state.commands}
     for name in ("memory_mb", "descriptors"):
         before, after = (statistics.median(getattr(look, name) for look in looks) for looks in (first, last))
@@ -349,7 +367,9 @@ def main() -> None:
         state.problems += [f"left in /dev/shm: {name}" for name in set(os.listdir("/dev/shm")) - shared]
         said = (Path(folder) / "output").read_text(errors="replace")
     figures |= {f"made: {fault}": count for fault, count in state.made.items()}
-    lost = Counter(line.removeprefix(LOST).split(":")[0].split("-")[0] for line in said.splitlines() if line.startswith(LOST))
+    lost = Counter(
+        line.removeprefix(LOST).split(":")[0].split("-")[0] for line in said.splitlines() if line.startswith(LOST)
+    )
     figures |= {f"restarts for a lost {kind} process": count for kind, count in lost.items()}
     table = Table("what", "value", title=f"{args.minutes:g} minutes, seed {args.seed}")
     for name, value in figures.items():

@@ -1,11 +1,14 @@
-"""Many short runs in a row, about half of them interrupted at random moments: how long they take, and whether anything is left of them.
+"""Many short runs in a row, about half of them interrupted at random moments: how long they take, and whether anything
+is left of them.
 
     python -m perf.starts [--runs 50] [--seed 0] [--env CartPole-v1] [--json FILE]
 
-Each run is a command in a session of its own. Half of the runs get SIGINT, as Ctrl-C sends it to the whole process group, at a random
-moment: of these, half during start-up and half in the first seconds of training. The others run to their end. A run passes if it ends
-within 10 s of the signal with status 130 (0 if it had just ended by itself), prints no traceback, says in its summary what happened, and
-leaves neither a process nor anything in /dev/shm (where other programs must leave nothing either).
+Each run is a command in a session of its own. Half of the runs get SIGINT, as Ctrl-C sends it to the whole process
+group, at a random
+moment: of these, half during start-up and half in the first seconds of training. The others run to their end. A run
+passes if it ends within 10 s of the signal with status 130 (0 if it had just ended by itself), prints no traceback,
+says in its summary what happened, and leaves neither a process nor anything in /dev/shm (where other programs must
+leave nothing either).
 """
 
 from __future__ import annotations
@@ -71,12 +74,26 @@ class Moment:
 def one_run(flags: list[str], moment: Moment | None, folder: Path) -> Outcome:
     shared = set(os.listdir("/dev/shm"))
     run, errors = folder / "run", folder / "stderr"
-    command = [sys.executable, "-m", "sfactory.train", *flags, "--run", str(run), "--log.report-every-s", "0.1", "--log.no-tensorboard"]
+    command = [
+        sys.executable,
+        "-m",
+        "sfactory.train",
+        *flags,
+        "--run",
+        str(run),
+        "--log.report-every-s",
+        "0.1",
+        "--log.no-tensorboard",
+    ]
     first_steps = stopped = None
     with errors.open("w") as stderr:
         begin = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
-        while process.poll() is None and (now := time.monotonic() - begin) < GIVE_UP_S and (stopped is None or now - stopped < 2 * LIMIT_S):
+        while (
+            process.poll() is None
+            and (now := time.monotonic() - begin) < GIVE_UP_S
+            and (stopped is None or now - stopped < 2 * LIMIT_S)
+        ):
             if moment is not None and stopped is None and moment.has_come(now, first_steps):
                 stopped = now
                 os.killpg(process.pid, signal.SIGINT)
@@ -86,7 +103,9 @@ def one_run(flags: list[str], moment: Moment | None, folder: Path) -> Outcome:
         seconds = time.monotonic() - begin
     time.sleep(0.3)
     left = members(process.pid)
-    problems = found_problems(process.returncode, stopped, seconds, errors.read_text(), run / "summary.json", first_steps)
+    problems = found_problems(
+        process.returncode, stopped, seconds, errors.read_text(), run / "summary.json", first_steps
+    )
     problems += [f"left: {p.pid} {' '.join(p.cmdline())[:80]}" for p in left]
     problems += [f"left in /dev/shm: {name}" for name in set(os.listdir("/dev/shm")) - shared]
     for member in left:
@@ -137,7 +156,9 @@ def main() -> None:
             start_up = [o.first_steps for o in outcomes if o.first_steps is not None]
             moment, training = None, rng.random() < 0.5
             if start_up and rng.random() < 0.5:
-                moment = Moment(rng.uniform(0.0, 2.0) if training else rng.uniform(0.2, statistics.median(start_up)), training)
+                moment = Moment(
+                    rng.uniform(0.0, 2.0) if training else rng.uniform(0.2, statistics.median(start_up)), training
+                )
             place = Path(folder) / str(number)
             place.mkdir()
             outcomes.append(one_run(flags, moment, place))
@@ -159,7 +180,9 @@ def show(outcomes: list[Outcome]) -> None:
         ("interrupted before env steps", [o for o in outcomes if o.interrupted_at is not None and not o.env_steps]),
         ("interrupted after", [o for o in outcomes if o.interrupted_at is not None and o.env_steps]),
     ):
-        times = (spread([getattr(outcome, what) for outcome in part]) for what in ("seconds", "first_steps", "stopping"))
+        times = (
+            spread([getattr(outcome, what) for outcome in part]) for what in ("seconds", "first_steps", "stopping")
+        )
         table.add_row(name, str(len(part)), *times, str(sum(bool(outcome.problems) for outcome in part)))
     Console().print(table)
 

@@ -1,6 +1,7 @@
 """Adam in one fused pass over one flat parameter vector, without what ``torch.optim`` brings along.
 
-``torch.optim.Adam`` imports torch's compiler when it is made: a second of start-up and 150 MB in every learner that never compiles.
+``torch.optim.Adam`` imports torch's compiler when it is made: a second of start-up and 150 MB in every learner that
+never compiles.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ class Adam:
         self.lr: float | Tensor = lr
         self.betas, self.eps = betas, eps
         self._parameter = parameter
-        self._first, self._second = torch.zeros_like(parameter, requires_grad=False), torch.zeros_like(parameter, requires_grad=False)
+        self._first, self._second = (
+            torch.zeros_like(parameter, requires_grad=False),
+            torch.zeros_like(parameter, requires_grad=False),
+        )
         self._steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
 
     @torch.no_grad()
@@ -40,7 +44,8 @@ class Adam:
         lr = self.lr.float() if isinstance(self.lr, Tensor) and self.lr.is_cuda else self.lr  # what the kernels take
         torch._fused_adam_(
             [self._parameter], [self._parameter.grad], [self._first], [self._second], [], [self._steps],
-            lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.eps, amsgrad=False, maximize=False,
+            lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.eps, amsgrad=False,
+            maximize=False,
             grad_scale=gradient_divisor, found_inf=skip,
         )  # fmt: skip
 

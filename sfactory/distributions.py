@@ -1,12 +1,13 @@
 """The policy's action distribution: K independent categorical components and D Gaussian dimensions.
 
-Parameters are one float32 tensor ``params [..., P]`` with ``P = logits + 2 D``: categorical logits, Gaussian means, Gaussian log standard
-deviations. An action is a pair (categorical ``[..., K]`` int32 or int64, continuous ``[..., D]`` float32). Continuous values are the
-Gaussian's own ``u`` before it is squashed into a Box. The squashing's Jacobian depends on ``u`` alone, so it cancels in every
-probability ratio and KL divergence; ``log_prob`` and ``entropy`` leave it out.
+Parameters are one float32 tensor ``params [..., P]`` with ``P = logits + 2 D``: categorical logits, Gaussian means,
+Gaussian log standard deviations. An action is a pair (categorical ``[..., K]`` int32 or int64, continuous ``[..., D]``
+float32). Continuous values are the Gaussian's own ``u`` before it is squashed into a Box. The squashing's Jacobian
+depends on ``u`` alone, so it cancels in every probability ratio and KL divergence; ``log_prob`` and ``entropy`` leave
+it out.
 
-A mask is bool ``[..., logits]``, True where a category is allowed. A component whose mask allows nothing counts as fully allowed, so that
-a row without meaning (a dead agent, the end of an episode) cannot put NaN into a batch.
+A mask is bool ``[..., logits]``, True where a category is allowed. A component whose mask allows nothing counts as
+fully allowed, so that a row without meaning (a dead agent, the end of an episode) cannot put NaN into a batch.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class ActionDistribution:
             return params.new_zeros(params.shape[:-1])
         return self._categorical_kl(params, torch.zeros_like(params), mask)
 
-    def sample(self, params: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def sample(
+        self, params: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw one action for each row.
 
         Returns:
@@ -95,11 +98,19 @@ class ActionDistribution:
         race = log_probs - torch.empty_like(log_probs).exponential_(generator=generator).log_()
         categorical = race.argmax(-1).to(torch.int32)
         log_prob = self._categorical_log_prob(log_probs, categorical)
-        return categorical, continuous, _total(log_prob, self._normal_log_prob(params, continuous) if self.action.continuous else None)
+        return (
+            categorical,
+            continuous,
+            _total(log_prob, self._normal_log_prob(params, continuous) if self.action.continuous else None),
+        )
 
     def mode(self, params: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The most probable action: categorical int32 ``[..., K]``, continuous ``[..., D]``."""
-        categorical = self._log_probs(params, mask).argmax(-1).to(torch.int32) if self.action.sizes else self._no_categories(params)
+        categorical = (
+            self._log_probs(params, mask).argmax(-1).to(torch.int32)
+            if self.action.sizes
+            else self._no_categories(params)
+        )
         return categorical, self._normal(params)[0]
 
     def _no_categories(self, params: Tensor) -> Tensor:

@@ -98,8 +98,9 @@ def evaluate(
         video: Folder for MP4 files, one for each episode.
         max_steps: Env steps after which an episode that still goes on is counted as it stands.
         model: As in :func:`sfactory.load_policy`.
-        trust: Import the environment and the classes that the run's config names as ``module:Name``, and use its `env_kwargs` also where
-            they may name files. Without it, what a stranger's run folder names is never imported, called or opened.
+        trust: Import the environment and the classes that the run's config names as ``module:Name``, and use its
+            `env_kwargs` also where they may name files. Without it, what a stranger's run folder names is never
+            imported, called or opened.
 
     Raises:
         ConfigError: If the run, its checkpoint, its environment or something that a video needs is not there.
@@ -140,17 +141,28 @@ class _Player:
         if renders:
             prepare_rendering()
             # few vector environments can render
-            request = dataclasses.replace(request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto"))
+            request = dataclasses.replace(
+                request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto")
+            )
         self._request, self._spec = request, probe(request)
         check_spaces(self._policy.spec, self._spec, f"the run in {run}", env_name(request.env))
         self.agents = self._spec.agents
 
     def play(
-        self, episodes: int, deterministic: bool, parallel: int | None, max_steps: int | None, video: str | os.PathLike[str] | None = None
+        self,
+        episodes: int,
+        deterministic: bool,
+        parallel: int | None,
+        max_steps: int | None,
+        video: str | os.PathLike[str] | None = None,
     ) -> Evaluation:
         """Play episodes in environments that begin with the same seeds each time."""
         spec, tally = self._spec, _Tally()
-        with contextlib.closing(VideoRecorder(Path(video), spec.render_fps)) if video is not None else contextlib.nullcontext() as recorder:
+        with (
+            contextlib.closing(VideoRecorder(Path(video), spec.render_fps))
+            if video is not None
+            else contextlib.nullcontext() as recorder
+        ):
             env_episodes = -(-episodes // spec.agents)
             first_index = 0
             for shares in _rounds(env_episodes, 1 if video is not None else parallel, max_steps is not None):
@@ -178,17 +190,20 @@ def _request(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust:
     """The environments to make: the caller's, or the run's if that needs neither foreign code nor foreign files."""
     if env is None and config.env.startswith("<"):
         raise ConfigError(
-            f"the run was trained with a callable, {config.env}, which is not in its folder; pass it: evaluate(run, env=...), or "
+            f"the run was trained with a callable, {config.env}, which is not in its folder; pass it: evaluate(run, "
+            "env=...), or "
             "--env module:Name on the command line"
         )
     if env is None and ":" in config.env and not trust:
         raise ConfigError(
-            f"the run's environment is {config.env}, code outside sfactory, which is not imported unasked; if you know it, pass "
+            f"the run's environment is {config.env}, code outside sfactory, which is not imported unasked; if you know "
+            "it, pass "
             f"env={config.env!r} or trust=True (on the command line --env {config.env} or --trust)"
         )
     if env_kwargs is None and not is_harmless(config.env_kwargs) and not trust:
         raise ConfigError(
-            f"the run's env_kwargs are {config.env_kwargs}, which may name files or code, and are not used unasked; if you know them, "
+            f"the run's env_kwargs are {config.env_kwargs}, which may name files or code, and are not used unasked; if "
+            "you know them, "
             "pass env_kwargs={...} or trust=True (on the command line --env-kwargs '{...}' or --trust)"
         )
     return EnvRequest(
@@ -202,7 +217,8 @@ def _request(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust:
 
 
 def _rounds(episodes: int, parallel: int | None, one_each: bool) -> Iterator[np.ndarray]:
-    """How many episodes each environment plays, int ``[environments]``; new environments are made for each of the rounds.
+    """How many episodes each environment plays, int ``[environments]``; new environments are made for each of the
+    rounds.
 
     Args:
         one_each: No environment plays a second episode: for episodes that are cut off, after which no next one begins.
@@ -284,7 +300,8 @@ class _Tally:
 
         Args:
             counts: bool ``[rows]``; the row acted, in an episode that counts.
-            extras: Of the episodes that have ended in this step, in the order of their rows; those without extras may be missing.
+            extras: Of the episodes that have ended in this step, in the order of their rows; those without extras may
+                be missing.
         """
         self._return += np.where(counts, outcome.reward, 0)
         self._length += counts
@@ -337,8 +354,8 @@ class Options:
     video: str | None = None
     """Folder for MP4 files, one for each episode."""
     sampled: bool = False
-    """Draw actions from the policy in all episodes. Otherwise each action is the most probable one, and half as many more episodes show
-    beside it what drawn actions return."""
+    """Draw actions from the policy in all episodes. Otherwise each action is the most probable one, and half as many
+    more episodes show beside it what drawn actions return."""
     best: bool = False
     """The checkpoint with the best return in training instead of the latest."""
     seed: int | None = None
@@ -354,7 +371,8 @@ class Options:
     device: str = "cpu"
     """auto, cpu, cuda or cuda:N."""
     trust: bool = False
-    """Import the environment and the classes that the run's config names as module:Name; use its env_kwargs also if they name files."""
+    """Import the environment and the classes that the run's config names as module:Name; use its env_kwargs also if
+    they name files."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -383,13 +401,16 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
-    """What was asked for, and beside greedy episodes at most half as many with sampled actions; None where that leaves none.
+    """What was asked for, and beside greedy episodes at most half as many with sampled actions; None where that leaves
+    none.
 
-    Those are cut off at :data:`LONGER` times the length of the longest greedy one: a sampled policy may take very long to end an episode.
+    Those are cut off at :data:`LONGER` times the length of the longest greedy one: a sampled policy may take very long
+    to end an episode.
     """
     _check_numbers(options.episodes, options.parallel, options.max_steps, options.video)
     player = _Player(
-        options.run, options.env, options.env_kwargs, options.seed, "best" if options.best else "latest", options.device, None,
+        options.run, options.env, options.env_kwargs, options.seed, "best" if options.best else "latest",
+        options.device, None,
         options.trust, renders=options.video is not None,
     )  # fmt: skip
     result = player.play(options.episodes, not options.sampled, options.parallel, options.max_steps, options.video)
@@ -403,13 +424,17 @@ def _table(options: Options, result: Evaluation, sampled: Evaluation | None) -> 
     table = Table("", "mean", "std", "min", "max", title=f"{options.run}: {result.episodes} episodes")
 
     def add_returns(name: str, of: Evaluation) -> None:
-        table.add_row(name, *(f"{value:.2f}" for value in (of.return_mean, of.return_std, of.return_min, of.return_max)))
+        table.add_row(
+            name, *(f"{value:.2f}" for value in (of.return_mean, of.return_std, of.return_min, of.return_max))
+        )
 
     add_returns("return, sampled" if options.sampled else "return", result)
     if sampled is not None:
         add_returns(f"return, sampled ({sampled.episodes} episodes)", sampled)
     lengths = np.array(result.lengths)
-    table.add_row("length", *(f"{value:.1f}" for value in (result.length_mean, lengths.std(), lengths.min(), lengths.max())))
+    table.add_row(
+        "length", *(f"{value:.1f}" for value in (result.length_mean, lengths.std(), lengths.min(), lengths.max()))
+    )
     for name, value in sorted(result.extras.items()):
         table.add_row(name, f"{value:.3g}")
     return table

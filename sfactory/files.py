@@ -1,4 +1,5 @@
-"""Files that are whole or absent: written under a temporary name, synced to the disk, then renamed; and whole additions to others."""
+"""Files that are whole or absent: written under a temporary name, synced to the disk, then renamed; and whole additions
+to others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Generalised advantage estimation (Schulman et al. 2016, equations 11 to 16), with terminations and truncations kept apart.
+"""Generalised advantage estimation (Schulman et al. 2016, equations 11 to 16), with terminations and truncations kept
+apart.
 
-With delta_t = r_t + gamma_t V'_{t+1} - V_t the advantage is A_t = delta_t + gamma lambda A_{t+1} along an episode and delta_t at its
-last step. V'_{t+1} is V_{t+1}, or V(final observation) at a truncation; gamma_t is gamma, and 0 at a termination. :func:`gae` is one
-pass of a compiled kernel over NumPy arrays; :func:`gae_torch` is the same on tensors of any device.
+With delta_t = r_t + gamma_t V'_{t+1} - V_t the advantage is A_t = delta_t + gamma lambda A_{t+1} along an episode and
+delta_t at its last step. V'_{t+1} is V_{t+1}, or V(final observation) at a truncation; gamma_t is gamma, and 0 at a
+termination. :func:`gae` is one pass of a compiled kernel over NumPy arrays; :func:`gae_torch` is the same on tensors of
+any device.
 """
 
 from __future__ import annotations
@@ -27,13 +29,18 @@ def check_shapes(values: Any, bootstrap_value: Any, **others: Any) -> None:
         raise ValueError(f"values has shape {shape}; it must be [T, B]: time first, then one column for each row")
     for name, other in others.items():
         if tuple(other.shape) != shape:
-            raise ValueError(f"{name} has shape {tuple(other.shape)} and values has {shape}; both must be the same [T, B]")
+            raise ValueError(
+                f"{name} has shape {tuple(other.shape)} and values has {shape}; both must be the same [T, B]"
+            )
     if tuple(bootstrap_value.shape) != shape[1:]:
-        raise ValueError(f"bootstrap_value has shape {tuple(bootstrap_value.shape)}; with values {shape} it must be {shape[1:]}")
+        raise ValueError(
+            f"bootstrap_value has shape {tuple(bootstrap_value.shape)}; with values {shape} it must be {shape[1:]}"
+        )
 
 
 def contiguous(dtype: Any, *arrays: ArrayLike) -> tuple[NDArray[Any], ...]:
-    """The arrays as C-contiguous arrays of a dtype, copied only where needed: the layout for which the kernels are compiled."""
+    """The arrays as C-contiguous arrays of a dtype, copied only where needed: the layout for which the kernels are
+    compiled."""
     return tuple(np.ascontiguousarray(array, dtype) for array in arrays)
 
 
@@ -60,8 +67,9 @@ def gae(
         lam: Lambda.
 
     Returns:
-        ``advantages`` and ``returns`` = advantages + values, ``[T, B]``, in the inputs' dtype (at least float32); sums are
-        accumulated in float64. What lies behind an end of an episode never reaches the steps before it, not even a NaN.
+        ``advantages`` and ``returns`` = advantages + values, ``[T, B]``, in the inputs' dtype (at least float32); sums
+        are accumulated in float64. What lies behind an end of an episode never reaches the steps before it, not even a
+        NaN.
 
     Raises:
         ValueError: If shapes do not match.
@@ -101,12 +109,15 @@ def gae_torch(
     gamma: float,
     lam: float,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`gae` on tensors of one device, in the dtype of `values`, without a host synchronisation and without gradients.
+    """:func:`gae` on tensors of one device, in the dtype of `values`, without a host synchronisation and without
+    gradients.
 
     Raises:
         ValueError: If shapes do not match.
     """
-    check_shapes(values, bootstrap_value, rewards=rewards, terminated=terminated, truncated=truncated, final_values=final_values)
+    check_shapes(
+        values, bootstrap_value, rewards=rewards, terminated=terminated, truncated=truncated, final_values=final_values
+    )
     delta = temporal_difference(rewards, values, bootstrap_value, terminated, truncated, final_values, gamma)
     decay = trace_decay(terminated, truncated, gamma * lam, values.dtype)
     advantages = torch.addcmul(delta, decay, following_sum(delta, decay))
@@ -114,7 +125,13 @@ def gae_torch(
 
 
 def temporal_difference(
-    rewards: Tensor, values: Tensor, bootstrap_value: Tensor, terminated: Tensor, truncated: Tensor, final_values: Tensor, gamma: float
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_values: Tensor,
+    gamma: float,
 ) -> Tensor:
     """r_t + gamma_t V'_{t+1} - V_t, ``[T, B]``; the arguments are those of :func:`gae`."""
     next_values = torch.cat((values[1:], bootstrap_value[None]))
@@ -131,8 +148,8 @@ def trace_decay(terminated: Tensor, truncated: Tensor, decay: float, dtype: torc
 def following_sum(terms: Tensor, decay: Tensor) -> Tensor:
     """For x_t = terms_t + decay_t x_{t+1} with x_T = 0, the x_{t+1} of every t, ``[T, B]``.
 
-    The recurrence is solved by recursive doubling: 2 log2(T) kernels rather than T. A NaN counts as 0 here, because it would cross
-    even a decay of 0.
+    The recurrence is solved by recursive doubling: 2 log2(T) kernels rather than T. A NaN counts as 0 here, because it
+    would cross even a decay of 0.
     """
     steps, columns = terms.shape
     # Rows beyond T stay 0, so that a shifted view never needs its edge treated apart.

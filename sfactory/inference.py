@@ -21,8 +21,8 @@ from sfactory.telemetry.stopwatch import Stopwatch
 class PolicyWorker:
     """Batched inference for the groups that are assigned to it.
 
-    The RNN state of a group stays here, on the device; only what a segment begins with goes into the slot. So every request of a group
-    must come to the same policy worker.
+    The RNN state of a group stays here, on the device; only what a segment begins with goes into the slot. So every
+    request of a group must come to the same policy worker.
 
     Args:
         model: The actor-critic, on `device`.
@@ -102,7 +102,13 @@ class PolicyWorker:
 
 
 def _engine_for(
-    model: nn.Module, arena: Arena, groups: int, device: torch.device, autocast: torch.dtype | None, watch: Stopwatch, graphs: bool
+    model: nn.Module,
+    arena: Arena,
+    groups: int,
+    device: torch.device,
+    autocast: torch.dtype | None,
+    watch: Stopwatch,
+    graphs: bool,
 ) -> Engine:
     """The fastest engine for a model on a device."""
     if device.type != "cpu":

@@ -74,14 +74,17 @@ class Learner:
         self._finished, self._emit, self._device, self._watch = finished, emit, device, watch
         self._per_batch = config.batch_size // (config.rollout * arena.rows)
         self._limit = max_lag(config, arena.rows)
-        # Slots that are given back before the last weights are out begin one batch older: the bound must leave room for that.
+        # Slots that are given back before the last weights are out begin one batch older: the bound must leave room for
+        # that.
         self._tight = self._limit < least_max_lag(config, arena.rows) + config.updates_per_batch
         self._scheduler = SlotScheduler(arena, self._per_batch, config.updates_per_batch, self._limit)
         self._returns = SlotReturns(arena, free)
         self._assemble = Assembler(arena, self._per_batch, device)
         self._flat = FlatWeights(model, gradients=True)
         dense = DenseNetwork.fits(model, autocast) and not config.optim.compile
-        self._network: Network = DenseNetwork(model) if dense else TorchNetwork(model, device, autocast, config.optim.compile)
+        self._network: Network = (
+            DenseNetwork(model) if dense else TorchNetwork(model, device, autocast, config.optim.compile)
+        )
         self._publisher = Publisher(weights, self._flat.vector)
         optim = config.optim
         self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
@@ -96,7 +99,8 @@ class Learner:
         self._batch_chunk = rows if whole else chunk_columns(rows, config.rollout, threads, kind)
         self._minibatch_chunk = columns if whole else chunk_columns(columns, steps, threads, kind)
         self._units = CriticUnits(model, config.loss.normalize_returns)
-        # The only update of a batch goes back through the pass that its targets come from, unless the critic's unit moves in between.
+        # The only update of a batch goes back through the pass that its targets come from, unless the critic's unit
+        # moves in between.
         self._one_pass = config.updates_per_batch == 1 and not config.loss.normalize_returns
         self._objective = (CompiledObjective if device.type == "cpu" else Objective)(config, model.action, self._units)
         self._generator = torch.Generator().manual_seed(config.seed)
@@ -148,8 +152,10 @@ class Learner:
         """Raise RunFailed if nothing can be learned any more; the weights are those before the first skipped update."""
         if (skipped := int(self._skipped_in_a_row)) >= self._config.optim.max_skipped:
             raise RunFailed(
-                f"the loss or its gradient was not finite in {skipped} updates in a row (optim.max_skipped); none of them was applied. "
-                "Look at the sizes of rewards and observations, lower optim.lr, or use loss.normalize_returns and model.normalize_obs"
+                f"the loss or its gradient was not finite in {skipped} updates in a row (optim.max_skipped); none of "
+                "them was applied. "
+                "Look at the sizes of rewards and observations, lower optim.lr, or use loss.normalize_returns and "
+                "model.normalize_obs"
             )
 
     def report(self) -> None:
@@ -273,7 +279,9 @@ class Learner:
         if self._config.optim.minibatches == 1:
             return [chunk_slices(columns, self._minibatch_chunk)]
         order = torch.randperm(columns, generator=self._generator)
-        if self._device.type == "cuda":  # from other memory a copy would make the host wait for all that the device has to do
+        if (
+            self._device.type == "cuda"
+        ):  # from other memory a copy would make the host wait for all that the device has to do
             order = order.pin_memory()
         minibatches = order.to(self._device, non_blocking=True).split(columns // self._config.optim.minibatches)
         return [list(minibatch.split(self._minibatch_chunk)) for minibatch in minibatches]
@@ -313,7 +321,8 @@ class Learner:
         return sums
 
     def _step(self) -> Tensor:
-        """Clip the gradient and step, without a sync: the optimizer divides by the scale, and skips where the norm is not finite."""
+        """Clip the gradient and step, without a sync: the optimizer divides by the scale, and skips where the norm is
+        not finite."""
         gradient, limit = self._flat.parameters.grad, self._config.optim.max_grad_norm
         norm = torch.linalg.vector_norm(gradient)
         divisor = (norm / limit).clamp(min=1.0) if limit > 0 else torch.ones_like(norm)
@@ -324,7 +333,8 @@ class Learner:
         return norm
 
     def evaluate(self, batch: Batch) -> tuple[LossStats, BatchStats]:
-        """Statistics of a whole batch and of its loss at the present weights, whose gradient goes into the parameters' ``grad``."""
+        """Statistics of a whole batch and of its loss at the present weights, whose gradient goes into the parameters'
+        ``grad``."""
         chunks, targets = self._begin(batch, self._one_pass)
         if not self._one_pass:
             self._network.refresh()
@@ -343,7 +353,8 @@ class Learner:
             self._optimizer.lr = self._config.optim.lr * left
 
     def _adapt_learning_rate(self, kl: Tensor) -> None:
-        """Halve or double, roughly, what misses the target KL divergence by a factor of two (as in Schulman et al. 2017, section 4).
+        """Halve or double, roughly, what misses the target KL divergence by a factor of two (as in Schulman et al.
+        2017, section 4).
 
         The rate stays on the device, which nobody waits for.
         """

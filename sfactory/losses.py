@@ -1,8 +1,9 @@
 """Losses of the actor-critic: pure functions of tensors ``[T, B]``, whose scale is the mean over valid samples.
 
-``appo`` and ``ppo`` share PPO's clipped surrogate (Schulman et al. 2017, equation 7), ``impala`` is the policy gradient of Espeholt
-et al. 2018. The surrogate is clipped around the *proximal* policy, the weights with which a batch is begun (Hilton et al. 2022, "Batch
-size-invariance for policy optimization"): the policy that sampled may be many updates older, and enters by the weights of V-trace alone.
+``appo`` and ``ppo`` share PPO's clipped surrogate (Schulman et al. 2017, equation 7), ``impala`` is the policy gradient
+of Espeholt et al. 2018. The surrogate is clipped around the *proximal* policy, the weights with which a batch is begun
+(Hilton et al. 2022, "Batch size-invariance for policy optimization"): the policy that sampled may be many updates
+older, and enters by the weights of V-trace alone.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ class Targets:
     """What the policy and the critic are held against in all epochs over a batch; constants, without gradients.
 
     Attributes:
-        advantages: float ``[T, B]``; what multiplies the ratio: normalised first, and then multiplied by V-trace's weight.
+        advantages: float ``[T, B]``; what multiplies the ratio: normalised first, and then multiplied by V-trace's
+            weight.
         returns: float ``[T, B]``; value targets in the critic's own (normalised) units.
         old_values: float ``[T, B]``; of the proximal policy's critic in the same units, read only with value clipping.
         old_log_prob: float ``[T, B]``; log pi_prox(a_t|x_t).
-        valid: bool ``[T, B]``; samples to learn from. The entries of all other samples are never used, whatever they hold.
+        valid: bool ``[T, B]``; samples to learn from. The entries of all other samples are never used, whatever they
+            hold.
     """
 
     advantages: Tensor
@@ -46,7 +49,9 @@ class Targets:
 
     def select(self, columns: Columns) -> Targets:
         """Those of some columns."""
-        return Targets(**{field.name: select_columns(getattr(self, field.name), columns, 1) for field in dataclasses.fields(self)})
+        return Targets(
+            **{field.name: select_columns(getattr(self, field.name), columns, 1) for field in dataclasses.fields(self)}
+        )
 
     def flat(self) -> Targets:
         """The same with every sample as a column of its own: ``[1, T B]``."""
@@ -68,7 +73,8 @@ class LossStats(_Stacked):
         policy_loss: Of the surrogate alone.
         value_loss: Before its coefficient.
         entropy: Of the policy; with ``exploration="kl"`` the KL divergence from the uniform policy.
-        kl: KL divergence of the new policy from the proximal one, estimated as the mean of (ratio - 1) - log ratio (Schulman 2020).
+        kl: KL divergence of the new policy from the proximal one, estimated as the mean of (ratio - 1) - log ratio
+            (Schulman 2020).
         ratio_mean: Of pi(a_t|x_t) / pi_prox(a_t|x_t).
         ratio_min: The smallest.
         ratio_max: The largest.
@@ -93,7 +99,8 @@ class BatchStats(_Stacked):
     """Of a batch when it is begun, over its valid samples: float64 ``[...]`` on their device, without gradients.
 
     Attributes:
-        behaviour_kl: KL divergence of the proximal policy from the behaviour policy mu, which sampled; estimated as ``LossStats.kl`` is.
+        behaviour_kl: KL divergence of the proximal policy from the behaviour policy mu, which sampled; estimated as
+            ``LossStats.kl`` is.
         weight_mean: Of the importance weight pi_prox(a_t|x_t) / mu(a_t|x_t), before any truncation.
         weight_min: The smallest.
         weight_max: The largest.
@@ -111,11 +118,14 @@ class BatchStats(_Stacked):
     valid_fraction: Tensor
 
 
-def weighted_advantages(config: LossConfig, advantages: Tensor, weights: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A batch's advantages as the policy loss takes them: first normalised over all valid samples, then multiplied by V-trace's weight.
+def weighted_advantages(
+    config: LossConfig, advantages: Tensor, weights: Tensor, valid: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A batch's advantages as the policy loss takes them: first normalised over all valid samples, then multiplied by
+    V-trace's weight.
 
-    Normalised after the weight, a sample that the proximal policy would hardly take, whose weight is near 0, would get minus the mean as
-    its advantage. Normalised within a minibatch, trajectories would lose what tells them apart.
+    Normalised after the weight, a sample that the proximal policy would hardly take, whose weight is near 0, would get
+    minus the mean as its advantage. Normalised within a minibatch, trajectories would lose what tells them apart.
 
     Args:
         advantages: float ``[T, B]``, without weights.
@@ -130,7 +140,8 @@ def weighted_advantages(config: LossConfig, advantages: Tensor, weights: Tensor,
     std = (torch.where(valid, exact - mean, 0.0).square().sum() / count).sqrt()
     if config.normalize_advantage:
         exact = (exact - mean) / (std + ADVANTAGE_EPS)
-    # A weight of 0 silences its sample whatever the advantage is; a number that is not finite has to be seen by the learner.
+    # A weight of 0 silences its sample whatever the advantage is; a number that is not finite has to be seen by the
+    # learner.
     return torch.where(valid, exact * weights, 0.0).to(advantages.dtype), mean, std
 
 
@@ -172,12 +183,14 @@ def policy_loss_ppo(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tenso
 
 
 def policy_loss_impala(log_prob: Tensor, advantages: Tensor) -> Tensor:
-    """Policy-gradient loss of each sample, -log pi(a_t|x_t) adv_t; `advantages` hold V-trace's importance weight pi_prox / mu."""
+    """Policy-gradient loss of each sample, -log pi(a_t|x_t) adv_t; `advantages` hold V-trace's importance weight
+    pi_prox / mu."""
     return -(log_prob * advantages)
 
 
 def value_loss(error: Tensor, change: Tensor | None = None, clip: float = 0.0) -> Tensor:
-    """Half the squared error of each sample; with `change`, PPO's larger one of that and the error of the clipped value.
+    """Half the squared error of each sample; with `change`, PPO's larger one of that and the error of the clipped
+    value.
 
     Args:
         error: float ``[T, B]``; value - return.
@@ -201,15 +214,15 @@ def total_loss(
 ) -> tuple[Tensor, LossStats]:
     """Policy loss + value_coef x value loss - entropy_coef x exploration bonus of a minibatch, and what a report needs.
 
-    Invalid samples influence neither the loss, nor its gradients, nor the statistics, whatever their entries hold. Without any valid
-    sample the loss and its gradients are 0. The same in chunks is :func:`chunk_loss` of each, whose losses add up, and
-    :func:`loss_stats` of their :func:`joint_sums`.
+    Invalid samples influence neither the loss, nor its gradients, nor the statistics, whatever their entries hold.
+    Without any valid sample the loss and its gradients are 0. The same in chunks is :func:`chunk_loss` of each, whose
+    losses add up, and :func:`loss_stats` of their :func:`joint_sums`.
 
     Args:
         log_prob: float32 or float64 ``[T, B]`` with gradient; log pi(a_t|x_t).
         value: float ``[T, B]`` with gradient, in the units of `targets.returns`.
-        exploration: float ``[T, B]`` with gradient; the policy's entropy, or with ``exploration="kl"`` its KL divergence from the
-            uniform policy, which is made small.
+        exploration: float ``[T, B]`` with gradient; the policy's entropy, or with ``exploration="kl"`` its KL
+            divergence from the uniform policy, which is made small.
 
     Returns:
         The loss, a 0-d tensor to call ``backward`` on, and its statistics.
@@ -298,7 +311,21 @@ def loss_stats(config: LossConfig, sums: Tensor) -> LossStats:
     Returns:
         Statistics ``[...]``.
     """
-    policy, value, exploration, kl, excess, clipped, error, error_squares, returns, returns_squares, count, low, high = sums.unbind(-1)
+    (
+        policy,
+        value,
+        exploration,
+        kl,
+        excess,
+        clipped,
+        error,
+        error_squares,
+        returns,
+        returns_squares,
+        count,
+        low,
+        high,
+    ) = sums.unbind(-1)
     scale, some = count.clamp(min=1).reciprocal(), count > 0
     residual = (error_squares - error.square() * scale).clamp(min=0)
     spread = returns_squares - returns.square() * scale
@@ -321,9 +348,13 @@ def loss_stats(config: LossConfig, sums: Tensor) -> LossStats:
 def _check_shapes(tensors: dict[str, Tensor], value: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.shape != value.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)} and value has {tuple(value.shape)}; both must be the same [T, B]")
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)} and value has {tuple(value.shape)}; both must be the same [T, "
+                "B]"
+            )
 
 
 def exploration_coef(config: LossConfig) -> float:
-    """Weight of the exploration tensor in the loss: entropy is to grow, the KL divergence from the uniform policy to shrink."""
+    """Weight of the exploration tensor in the loss: entropy is to grow, the KL divergence from the uniform policy to
+    shrink."""
     return -config.entropy_coef if config.exploration == "entropy" else config.entropy_coef

@@ -1,4 +1,5 @@
-"""How the learner runs a network over chunks of a batch: to its outputs, and back from their gradients to those of the weights."""
+"""How the learner runs a network over chunks of a batch: to its outputs, and back from their gradients to those of the
+weights."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Network(Protocol):
         """What the present weights make of some columns."""
 
     def backward(self, outputs: Outputs, of_params: Tensor, of_value: Tensor) -> None:
-        """Add to the parameters' ``grad``, given the gradients with respect to the outputs, which may be overwritten."""
+        """Add to the parameters' ``grad``, given the gradients with respect to the outputs, which may be
+        overwritten."""
 
 
 class TorchNetwork:

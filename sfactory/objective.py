@@ -1,7 +1,9 @@
-"""What the learner minimises, in two halves: the targets of a batch, and the gradient of the loss with respect to a network's outputs.
+"""What the learner minimises, in two halves: the targets of a batch, and the gradient of the loss with respect to a
+network's outputs.
 
-Targets are made once, when a batch is begun, with the proximal policy: the weights of that moment. V-trace corrects from the policy that
-sampled to the proximal one; all epochs then keep near the proximal policy (decoupled PPO: Hilton et al. 2022; IMPACT: Luo et al. 2020).
+Targets are made once, when a batch is begun, with the proximal policy: the weights of that moment. V-trace corrects
+from the policy that sampled to the proximal one; all epochs then keep near the proximal policy (decoupled PPO: Hilton
+et al. 2022; IMPACT: Luo et al. 2020).
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ class Objective:
         """The present policy's densities of the actions that were taken.
 
         Args:
-            params: Policy parameters float32 ``[T, n, P]``, or ``[T+1, n, P]`` on a batch; no gradient goes back through them.
+            params: Policy parameters float32 ``[T, n, P]``, or ``[T+1, n, P]`` on a batch; no gradient goes back
+                through them.
             value: Values float32 ``[T, n]`` or ``[T+1, n]``, likewise.
             samples: What happened.
             columns: Which of its columns the chunk has.
@@ -105,7 +108,8 @@ class Objective:
         return _Evaluation(params, value, log_prob, exploration)
 
     def estimate(self, evaluation: Evaluation, batch: Batch, columns: Columns) -> Estimates:
-        """What the policy of an evaluation, the proximal one, makes of a chunk of a batch: V-trace's estimates, or GAE's for algo ppo."""
+        """What the policy of an evaluation, the proximal one, makes of a chunk of a batch: V-trace's estimates, or
+        GAE's for algo ppo."""
         chunk, loss = batch.select(columns), self.config.loss
         log_prob, values = evaluation.log_prob.detach(), self.units.to_returns(evaluation.value.detach())
         log_weights, ends = log_prob - chunk.log_prob, (chunk.terminated, chunk.truncated)
@@ -113,18 +117,25 @@ class Objective:
         if self.config.algo == "ppo":
             advantages, returns = gae_torch(*outcome, loss.gamma, loss.lam)
         else:
-            returns, advantages = unweighted_vtrace(log_weights, *outcome, loss.gamma, loss.lam, loss.rho_bar, loss.c_bar)
+            returns, advantages = unweighted_vtrace(
+                log_weights, *outcome, loss.gamma, loss.lam, loss.rho_bar, loss.c_bar
+            )
         return Estimates(log_prob, log_weights, values[:-1], advantages, returns, valid_samples(chunk))
 
     def targets(self, chunks: Sequence[Estimates]) -> tuple[Targets, BatchStats]:
-        """The targets of a whole batch ``[T, B]``, whose columns the chunks are, in order; the critic's units learn of its returns."""
-        whole = Estimates(*(torch.cat(parts, 1) for parts in zip(*chunks, strict=True))) if len(chunks) > 1 else chunks[0]
+        """The targets of a whole batch ``[T, B]``, whose columns the chunks are, in order; the critic's units learn of
+        its returns."""
+        whole = (
+            Estimates(*(torch.cat(parts, 1) for parts in zip(*chunks, strict=True))) if len(chunks) > 1 else chunks[0]
+        )
         loss, valid, weights = self.config.loss, whole.valid, whole.log_weights.exp()
         weights = torch.ones_like(weights) if self.config.algo == "ppo" else weights.clamp(max=loss.rho_bar_pg)
         advantages, mean, std = weighted_advantages(loss, whole.advantages, weights, valid)
         self.units.update(whole.returns, valid)
         returns, values = self.units.from_returns(whole.returns), self.units.from_returns(whole.values)
-        return Targets(advantages, returns, values, whole.log_prob, valid), batch_stats(whole.log_weights, mean, std, valid)
+        return Targets(advantages, returns, values, whole.log_prob, valid), batch_stats(
+            whole.log_weights, mean, std, valid
+        )
 
     def gradients(self, evaluation: Evaluation, targets: Targets, columns: Columns, count: Tensor) -> Gradients:
         """The gradients of a chunk's share of the loss.
@@ -136,7 +147,9 @@ class Objective:
         """
         config, own = self.config, evaluation
         value = own.value[: len(own.log_prob)]
-        loss, sums = chunk_loss(config.loss, config.algo, own.log_prob, value, own.exploration, targets.select(columns), count)
+        loss, sums = chunk_loss(
+            config.loss, config.algo, own.log_prob, value, own.exploration, targets.select(columns), count
+        )
         return Gradients(*torch.autograd.grad(loss, (own.params, own.value), materialize_grads=True), sums)
 
     def _rewards(self, batch: Batch) -> Tensor:
@@ -146,7 +159,8 @@ class Objective:
 
 
 def final_values(batch: Batch, values: Tensor) -> Tensor:
-    """V(final_obs) where an episode was truncated: of the row that rests at t+1, or as stored where the environment could not rest.
+    """V(final_obs) where an episode was truncated: of the row that rests at t+1, or as stored where the environment
+    could not rest.
 
     Args:
         values: ``[T+1, B]``, in units of return.

@@ -1,7 +1,8 @@
 """A trained policy outside training: load it from a run folder and ask it for actions.
 
-A run folder may come from a stranger, so loading one runs no code of its choosing: weights and spaces are data, and classes that its
-``config.yaml`` names outside sfactory are imported only if the caller names them too, or trusts the folder.
+A run folder may come from a stranger, so loading one runs no code of its choosing: weights and spaces are data, and
+classes that its ``config.yaml`` names outside sfactory are imported only if the caller names them too, or trusts the
+folder.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def load_policy(
         seed: Of sampled actions; None: different every time.
 
     Raises:
-        ConfigError: If there is no such run or checkpoint, if it needs a class that was not passed, or if `env` does not fit.
+        ConfigError: If there is no such run or checkpoint, if it needs a class that was not passed, or if `env` does
+            not fit.
         CheckpointError: If the files are damaged or do not fit together.
     """
     folder = Path(run)
@@ -72,8 +74,8 @@ def load_policy(
 class Policy:
     """Chooses actions with a trained model, in float32.
 
-    The state is what a recurrent model remembers: None at the beginning of an episode, and what the last call returned within it. Models
-    without memory always return None.
+    The state is what a recurrent model remembers: None at the beginning of an episode, and what the last call returned
+    within it. Models without memory always return None.
 
     Attributes:
         spec: What the policy sees and does.
@@ -100,7 +102,8 @@ class Policy:
             obs: As the environment gives it: an array or number, or a nested Dict or Tuple.
             state: None at the beginning of an episode, then what the last call returned.
             deterministic: The most probable action; off: a draw from the distribution.
-            action_mask: Allowed actions, as in ``info["action_mask"]``; None: those of the observation's ``action_mask`` entry.
+            action_mask: Allowed actions, as in ``info["action_mask"]``; None: those of the observation's
+                ``action_mask`` entry.
 
         Returns:
             An action that the environment takes, and the next state, float32 ``[1, S]`` or None.
@@ -115,7 +118,13 @@ class Policy:
         return self.spec.action.rows(categorical, continuous)[0], state
 
     def act_batch(
-        self, obs: Any, state: Tensor | None = None, deterministic: bool = True, *, action_mask: Any = None, first: np.ndarray | None = None
+        self,
+        obs: Any,
+        state: Tensor | None = None,
+        deterministic: bool = True,
+        *,
+        action_mask: Any = None,
+        first: np.ndarray | None = None,
     ) -> tuple[Any, Tensor | None]:
         """Choose actions for N observations at once.
 
@@ -127,7 +136,8 @@ class Policy:
             first: bool ``[N]``; rows whose episode begins with this observation, whose state is forgotten.
 
         Returns:
-            Actions with a leading dimension, nested as the action space is, and the next state, float32 ``[N, S]`` or None.
+            Actions with a leading dimension, nested as the action space is, and the next state, float32 ``[N, S]`` or
+            None.
 
         Raises:
             ValueError: As :meth:`act`.
@@ -142,11 +152,14 @@ class Policy:
         return self.spec.action.batch(categorical, continuous), state
 
     @torch.inference_mode()
-    def choose(self, frame: Frame, state: Tensor | None, deterministic: bool) -> tuple[np.ndarray, np.ndarray, Tensor | None]:
+    def choose(
+        self, frame: Frame, state: Tensor | None, deterministic: bool
+    ) -> tuple[np.ndarray, np.ndarray, Tensor | None]:
         """Choose actions for the rows of a frame; the state of rows that are `first` is forgotten.
 
         Returns:
-            Categorical int32 ``[rows, K]``, continuous float32 ``[rows, D]``, and the next state, float32 ``[rows, S]`` or None.
+            Categorical int32 ``[rows, K]``, continuous float32 ``[rows, D]``, and the next state, float32 ``[rows, S]``
+            or None.
         """
         obs = tuple(self._tensor(leaf) for leaf in frame.obs)
         mask = None if frame.mask is None else self._tensor(frame.mask)
@@ -217,12 +230,14 @@ def _complete(saved: ModelConfig, given: ModelConfig | None, trust: bool) -> Mod
             continue
         if value.startswith("<"):
             raise ConfigError(
-                f"the run was trained with a model.{role} of its own, {value}, which is not in its folder; pass it to load_policy or "
+                f"the run was trained with a model.{role} of its own, {value}, which is not in its folder; pass it to "
+                "load_policy or "
                 f"evaluate: model=ModelConfig({role}=...)"
             )
         if ":" in value and not trust:
             raise ConfigError(
-                f"the run's model.{role} is {value}, code outside sfactory, which is not imported unasked; if you know it, pass "
+                f"the run's model.{role} is {value}, code outside sfactory, which is not imported unasked; if you know "
+                "it, pass "
                 f"model=ModelConfig({role}={value!r}), or trust=True (on the command line --trust)"
             )
     return dataclasses.replace(saved, **asked)
@@ -240,5 +255,7 @@ def _build(folder: Path, spec: EnvSpec, config: ModelConfig, snapshot: Snapshot)
     except (RuntimeError, MemoryError, ValueError, TypeError) as error:
         if isinstance(error, SfactoryError):
             raise
-        raise CheckpointError(f"the weights in {folder} do not fit the model of its config: {error}; restore the folder") from error
+        raise CheckpointError(
+            f"the weights in {folder} do not fit the model of its config: {error}; restore the folder"
+        ) from error
     return model

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from sfactory.runtime.workers import Plan
 
 PROG = "python -m sfactory.profile"
-DESCRIPTION = """Train in a temporary folder for a while, and show where the time of each kind of worker goes, what limits the run and which
-flag to change, and which share of this machine's ceiling is reached. The command's own flags:
+DESCRIPTION = """Train in a temporary folder for a while, and show where the time of each kind of worker goes, what
+limits the run and which flag to change, and which share of this machine's ceiling is reached. The command's own flags:
 
   --seconds N      to measure, after the warm-up (30); with --tune: for the whole search
   --sample-only    rollout and policy workers at full speed, without learning
   --json           the last line of the output is one JSON object
   --trace FILE     write a trace of all processes for ui.perfetto.dev
-  --tune           search workers, environments, groups, policy workers, threads, batch size and precision for this machine
+  --tune           search workers, environments, groups, policy workers, threads, batch size and precision for this
+                   machine
   --tune-out FILE  where --tune writes the best as YAML for --config (tuned.yaml)
 
 and every flag of a training run:"""
@@ -56,7 +57,10 @@ def main(args: Sequence[str] | None = None) -> int:
         config = from_command_line(rest, PROG, DESCRIPTION)
         _check(options, config)
         with contextlib.nullcontext() if config.serial else fork_server():
-            from sfactory.runtime.planning import make_plan  # imports torch, which takes its time, while the server does the same
+            # Imports torch, which takes its time, while the server does the same.
+            from sfactory.runtime.planning import (
+                make_plan,
+            )
 
             return _run(options, config, make_plan(config))
     except SfactoryError as error:
@@ -93,13 +97,18 @@ def _check(options: argparse.Namespace, config: Config) -> None:
     if options.tune_out is not None and not options.tune:
         problems.append(f"tune-out is {options.tune_out}, and nothing is tuned; add --tune")
     if options.tune and options.trace is not None:
-        problems.append(f"trace is {options.trace}, and --tune makes many runs; profile the tuned settings with --config and --trace")
+        problems.append(
+            f"trace is {options.trace}, and --tune makes many runs; profile the tuned settings with --config and "
+            "--trace"
+        )
     if options.tune and config.serial:
         problems.append("serial is on, and --tune searches numbers of processes; leave one of them out")
     for name in ("trace", "tune_out"):
         file: Path | None = getattr(options, name)
         if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-            problems.append(f"{name.replace('_', '-')} is {file}, which cannot be written; name a file in a folder of yours")
+            problems.append(
+                f"{name.replace('_', '-')} is {file}, which cannot be written; name a file in a folder of yours"
+            )
     if problems:
         raise ConfigError(*problems)
 
@@ -117,7 +126,9 @@ def _run(options: argparse.Namespace, config: Config, plan: Plan) -> int:
         if interrupted:
             return interrupted
     else:
-        profile = profile_run(dataclasses.replace(plan, sample_only=options.sample_only), options.seconds, options.trace)
+        profile = profile_run(
+            dataclasses.replace(plan, sample_only=options.sample_only), options.seconds, options.trace
+        )
     ceiling = _ceiling(profile.plan, ceiling_s)
     bottleneck = find_bottleneck(profile)
     show(console, profile, ceiling, bottleneck)
@@ -127,18 +138,27 @@ def _run(options: argparse.Namespace, config: Config, plan: Plan) -> int:
     return 0
 
 
-def _tune(options: argparse.Namespace, config: Config, plan: Plan, seconds: float, console: Console) -> tuple[Profile, int]:
+def _tune(
+    options: argparse.Namespace, config: Config, plan: Plan, seconds: float, console: Console
+) -> tuple[Profile, int]:
     """Search, and write the best; the exit status is 0 unless a signal has ended the search."""
     from sfactory.profiling.tune import SEARCHED, tune, write_tuned
 
     def show_trial(trial: Trial) -> None:
         settings = "  ".join(f"{name.rpartition('.')[2]} {trial.settings[name]}" for name in SEARCHED)
-        console.print(f"{settings}:  {trial.note or f'{trial.fps:,.0f} env steps/s'}", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"{settings}:  {trial.note or f'{trial.fps:,.0f} env steps/s'}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
     tuning = tune(plan, seconds, options.sample_only, show_trial)
     write_tuned(options.tune_out, config, tuning)
     command = f"python -m sfactory.train --config {options.tune_out}"
-    console.print(f"{len(tuning.trials)} runs; the best is in {options.tune_out}: {command}", markup=False, soft_wrap=True)
+    console.print(
+        f"{len(tuning.trials)} runs; the best is in {options.tune_out}: {command}", markup=False, soft_wrap=True
+    )
     return tuning.profile, 128 + tuning.signal if tuning.signal is not None else 0
 
 

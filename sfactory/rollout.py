@@ -1,7 +1,7 @@
 """The rollout worker: steps groups of environments and lets them write straight into their slots.
 
-Each group is always in one of three places: waiting for the policy's answer, waiting for a free slot, or being stepped here. With
-two groups one steps while the other waits for its actions.
+Each group is always in one of three places: waiting for the policy's answer, waiting for a free slot, or being stepped
+here. With two groups one steps while the other waits for its actions.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class EpisodeLog:
 
     def record(self, first: np.ndarray, active: np.ndarray, outcome: Outcome) -> None:
         """Account for one step of all rows."""
-        ended = end_episodes(first, active, *outcome, self._returns, self._lengths, self._ended_returns, self._ended_lengths)
+        ended = end_episodes(
+            first, active, *outcome, self._returns, self._lengths, self._ended_returns, self._ended_lengths
+        )
         if ended:
             self._done.append((self._ended_returns[:ended].copy(), self._ended_lengths[:ended].copy()))
 
@@ -99,7 +101,12 @@ class RunningGroup:
 def empty_frame(arena: Arena) -> Frame:
     """A private frame of an arena's shapes."""
     obs, mask, first, active = arena.frame(0, 0)
-    return Frame(tuple(map(np.zeros_like, obs)), None if mask is None else np.zeros_like(mask), np.zeros_like(first), np.zeros_like(active))
+    return Frame(
+        tuple(map(np.zeros_like, obs)),
+        None if mask is None else np.zeros_like(mask),
+        np.zeros_like(first),
+        np.zeros_like(active),
+    )
 
 
 def copy_frame(source: Frame, target: Frame) -> None:
@@ -140,7 +147,9 @@ class RolloutWorker:
     ) -> None:
         self._arena, self._weights, self._ready, self._free, self._finished = arena, weights, ready, free, finished
         self._emit, self._watch = emit, watch
-        self._running = {index: RunningGroup(index, group, empty_frame(arena), EpisodeLog(group.rows)) for index, group in groups}
+        self._running = {
+            index: RunningGroup(index, group, empty_frame(arena), EpisodeLog(group.rows)) for index, group in groups
+        }
         self._requests = {index: queue for (index, _), queue in zip(groups, requests, strict=True)}
         self._slotless: list[RunningGroup] = []
         self._reported = time.monotonic()
@@ -224,7 +233,8 @@ class RolloutWorker:
         running.group.broken.clear()
 
     def _ask_final_values(self, running: RunningGroup, after: Frame) -> None:
-        """Rows were truncated and have already been reset: have V(final_obs) computed in the place of the next observation."""
+        """Rows were truncated and have already been reset: have V(final_obs) computed in the place of the next
+        observation."""
         finals = running.finals = running.group.finals
         running.displaced = tuple(leaf[finals.rows].copy() for leaf in after.obs)
         for leaf, final in zip(after.obs, finals.obs, strict=True):
@@ -262,7 +272,8 @@ class RolloutWorker:
             running = self._slotless.pop(0)
             running.slot, running.step = slot, 0
             self._arena.state[slot] = FILLING
-            # Read after the slot has shown itself as being filled: no update can then go by unnoticed by this lower bound.
+            # Read after the slot has shown itself as being filled: no update can then go by unnoticed by this lower
+            # bound.
             self._arena.begun[slot] = self._weights.version
             self._arena.owner[slot] = 0
             copy_frame(running.carry, self._arena.frame(slot, 0))

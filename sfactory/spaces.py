@@ -1,7 +1,8 @@
 """Observation and action spaces as flat lists of arrays.
 
-An observation space, however nested, becomes a tuple of :class:`Leaf`; an action space becomes an :class:`ActionSpec`: K categorical
-components and D Gaussian dimensions, whatever the structure of the space. Arenas, models and environments all speak of these.
+An observation space, however nested, becomes a tuple of :class:`Leaf`; an action space becomes an :class:`ActionSpec`:
+K categorical components and D Gaussian dimensions, whatever the structure of the space. Arenas, models and environments
+all speak of these.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ class ObservationSpec:
         return None if self.mask_path is None else observation[self.mask_path[0]]
 
 
-def _walk(space: spaces.Space, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], spaces.Space]]:
+def _walk(
+    space: spaces.Space, path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], spaces.Space]]:
     """The leaf spaces of a nested space with their paths: Dict in the space's own order, Tuple by index."""
     if isinstance(space, spaces.Dict):
         for key, sub in space.spaces.items():
@@ -129,7 +132,14 @@ def _leaf(path: tuple[str | int, ...], space: spaces.Space) -> Leaf:
     if isinstance(space, spaces.Discrete):
         return Leaf(name, path, (), np.dtype(np.int32), (int(space.n),), (int(space.start),))
     if isinstance(space, spaces.MultiDiscrete):
-        return Leaf(name, path, space.shape, np.dtype(np.int32), tuple(map(int, space.nvec.flat)), tuple(map(int, space.start.flat)))
+        return Leaf(
+            name,
+            path,
+            space.shape,
+            np.dtype(np.int32),
+            tuple(map(int, space.nvec.flat)),
+            tuple(map(int, space.start.flat)),
+        )
     if isinstance(space, spaces.MultiBinary):
         return Leaf(name, path, space.shape, np.dtype(np.uint8), high=1)
     if isinstance(space, spaces.Box):
@@ -139,7 +149,8 @@ def _leaf(path: tuple[str | int, ...], space: spaces.Space) -> Leaf:
         high = max(1, int(space.high.max())) if stored is np.uint8 else 255
         return Leaf(name, path, space.shape, np.dtype(stored), high=high)
     raise ConfigError(
-        f"the observation space of {name}, {space}, is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, and "
+        f"the observation space of {name}, {space}, is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, "
+        "and "
         "Dict or Tuple of them, or a gymnasium.ObservationWrapper that makes one of them"
     )
 
@@ -163,9 +174,10 @@ class _Part:
 class ActionSpec:
     """An action space as K independent categorical components and D Gaussian dimensions.
 
-    Discrete is one component; MultiDiscrete one per entry; MultiBinary one of size 2 per bit; Box one Gaussian dimension per entry.
-    Tuple and Dict concatenate their members'. A sample is a pair (categorical int32 ``[..., K]``, continuous float32 ``[..., D]``);
-    continuous values are the Gaussian's own ``u``, before squashing, so that probabilities of stored actions are exact.
+    Discrete is one component; MultiDiscrete one per entry; MultiBinary one of size 2 per bit; Box one Gaussian
+    dimension per entry. Tuple and Dict concatenate their members'. A sample is a pair (categorical int32 ``[..., K]``,
+    continuous float32 ``[..., D]``); continuous values are the Gaussian's own ``u``, before squashing, so that
+    probabilities of stored actions are exact.
     """
 
     space: spaces.Space
@@ -246,7 +258,8 @@ class ActionSpec:
         return values + space.start if isinstance(space, spaces.MultiDiscrete) else values
 
     def flat_mask(self, mask: Any) -> np.ndarray:
-        """One environment's action mask (an array, or a tuple or Dict of arrays, one per component) as bool ``[logits]``.
+        """One environment's action mask (an array, or a tuple or Dict of arrays, one per component) as bool
+        ``[logits]``.
 
         Raises:
             ValueError: If its size is not that of the logits.
@@ -264,7 +277,8 @@ class ActionSpec:
 def scale_to_box(u: np.ndarray, space: spaces.Box, squash: Literal["clip", "tanh"]) -> np.ndarray:
     """Map unbounded Gaussian samples into a Box.
 
-    Where both bounds are finite, clip(u, -1, 1) or tanh(u) is scaled linearly to [low, high]; elsewhere u itself is clipped to the bounds.
+    Where both bounds are finite, clip(u, -1, 1) or tanh(u) is scaled linearly to [low, high]; elsewhere u itself is
+    clipped to the bounds.
 
     Args:
         u: float32 ``[rows, *space.shape]``.

@@ -23,10 +23,11 @@ from sfactory.errors import ConfigError, SfactoryError
 from sfactory.runs.run_folder import CONFIG, SUMMARY, is_held
 from sfactory.runtime.observed_state import RunState, read_status
 
-DESCRIPTION = """Show what the processes of a living run are doing, or how a run has ended. A SIGUSR2 to the run's process has it write the
-Python stacks of all its processes to a file stall-*.txt in the run folder."""
+DESCRIPTION = """Show what the processes of a living run are doing, or how a run has ended. A SIGUSR2 to the run's
+process has it write the Python stacks of all its processes to a file stall-*.txt in the run folder."""
 OLD_S = 5.0
-"""Age from which a living run's state is said to be old; it is renewed every second, so the run's own process hangs or is busy."""
+"""Age from which a living run's state is said to be old; it is renewed every second, so the run's own process hangs or
+is busy."""
 WATCH_EVERY_S = 1.0
 
 
@@ -47,8 +48,8 @@ class RunStatus:
     """How a run is.
 
     Attributes:
-        word: starting, living, killed (its process is gone without having said how it ended), or the status of its summary: completed,
-            interrupted or failed.
+        word: starting, living, killed (its process is gone without having said how it ended), or the status of its
+            summary: completed, interrupted or failed.
         state: The last state of a run that is living or was killed.
         summary: Of a run that has ended.
     """
@@ -101,7 +102,11 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     options = tyro.cli(Options, args=args, prog="python -m sfactory.status", description=DESCRIPTION)
     console = Console()
-    live = Live(console=console, auto_refresh=False) if options.watch and console.is_terminal and not options.json else None
+    live = (
+        Live(console=console, auto_refresh=False)
+        if options.watch and console.is_terminal and not options.json
+        else None
+    )
     try:
         with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
             while True:
@@ -124,14 +129,22 @@ def main(args: Sequence[str] | None = None) -> int:
 def _view(run: str, found: RunStatus) -> RenderableType:
     state = found.state
     if state is None:
-        ends = [f"{name} {value}" for name, value in found.summary.items() if name in ("env_steps", "error") and value is not None]
+        ends = [
+            f"{name} {value}"
+            for name, value in found.summary.items()
+            if name in ("env_steps", "error") and value is not None
+        ]
         return Text(f"{run}: {found.word}  " + "  ".join(ends))
     old = f", as of {found.age_s:.0f} s ago" if found.word == "killed" or found.age_s > OLD_S else ""
     table = Table("process", "pid", "state", "CPU s", "MiB", title=Text(f"{run}: {found.word}, pid {state.pid}{old}"))
     for process in state.processes:
-        table.add_row(process.name, str(process.pid or ""), process.sentence, f"{process.cpu_s:.1f}", f"{process.rss_mb:.0f}")
+        table.add_row(
+            process.name, str(process.pid or ""), process.sentence, f"{process.cpu_s:.1f}", f"{process.rss_mb:.0f}"
+        )
     counts = {"slots": state.slots, "waiting messages": state.queues, "last report": state.figures}
-    lines = [f"{title}: " + ", ".join(f"{name} {value:,.6g}" for name, value in c.items()) for title, c in counts.items()]
+    lines = [
+        f"{title}: " + ", ".join(f"{name} {value:,.6g}" for name, value in c.items()) for title, c in counts.items()
+    ]
     return Group(table, *map(Text, lines))
 
 

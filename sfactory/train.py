@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from sfactory.runtime.interrupts import end_at_once_when_interrupted, ignore_interrupts
 
-DESCRIPTION = """Train a reinforcement-learning agent. The same command again resumes the run in its folder; --overwrite starts anew.
---config FILE reads a YAML file of the same fields; flags win over it, and both win over the environment family's preset."""
+DESCRIPTION = """Train a reinforcement-learning agent. The same command again resumes the run in its folder;
+--overwrite starts anew. --config FILE reads a YAML file of the same fields; flags win over it, and both win over the
+preset of the environment's family."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -28,7 +29,10 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         config = from_command_line(sys.argv[1:] if args is None else args, "python -m sfactory.train", DESCRIPTION)
         with contextlib.nullcontext() if config.serial else fork_server():
-            from sfactory.runtime.supervisor import run_resolved  # imports torch, which takes its time, while the server does the same
+            # Imports torch, which takes its time, while the server does the same.
+            from sfactory.runtime.supervisor import (
+                run_resolved,
+            )
 
             result = run_resolved(config)
     except SfactoryError as error:

@@ -1,4 +1,5 @@
-"""V-trace targets and advantages (Espeholt et al. 2018, equations 1 to 4), with terminations and truncations kept apart.
+"""V-trace targets and advantages (Espeholt et al. 2018, equations 1 to 4), with terminations and truncations kept
+apart.
 
 With w_t = pi(a_t|x_t) / mu(a_t|x_t), rho_t = min(rho_bar, w_t) and c_t = lambda min(c_bar, w_t)::
 
@@ -6,11 +7,12 @@ With w_t = pi(a_t|x_t) / mu(a_t|x_t), rho_t = min(rho_bar, w_t) and c_t = lambda
     vs_t    = V_t + delta_t + gamma^c_t c_t (vs_{t+1} - V_{t+1})
     adv_t   = min(rho_bar_pg, w_t) (r_t + gamma_t q_{t+1} - V_t)    with q = lambda vs' + (1 - lambda) V'
 
-gamma_t is gamma, and 0 at a termination. V' and vs' are V and vs of the next step, and V(final observation) at a truncation.
-gamma^c_t, which carries the trace on, is gamma, and 0 at both kinds of end. With w = 1 and rho_bar = c_bar = rho_bar_pg = 1 both
-vs - V and adv are the GAE advantages of the same lambda.
+gamma_t is gamma, and 0 at a termination. V' and vs' are V and vs of the next step, and V(final observation) at a
+truncation. gamma^c_t, which carries the trace on, is gamma, and 0 at both kinds of end. With w = 1 and rho_bar = c_bar
+= rho_bar_pg = 1 both vs - V and adv are the GAE advantages of the same lambda.
 
-:func:`vtrace` is one pass of a compiled kernel over NumPy arrays; :func:`vtrace_torch` is the same on tensors of any device.
+:func:`vtrace` is one pass of a compiled kernel over NumPy arrays; :func:`vtrace_torch` is the same on tensors of any
+device.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def vtrace(
     """V-trace value targets and policy-gradient advantages of a batch of segments.
 
     Args:
-        log_ratios: float ``[T, B]``; log w_t, the new policy's log-probability of the action minus the behaviour policy's.
+        log_ratios: float ``[T, B]``; log w_t, the new policy's log-probability of the action minus the behaviour
+            policy's.
         rewards: float ``[T, B]``.
         values: float ``[T, B]``; V(x_t).
         bootstrap_value: float ``[B]``; V(x_T).
@@ -57,8 +60,8 @@ def vtrace(
         rho_bar_pg: Truncation of the importance weight in the advantage.
 
     Returns:
-        ``vs`` and ``advantages``, ``[T, B]``, in the inputs' dtype (at least float32); sums are accumulated in float64. What lies
-        behind an end of an episode never reaches the steps before it, not even a NaN.
+        ``vs`` and ``advantages``, ``[T, B]``, in the inputs' dtype (at least float32); sums are accumulated in float64.
+        What lies behind an end of an episode never reaches the steps before it, not even a NaN.
 
     Raises:
         ValueError: If shapes do not match.
@@ -67,7 +70,13 @@ def vtrace(
     floats = contiguous(dtype, log_ratios, rewards, values, bootstrap_value, final_values)
     ends = contiguous(np.bool_, terminated, truncated)
     check_shapes(
-        floats[2], floats[3], log_ratios=floats[0], rewards=floats[1], terminated=ends[0], truncated=ends[1], final_values=floats[4]
+        floats[2],
+        floats[3],
+        log_ratios=floats[0],
+        rewards=floats[1],
+        terminated=ends[0],
+        truncated=ends[1],
+        final_values=floats[4],
     )
     vs, advantages = np.empty_like(floats[2]), np.empty_like(floats[2])
     vtrace_pass(*floats, *ends, float(gamma), float(lam), float(rho_bar), float(c_bar), vs, advantages)
@@ -113,7 +122,8 @@ def vtrace_torch(
     c_bar: float = 1.0,
     rho_bar_pg: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`vtrace` on tensors of one device, in the dtype of `values`, without a host synchronisation and without gradients.
+    """:func:`vtrace` on tensors of one device, in the dtype of `values`, without a host synchronisation and without
+    gradients.
 
     Raises:
         ValueError: If shapes do not match.
@@ -147,10 +157,11 @@ def unweighted_vtrace(
     rho_bar: float,
     c_bar: float,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`vtrace_torch` with advantages r_t + gamma_t q_{t+1} - V_t, that is without their weight min(rho_bar_pg, w_t).
+    """:func:`vtrace_torch` with advantages r_t + gamma_t q_{t+1} - V_t, that is without their weight min(rho_bar_pg,
+    w_t).
 
-    Whatever shifts advantages, such as normalisation, must do so before the weight multiplies them: a sample that the new policy would
-    hardly take has a weight near 0 and must not get the shift as its advantage.
+    Whatever shifts advantages, such as normalisation, must do so before the weight multiplies them: a sample that the
+    new policy would hardly take has a weight near 0 and must not get the shift as its advantage.
     """
     weights = log_ratios.exp()
     delta = temporal_difference(rewards, values, bootstrap_value, terminated, truncated, final_values, gamma)

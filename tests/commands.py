@@ -27,7 +27,8 @@ class Command:
 
     def __init__(self, *args: str, stdin: str | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, *args], stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [sys.executable, *args], stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT, env=ENVIRONMENT,
         )  # fmt: skip
         self.pid, self._script = self._process.pid, stdin

@@ -29,7 +29,9 @@ class Counting(gymnasium.Env):
         self.episode = -1
         self.seed = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
             self.seed, self.episode = seed % 1000, -1
@@ -45,7 +47,13 @@ class Counting(gymnasium.Env):
         reward = 10 * self.episode + self.count + action / 2
         info: dict[str, Any] = {"score": -1.0}
         if over:
-            info = {"score": np.float64(self.episode), "won": True, "name": "x", "TimeLimit.truncated": True, "final_x": 1.0}
+            info = {
+                "score": np.float64(self.episode),
+                "won": True,
+                "name": "x",
+                "TimeLimit.truncated": True,
+                "final_x": 1.0,
+            }
             if self.episode % 2:
                 info["odd"] = 1
         return self._see(), reward, over and terminates, over and not terminates, info

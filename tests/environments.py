@@ -44,8 +44,8 @@ class Counting(gym.Env):
 
 
 class Busy(gym.Env):
-    """Everything that makes a learner's life hard: Dict observations with an image, a mask that changes, a mixed action space, and ends
-    of both kinds in the middle of segments."""
+    """Everything that makes a learner's life hard: Dict observations with an image, a mask that changes, a mixed action
+    space, and ends of both kinds in the middle of segments."""
 
     observation_space = spaces.Dict({
         "image": spaces.Box(0, 255, (3, 12, 12), np.uint8),
@@ -71,7 +71,11 @@ class Busy(gym.Env):
         self.allowed[self.np_random.integers(0, 3)] = 1
         self.allowed[3 + self.np_random.integers(0, 2)] = 1
         inner = (self.np_random.normal(3, 2, 4).astype(np.float32), int(self.np_random.integers(2, 7)))
-        return {"image": self.np_random.integers(0, 256, (3, 12, 12)).astype(np.uint8), "inner": inner, "action_mask": self.allowed}
+        return {
+            "image": self.np_random.integers(0, 256, (3, 12, 12)).astype(np.uint8),
+            "inner": inner,
+            "action_mask": self.allowed,
+        }
 
 
 def vector_of(make, mode: AutoresetMode):

@@ -45,7 +45,11 @@ class Faulty(gym.Env):
             sys.exit(3)
         if self._due("hang"):
             time.sleep(1000)
-        obs = np.full((3,), np.nan, np.float32) if self._due("nan") else np.zeros((4,) if self._due("shape") else (3,), np.float32)
+        obs = (
+            np.full((3,), np.nan, np.float32)
+            if self._due("nan")
+            else np.zeros((4,) if self._due("shape") else (3,), np.float32)
+        )
         return obs, 1.0, self.count % 10 == 0, False, {}
 
     def _due(self, fault: str) -> bool:
@@ -71,8 +75,8 @@ class WithProgram(Faulty):
 class Flaky(gym.Env):
     """Fails now and then, by its seed, and writes down each time.
 
-    Observations are [seed modulo 1000, steps of its life, steps of the episode, 1]; the reward of every step is 1. Episodes last 7 steps,
-    every other one is truncated.
+    Observations are [seed modulo 1000, steps of its life, steps of the episode, 1]; the reward of every step is 1.
+    Episodes last 7 steps, every other one is truncated.
 
     Args:
         ways: How it may fail, of step, reset, nan, inf, reward, shape, result and exit.
@@ -149,7 +153,10 @@ class FlakyVector(gym.vector.VectorEnv):
         return np.stack([env.reset(seed=one)[0] for env, one in zip(self.envs, seeds, strict=True)]), {}
 
     def step(self, actions):
-        began = [(env.reset()[0], 0.0, False, False) if over else None for env, over in zip(self.envs, self.over, strict=True)]
+        began = [
+            (env.reset()[0], 0.0, False, False) if over else None
+            for env, over in zip(self.envs, self.over, strict=True)
+        ]
         results = [first or env.step(0)[:4] for env, first in zip(self.envs, began, strict=True)]
         observations, rewards, terminated, truncated = (np.array(column) for column in zip(*results, strict=True))
         self.over = terminated | truncated

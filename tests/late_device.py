@@ -1,6 +1,8 @@
-"""A device that does its work as late as it may, or in its other streams as early, for tests of what CUDA does at its own time.
+"""A device that does its work as late as it may, or in its other streams as early, for tests of what CUDA does at its
+own time.
 
-Work goes into streams. A late stream does it when somebody waits for it, and only as much of it as he waits for; an eager one at once.
+Work goes into streams. A late stream does it when somebody waits for it, and only as much of it as he waits for; an
+eager one at once.
 """
 
 from __future__ import annotations

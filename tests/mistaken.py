@@ -11,7 +11,8 @@ from sfactory.model import ActorCritic
 
 
 class Mistaken(ActorCritic):
-    """Raises in the learner in the middle of a batch, for as long as a file is there that says what it does before that."""
+    """Raises in the learner in the middle of a batch, for as long as a file is there that says what it does before
+    that."""
 
     def __init__(self, observation, action, config):
         super().__init__(observation, action, config)

@@ -20,7 +20,14 @@ class Play:
     """
 
     def __init__(
-        self, env: str, rows: int, kwargs: dict[str, Any] | None = None, *, first_index: int = 0, seed: int = 1, **options: Any
+        self,
+        env: str,
+        rows: int,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        first_index: int = 0,
+        seed: int = 1,
+        **options: Any,
     ) -> None:
         request = EnvRequest(env, kwargs or {}, **options)
         self.spec: EnvSpec = envs.probe(request)
@@ -32,7 +39,9 @@ class Play:
     def __enter__(self) -> Play:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.group.close()
 
     @property
@@ -45,5 +54,7 @@ class Play:
         rows, action = self.group.rows, self.spec.action
         values = np.reshape(actions, (rows, -1))
         categorical = np.broadcast_to(values, (rows, len(action.sizes))).astype(np.int32)
-        self.group.step(categorical, np.broadcast_to(values, (rows, action.continuous)).astype(np.float32), self.outcome, self.frame)
+        self.group.step(
+            categorical, np.broadcast_to(values, (rows, action.continuous)).astype(np.float32), self.outcome, self.frame
+        )
         return self.outcome

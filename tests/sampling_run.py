@@ -22,8 +22,12 @@ class SamplingRun:
         (tmp_path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self.training = workers.Training(self.plan, self.wires, CheckpointStore(tmp_path / "checkpoints"))
         self.learner = self.training.learner
-        self.policies = [workers.make_policy_worker(self.plan, self.wires, i, 0) for i in range(len(self.wires.requests))]
-        self.rollouts = [workers.make_rollout_worker(self.plan, self.wires, i, 0) for i in range(self.plan.config.workers)]
+        self.policies = [
+            workers.make_policy_worker(self.plan, self.wires, i, 0) for i in range(len(self.wires.requests))
+        ]
+        self.rollouts = [
+            workers.make_rollout_worker(self.plan, self.wires, i, 0) for i in range(self.plan.config.workers)
+        ]
         self.learner.start()
         for rollout in self.rollouts:
             rollout.start()
@@ -47,7 +51,8 @@ class SamplingRun:
 
 
 def transitions(config: Config, tmp_path, rounds: int) -> list[list[tuple]]:
-    """For every row of the run the transitions that count, in order: (observation, reward, terminated, truncated, first)."""
+    """For every row of the run the transitions that count, in order: (observation, reward, terminated, truncated,
+    first)."""
     run = SamplingRun(config, tmp_path)
     arena, rows = run.wires.arena, run.plan.rows
     history: list[list[tuple]] = [[] for _ in range(run.plan.groups * rows)]
@@ -62,7 +67,8 @@ def transitions(config: Config, tmp_path, rounds: int) -> list[list[tuple]]:
                     for row in np.flatnonzero(arena.active[slot, t]):
                         history[groups[slot] * rows + row].append((
                             tuple(arena.obs[0][slot, t, row].tolist()), float(arena.reward[slot, t, row]),
-                            bool(arena.terminated[slot, t, row]), bool(arena.truncated[slot, t, row]), bool(arena.first[slot, t, row]),
+                            bool(arena.terminated[slot, t, row]), bool(arena.truncated[slot, t, row]),
+                            bool(arena.first[slot, t, row]),
                         ))  # fmt: skip
             run.give_back(slots)
             for worker in run.rollouts:

@@ -29,7 +29,8 @@ class Segments(NamedTuple):
 
 
 def random_segments(seed: int, steps: int, rows: int, ends: float = 0.15, dtype: Any = np.float64) -> Segments:
-    """Off-policy data in which a share `ends` of the steps terminates and as many are truncated; final values are NaN elsewhere."""
+    """Off-policy data in which a share `ends` of the steps terminates and as many are truncated; final values are NaN
+    elsewhere."""
     rng = np.random.default_rng(seed)
     kind = rng.random((steps, rows))
     truncated = (kind >= ends) & (kind < 2 * ends)
@@ -39,7 +40,13 @@ def random_segments(seed: int, steps: int, rows: int, ends: float = 0.15, dtype:
 
     final_values = np.where(truncated, normal(steps, rows), np.nan).astype(dtype)
     return Segments(
-        normal(steps, rows, scale=0.7), normal(steps, rows), normal(steps, rows), normal(rows), kind < ends, truncated, final_values
+        normal(steps, rows, scale=0.7),
+        normal(steps, rows),
+        normal(steps, rows),
+        normal(rows),
+        kind < ends,
+        truncated,
+        final_values,
     )
 
 

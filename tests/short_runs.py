@@ -13,17 +13,28 @@ from sfactory.runtime.supervisor import train
 
 def short_run(folder: Path, env: Any, **changes: Any) -> Path:
     """Train for a few env steps; gives the run folder."""
-    settings = {"steps": 128, "envs_per_worker": 4, "rollout": 8, "batch_size": 64, "preset": "none", "device": "cpu", "serial": True}
+    settings = {
+        "steps": 128,
+        "envs_per_worker": 4,
+        "rollout": 8,
+        "batch_size": 64,
+        "preset": "none",
+        "device": "cpu",
+        "serial": True,
+    }
     train(Config(env=env, run=str(folder), log=LogConfig(display="none", tensorboard=False), **settings | changes))
     return folder
 
 
 def favour(run: Path, category: int, by: float = 5.0, episode_return: float | None = None) -> None:
-    """Add a checkpoint, said to have reached a return, whose policy prefers one category by so much in the logits, whatever it sees."""
+    """Add a checkpoint, said to have reached a return, whose policy prefers one category by so much in the logits,
+    whatever it sees."""
     store = CheckpointStore(run / "checkpoints")
     snapshot = store.load_latest()
     weights = dict(snapshot.model)
     weights["policy.linear.weight"] = weights["policy.linear.weight"] * 0
     weights["policy.linear.bias"] = weights["policy.linear.bias"] * 0
     weights["policy.linear.bias"][category] = by
-    store.save(dataclasses.replace(snapshot, model=weights, env_steps=snapshot.env_steps + 1, episode_return=episode_return))
+    store.save(
+        dataclasses.replace(snapshot, model=weights, env_steps=snapshot.env_steps + 1, episode_return=episode_return)
+    )

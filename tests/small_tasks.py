@@ -1,4 +1,5 @@
-"""Small tasks, each of which asks for something else of a trainer; after bsuite, PufferLib's Ocean and Stable-Baselines3's tests."""
+"""Small tasks, each of which asks for something else of a trainer; after bsuite, PufferLib's Ocean and
+Stable-Baselines3's tests."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Bandit(gym.Env):
 
 
 class Password(gym.Env):
-    """Five letters of an alphabet of two, of which the agent sees those that it has typed. Pays 1 if all are right, else nothing."""
+    """Five letters of an alphabet of two, of which the agent sees those that it has typed. Pays 1 if all are right,
+    else nothing."""
 
     letters = (0, 1, 1, 0, 1)
     observation_space = spaces.Box(-1, 1, (5,))
@@ -67,7 +69,8 @@ class Memory(gym.Env):
 
 
 class Catch(gym.Env):
-    """A ball falls down a board of 10 x 5 cells and must be met by a paddle that moves along the last row. Pays 1 or -1 (bsuite)."""
+    """A ball falls down a board of 10 x 5 cells and must be met by a paddle that moves along the last row. Pays 1 or -1
+    (bsuite)."""
 
     rows, columns = 10, 5
     observation_space = spaces.Box(0, 1, (rows, columns))
@@ -110,8 +113,8 @@ class Identity(gym.Env):
 
 
 class UmbrellaChain(gym.Env):
-    """Only the first of ten actions matters, take an umbrella or not; the last step pays 1 or -1 for it, and all others pay 1 or -1 at
-    random. Twenty bits of the observation mean nothing (bsuite)."""
+    """Only the first of ten actions matters, take an umbrella or not; the last step pays 1 or -1 for it, and all others
+    pay 1 or -1 at random. Twenty bits of the observation mean nothing (bsuite)."""
 
     length, distractors = 10, 20
     observation_space = spaces.Box(0, 1, (3 + distractors,))
@@ -137,7 +140,8 @@ class UmbrellaChain(gym.Env):
 
 
 class Picked(gym.Env):
-    """A vector and a category, which says of which entry of the vector the sign is asked. Twenty questions pay 1 each."""
+    """A vector and a category, which says of which entry of the vector the sign is asked. Twenty questions pay 1
+    each."""
 
     observation_space = spaces.Dict(vector=spaces.Box(-1, 1, (4,)), entry=spaces.Discrete(4))
     action_space = spaces.Discrete(2)
@@ -158,8 +162,8 @@ class Picked(gym.Env):
 
 
 class Both(gym.Env):
-    """A Tuple of a vector and a category is answered by a Tuple of which of the vector's halves is larger and the category; each answer
-    pays a half, twenty times."""
+    """A Tuple of a vector and a category is answered by a Tuple of which of the vector's halves is larger and the
+    category; each answer pays a half, twenty times."""
 
     observation_space = spaces.Tuple((spaces.Box(-1, 1, (4,)), spaces.Discrete(5)))
     action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(5)))

@@ -29,7 +29,9 @@ def _dist(request: pytest.FixtureRequest) -> ActionDistribution:
 
 
 def _categories_and_normal(*sizes: int) -> ActionDistribution:
-    return ActionDistribution(ActionSpec.from_space(spaces.Tuple((*map(spaces.Discrete, sizes), spaces.Box(-1, 1, (1,))))))
+    return ActionDistribution(
+        ActionSpec.from_space(spaces.Tuple((*map(spaces.Discrete, sizes), spaces.Box(-1, 1, (1,)))))
+    )
 
 
 def _params(dist: ActionDistribution, *shape: int, seed: int = 0) -> torch.Tensor:
@@ -46,14 +48,16 @@ def _mask(dist: ActionDistribution, *shape: int) -> torch.Tensor:
     return mask
 
 
-def _reference(dist: ActionDistribution, params: torch.Tensor, mask: torch.Tensor | None) -> tuple[list[Categorical], Normal]:
+def _reference(
+    dist: ActionDistribution, params: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[list[Categorical], Normal]:
     logits = params[..., : dist.action.logits]
     if mask is not None:
         logits = logits.masked_fill(~mask, -math.inf)
     mean, log_std = params[..., dist.action.logits :].chunk(2, -1)
-    return [Categorical(logits=part) for part in logits.split(dist.action.sizes, -1)] if dist.action.sizes else [], Normal(
-        mean, log_std.exp()
-    )
+    return [
+        Categorical(logits=part) for part in logits.split(dist.action.sizes, -1)
+    ] if dist.action.sizes else [], Normal(mean, log_std.exp())
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -77,8 +81,14 @@ def test_densities_match_torch_distributions(dist: ActionDistribution, masked: b
     both = dist.log_prob_and_entropy(new, categorical.long(), continuous, mask)
     torch.testing.assert_close(both, (expected, entropy), rtol=1e-5, atol=1e-5)
     allowed = torch.ones(6, 7, dist.action.logits) if mask is None else mask.float()
-    from_uniform = [part.sum(-1).log() - p.entropy() for part, p in zip(allowed.split(dist.action.sizes, -1), parts, strict=True) if parts]
-    torch.testing.assert_close(dist.kl_from_uniform(new, mask), sum(from_uniform, torch.zeros(6, 7)), rtol=1e-4, atol=1e-5)
+    from_uniform = [
+        part.sum(-1).log() - p.entropy()
+        for part, p in zip(allowed.split(dist.action.sizes, -1), parts, strict=True)
+        if parts
+    ]
+    torch.testing.assert_close(
+        dist.kl_from_uniform(new, mask), sum(from_uniform, torch.zeros(6, 7)), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_samples_and_mode_respect_the_mask(dist: ActionDistribution) -> None:
@@ -123,7 +133,9 @@ def test_gradients_stay_finite_and_zero_where_masked() -> None:
     assert params.grad[0, 2] != 0
 
 
-def _numba_sample(dist: ActionDistribution, params: torch.Tensor, mask: torch.Tensor | None, seed: int) -> tuple[np.ndarray, ...]:
+def _numba_sample(
+    dist: ActionDistribution, params: torch.Tensor, mask: torch.Tensor | None, seed: int
+) -> tuple[np.ndarray, ...]:
     rng, rows = np.random.default_rng(seed), len(params)
     categorical = np.empty((rows, len(dist.action.sizes)), np.int32)
     continuous, log_prob = np.empty((rows, dist.action.continuous), np.float32), np.empty(rows, np.float32)
@@ -144,7 +156,11 @@ def _numba_sample(dist: ActionDistribution, params: torch.Tensor, mask: torch.Te
 def test_cpu_sampler_agrees_with_the_distribution(dist: ActionDistribution, mask_kind: str) -> None:
     params = 3 * _params(dist, 300)
     params[:, dist.action.logits :].div_(3)
-    mask = {"none": None, "random": _mask(dist, 300), "nothing": torch.zeros(300, dist.action.logits, dtype=torch.bool)}[mask_kind]
+    mask = {
+        "none": None,
+        "random": _mask(dist, 300),
+        "nothing": torch.zeros(300, dist.action.logits, dtype=torch.bool),
+    }[mask_kind]
     categorical, continuous, log_prob = _numba_sample(dist, params, mask, seed=0)
     expected = dist.log_prob(params, torch.from_numpy(categorical), torch.from_numpy(continuous), mask)
     np.testing.assert_allclose(log_prob, expected.numpy(), rtol=1e-5, atol=1e-5)
@@ -169,7 +185,11 @@ def test_cpu_sampler_at_the_edges_of_the_uniform() -> None:
     """The largest float below 1 and 0 itself pick possible categories, also when the outer ones have no probability."""
     params = np.array([[-500.0, 1.0, 1.0, -500.0]] * 2, np.float32)
     uniforms = np.array([[0.0], [np.nextafter(np.float32(1), np.float32(0))]], np.float32)
-    categorical, continuous, log_prob = np.empty((2, 1), np.int32), np.empty((2, 0), np.float32), np.empty(2, np.float32)
+    categorical, continuous, log_prob = (
+        np.empty((2, 1), np.int32),
+        np.empty((2, 0), np.float32),
+        np.empty(2, np.float32),
+    )
     normals = np.empty((2, 0), np.float32)
     sample_rows(params, np.empty((0, 0), bool), np.array([4]), uniforms, normals, categorical, continuous, log_prob)
     assert categorical[:, 0].tolist() == [1, 2]

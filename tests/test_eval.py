@@ -36,7 +36,9 @@ def counted_episode(value: float, length: int) -> float:
     return (value - length * (length + 1) / 2) / (100 * length)
 
 
-@pytest.mark.parametrize("make", [Counting, *(vector_of(Counting, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)])
+@pytest.mark.parametrize(
+    "make", [Counting, *(vector_of(Counting, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)]
+)
 def test_every_environment_plays_its_share_and_returns_are_exact(counting, make):
     result = evaluate(counting, 10, env=make, parallel=4)
     assert result.episodes == len(result.returns) == 10
@@ -50,7 +52,10 @@ def test_every_environment_plays_its_share_and_returns_are_exact(counting, make)
 
 
 def test_episodes_do_not_depend_on_how_they_are_grouped(counting):
-    together, apart = evaluate(counting, 6, env=Counting, parallel=6), evaluate(counting, 6, env=Counting, parallel=6, max_steps=100)
+    together, apart = (
+        evaluate(counting, 6, env=Counting, parallel=6),
+        evaluate(counting, 6, env=Counting, parallel=6, max_steps=100),
+    )
     assert sorted(together.returns) == sorted(apart.returns)
     assert sorted(evaluate(counting, 6, env=Counting, parallel=2, max_steps=100).returns) == sorted(together.returns)
 
@@ -113,7 +118,8 @@ def test_episodes_without_an_end_are_counted_as_they_stand(tmp_path):
 
 
 class Uneven:
-    """Two agents: the first lives for two env steps, the second for five and is then truncated. Pays each 1 and 10 a step."""
+    """Two agents: the first lives for two env steps, the second for five and is then truncated. Pays each 1 and 10 a
+    step."""
 
     possible_agents = ["short", "long"]  # noqa: RUF012
 
@@ -189,7 +195,9 @@ def test_a_video_shows_each_episode(drawn, tmp_path):
 def test_a_vector_environment_that_cannot_render_does_not_keep_a_video_from_being_made(tmp_path):
     iio = pytest.importorskip("imageio.v3")
     pytest.importorskip("imageio_ffmpeg")
-    gym.register("Drawn-v0", entry_point=Drawn, vector_entry_point=lambda num_envs: gym.vector.SyncVectorEnv([Drawn] * num_envs))
+    gym.register(
+        "Drawn-v0", entry_point=Drawn, vector_entry_point=lambda num_envs: gym.vector.SyncVectorEnv([Drawn] * num_envs)
+    )
     try:
         run = short_run(tmp_path / "run", "Drawn-v0", env_backend="vector")
         evaluate(run, 1, video=tmp_path / "videos")
@@ -223,7 +231,8 @@ def test_the_run_must_fit_the_environment(counting):
 
 FOREIGN = """
 import gymnasium
-gymnasium.register("Foreign-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv", max_episode_steps=20)
+entry_point = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+gymnasium.register("Foreign-v0", entry_point=entry_point, max_episode_steps=20)
 """
 
 
@@ -247,7 +256,8 @@ def test_the_json_line_is_the_contract(cartpole, capsys):
     line = capsys.readouterr().out.splitlines()[-1]
     result, sampled = evaluate(cartpole, 3, seed=1), evaluate(cartpole, 1, seed=1, deterministic=False)
     assert list(json.loads(line).items()) == [
-        ("episodes", 3), ("return_mean", result.return_mean), ("return_std", result.return_std), ("length_mean", result.length_mean),
+        ("episodes", 3), ("return_mean", result.return_mean), ("return_std", result.return_std), ("length_mean",
+        result.length_mean),
         ("sampled_return_mean", sampled.return_mean), ("sampled_return_std", sampled.return_std),
     ]  # fmt: skip
 
@@ -306,7 +316,11 @@ def test_flags_reach_the_evaluation(tmp_path, capsys):
     favour(tmp_path / "run", category=1, by=0.1, episode_return=1.0)
     assert answer()["return_mean"] == evaluate(run, 3).return_mean
     assert answer("--best")["return_mean"] == evaluate(run, 3, checkpoint="best").return_mean != answer()["return_mean"]
-    assert answer("--sampled")["return_mean"] == evaluate(run, 3, deterministic=False).return_mean != answer()["return_mean"]
+    assert (
+        answer("--sampled")["return_mean"]
+        == evaluate(run, 3, deterministic=False).return_mean
+        != answer()["return_mean"]
+    )
     assert answer("--env-kwargs", "{max_episode_steps: 3}")["length_mean"] == 3
     assert answer("--parallel", "2", "--max-steps", "4")["length_mean"] == 4
 

@@ -19,7 +19,9 @@ ROOT = Path(__file__).parent.parent
 def run(folder: Path, *command: str) -> str:
     """What a command prints, run in an empty folder with one torch thread."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=150
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -51,7 +53,12 @@ def test_the_custom_model_can_be_named_on_the_command_line(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(ROOT)
     folder = str(tmp_path / "run")
     flags = ["--model.encoder", "examples.custom_model:FourierEncoder", "--model.kwargs", "{frequencies: 8}"]
-    assert train_main(["--env", "CartPole-v1", "--steps", "1024", "--serial", "--run", folder, "--log.display", "none", *flags]) == 0
+    assert (
+        train_main(
+            ["--env", "CartPole-v1", "--steps", "1024", "--serial", "--run", folder, "--log.display", "none", *flags]
+        )
+        == 0
+    )
     assert eval_main(["--run", folder, "--episodes", "2", "--json"]) == 2
     assert "--trust" in capsys.readouterr().err
     assert eval_main(["--run", folder, "--episodes", "2", "--json", "--trust"]) == 0

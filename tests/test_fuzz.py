@@ -43,7 +43,8 @@ def fuzz(examples: int):
 
 
 def result_of(call: Callable[[], Any]) -> Any:
-    """What a call returns, or sfactory's own error, or the exit status of the flags' parser. All else that it raises is a mistake."""
+    """What a call returns, or sfactory's own error, or the exit status of the flags' parser. All else that it raises is
+    a mistake."""
     try:
         return call()
     except SfactoryError as error:
@@ -61,7 +62,8 @@ def is_clear(error: Any) -> bool:
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 130), st.integers(), st.floats(), st.floats(0, 1), st.text(max_size=5),
-    st.sampled_from(["auto", "none", "1e-3", "1e400", "nan", "tanh", "gru", "nowhere:Thing", "<lambda>", "cuda:", "cpu", 10**400]),
+    st.sampled_from(["auto", "none", "1e-3", "1e400", "nan", "tanh", "gru", "nowhere:Thing", "<lambda>", "cuda:", "cpu",
+    10**400]),
 )  # fmt: skip
 ANYTHING = st.recursive(
     SCALARS,
@@ -69,7 +71,20 @@ ANYTHING = st.recursive(
     max_leaves=4,
 )
 ENVS = st.sampled_from(
-    ["CartPole-v1", "CartPole-v1", "Pendulum-v1", "sfactory/CartPole", "", "NoSuch-v0", "nowhere:Id-v0", "sfactory/", ":", "a/b/c", 7, None]
+    [
+        "CartPole-v1",
+        "CartPole-v1",
+        "Pendulum-v1",
+        "sfactory/CartPole",
+        "",
+        "NoSuch-v0",
+        "nowhere:Id-v0",
+        "sfactory/",
+        ":",
+        "a/b/c",
+        7,
+        None,
+    ]
 )
 
 
@@ -105,7 +120,9 @@ FIELDS = fields_of(Config)
 def mappings(draw) -> dict[Any, Any]:
     """Nested values for a few fields of a config, some of which do not exist."""
     values: dict[Any, Any] = (
-        draw(st.dictionaries(st.text(max_size=4) | st.integers(), SCALARS, max_size=1)) if not draw(st.integers(0, 9)) else {}
+        draw(st.dictionaries(st.text(max_size=4) | st.integers(), SCALARS, max_size=1))
+        if not draw(st.integers(0, 9))
+        else {}
     )
     for path in draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=4)):
         group = values
@@ -118,7 +135,9 @@ def mappings(draw) -> dict[Any, Any]:
 @fuzz(250)
 @given(mappings(), ENVS, st.booleans())
 def test_any_mapping_makes_a_plan_or_a_clear_error(values, env, small):
-    base = {"env": env, "serial": True, "device": "cpu"} | ({"preset": "none", "rollout": 8, "envs_per_worker": 4} if small else {})
+    base = {"env": env, "serial": True, "device": "cpu"} | (
+        {"preset": "none", "rollout": 8, "envs_per_worker": 4} if small else {}
+    )
     plan = result_of(lambda: make_plan(dataclasses.replace(resolve(merged(Config(), base | values)), run="nowhere")))
     if isinstance(plan, Plan):
         assert from_dict(yaml.safe_load(yaml.safe_dump(to_dict(plan.config)))) == plan.config
@@ -150,15 +169,24 @@ def test_any_file_is_a_config_or_a_clear_error(content):
     assert isinstance(config, Config) or is_clear(config)
 
 
-FLAGS = ["--env", "--steps", "--seed", "--algo", "--model.hidden", "--optim.betas", "--loss.max-lag", "--env-kwargs", "--serial",
-         "--no-serial", "--config", "--preset", "--log.display", "--optim.lr=1", "--runtime", "--model.kwargs", "-1", "--"]  # fmt: skip
+FLAGS = ["--env", "--steps", "--seed", "--algo", "--model.hidden", "--optim.betas", "--loss.max-lag", "--env-kwargs",
+         "--serial",
+         "--no-serial", "--config", "--preset", "--log.display", "--optim.lr=1", "--runtime", "--model.kwargs", "-1",
+         "--"]  # fmt: skip
 
 
 @fuzz(60)
-@given(st.lists(st.sampled_from(FLAGS) | st.sampled_from(["1", "CartPole-v1", "{a: 1}", "none"]) | st.text(max_size=4), max_size=6))
+@given(
+    st.lists(
+        st.sampled_from(FLAGS) | st.sampled_from(["1", "CartPole-v1", "{a: 1}", "none"]) | st.text(max_size=4),
+        max_size=6,
+    )
+)
 def test_any_flags_make_a_config_or_end_with_status_2(flags):
     config = result_of(lambda: from_command_line(flags, "test"))
-    assert isinstance(config, Config) or config == 2 or is_clear(config) or (config == 0 and {"-h", "--help"} & {*flags})
+    assert (
+        isinstance(config, Config) or config == 2 or is_clear(config) or (config == 0 and {"-h", "--help"} & {*flags})
+    )
 
 
 # Spaces
@@ -189,7 +217,9 @@ DISCRETE = st.one_of(
     st.builds(spaces.MultiDiscrete, st.lists(st.integers(1, 4), min_size=1, max_size=3) | st.just([[2, 3], [1, 2]])),
     st.builds(spaces.MultiBinary, st.integers(1, 4) | st.just([2, 2])),
 )
-UNSUPPORTED = st.sampled_from([spaces.Text(4), spaces.Graph(spaces.Box(0, 1, (2,)), None), spaces.Sequence(spaces.Discrete(2))])
+UNSUPPORTED = st.sampled_from(
+    [spaces.Text(4), spaces.Graph(spaces.Box(0, 1, (2,)), None), spaces.Sequence(spaces.Discrete(2))]
+)
 
 
 def nested(leaves: st.SearchStrategy) -> st.SearchStrategy:
@@ -200,7 +230,10 @@ def nested(leaves: st.SearchStrategy) -> st.SearchStrategy:
         tuples = st.builds(spaces.Tuple, st.lists(inner, min_size=1, max_size=3))
         return tuples | st.builds(spaces.Dict, st.dictionaries(keys, inner, min_size=1, max_size=3))
 
-    good, bad = st.recursive(leaves, deeper, max_leaves=4), st.recursive(leaves | boxes() | UNSUPPORTED, deeper, max_leaves=4)
+    good, bad = (
+        st.recursive(leaves, deeper, max_leaves=4),
+        st.recursive(leaves | boxes() | UNSUPPORTED, deeper, max_leaves=4),
+    )
     return st.integers(0, 5).flatmap(lambda number: bad if number == 0 else good)
 
 
@@ -223,15 +256,32 @@ class Sampled(gym.Env):
     def step(self, action):
         assert self.action_space.contains(action), (self.action_space, action)
         ended = self.np_random.random() < 0.2
-        return self.observation_space.sample(), float(self.np_random.normal()), bool(ended), bool(self.np_random.random() < 0.1), {"n": 1}
+        return (
+            self.observation_space.sample(),
+            float(self.np_random.normal()),
+            bool(ended),
+            bool(self.np_random.random() < 0.1),
+            {"n": 1},
+        )
 
 
 def tiny_run(env: Any, **changes: Any) -> str:
-    """Train serially for some env steps; the status, or the name of sfactory's own error. Every other exception is a mistake."""
+    """Train serially for some env steps; the status, or the name of sfactory's own error. Every other exception is a
+    mistake."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"steps": 128, "workers": 1, "envs_per_worker": 4, "rollout": 8, "batch_size": 32, "serial": True, "preset": "none"}
+        settings = {
+            "steps": 128,
+            "workers": 1,
+            "envs_per_worker": 4,
+            "rollout": 8,
+            "batch_size": 32,
+            "serial": True,
+            "preset": "none",
+        }
         log = LogConfig(display="none", tensorboard=False)
-        result = result_of(lambda: train(Config(env=env, run=f"{folder}/run", device="cpu", log=log, **settings | changes)))
+        result = result_of(
+            lambda: train(Config(env=env, run=f"{folder}/run", device="cpu", log=log, **settings | changes))
+        )
         return type(result).__name__ if is_clear(result) else result.status
 
 
@@ -270,22 +320,31 @@ def endless() -> list:
 
 
 VALUES = [
-    None, True, 0, -1, 1e300, 10**400, np.nan, np.inf, -np.inf, "text", "", b"bytes", [], (), {}, [1.0, 2.0, 3.0], (1.0, 2.0), {"a": 1},
-    np.zeros(3, np.float32), np.zeros(4), np.zeros((3, 1)), np.full(3, np.nan), np.zeros(3, complex), np.array(["a", "b", "c"]),
-    np.array([None, 1, 2]), np.zeros(0), np.float32(1), np.array(1), np.array([True]), 1j, Decimal("1.5"), Fraction(1, 3), {1, 2}, object(),
-    [[1], [2, 3]], np.full(3, 1e300), np.ma.masked_array([1.0, 2.0, 3.0], [0, 1, 0]), int, lambda: 0, range(3), Unspeakable(), endless(),
-    np.datetime64("2020"), np.zeros(3, [("a", int)]), memoryview(b"abc"), np.full((2, 3), np.nan), np.array([np.nan, 1]),
-    np.array([None, 1]), np.array(["a", "b"]), np.zeros((2, 3), complex), np.array([1e300, 1]), [None, None], [1, 2], np.ones((2, 3), bool),
+    None, True, 0, -1, 1e300, 10**400, np.nan, np.inf, -np.inf, "text", "", b"bytes", [], (), {}, [1.0, 2.0, 3.0], (1.0,
+    2.0), {"a": 1},
+    np.zeros(3, np.float32), np.zeros(4), np.zeros((3, 1)), np.full(3, np.nan), np.zeros(3, complex), np.array(["a",
+    "b", "c"]),
+    np.array([None, 1, 2]), np.zeros(0), np.float32(1), np.array(1), np.array([True]), 1j, Decimal("1.5"), Fraction(1,
+    3), {1, 2}, object(),
+    [[1], [2, 3]], np.full(3, 1e300), np.ma.masked_array([1.0, 2.0, 3.0], [0, 1, 0]), int, lambda: 0, range(3),
+    Unspeakable(), endless(),
+    np.datetime64("2020"), np.zeros(3, [("a", int)]), memoryview(b"abc"), np.full((2, 3), np.nan), np.array([np.nan,
+    1]),
+    np.array([None, 1]), np.array(["a", "b"]), np.zeros((2, 3), complex), np.array([1e300, 1]), [None, None], [1, 2],
+    np.ones((2, 3), bool),
     np.zeros((2, 2)), [Unspeakable(), Unspeakable()], np.ma.masked_array([1.0, 2.0], [0, 1]),
 ]  # fmt: skip
 RAISED = [
-    ValueError("x"), KeyError("x"), StopIteration(), AssertionError(), MemoryError(), RecursionError(), OSError(5, "x"), Wicked(),
+    ValueError("x"), KeyError("x"), StopIteration(), AssertionError(), MemoryError(), RecursionError(), OSError(5, "x"),
+    Wicked(),
     UnicodeDecodeError("utf-8", b"x", 0, 1, "x"),
     TimeoutError(), Warning("x"), NotImplementedError(), ZeroDivisionError(), StopAsyncIteration(), SystemExit(3),
     ExceptionGroup("several", [ValueError("x"), KeyError("y")]),
 ]  # fmt: skip
-INFOS = [*VALUES, {1: 2}, {None: 1.0}, {"x": np.nan}, {"x": 10**400}, {"x": Unspeakable()}, {"final_obs": 1}, {"action_mask": 5},
-         {"action_mask": None}, {"action_mask": np.zeros(2)}, {"action_mask": np.zeros((2, 2))}, {"action_mask": [Unspeakable()] * 2},
+INFOS = [*VALUES, {1: 2}, {None: 1.0}, {"x": np.nan}, {"x": 10**400}, {"x": Unspeakable()}, {"final_obs": 1},
+{"action_mask": 5},
+         {"action_mask": None}, {"action_mask": np.zeros(2)}, {"action_mask": np.zeros((2, 2))},
+         {"action_mask": [Unspeakable()] * 2},
          {"action_mask": np.array([None, [1, 1]], object)}, {"action_mask": ["a", "b"], "_action_mask": [True, "x"]},
          {"action_mask": np.ones((2, 2)), "_action_mask": 5}, {"x": [1], "_x": [True] * 9},
          {"final_info": 3, "_final_info": None}]  # fmt: skip
@@ -357,7 +416,15 @@ class Single(gym.Env, Garbler):
 
     def step(self, action):
         ended = self.counter[0] % 7 == 0
-        return self.spoilt({"obs": np.zeros(3, np.float32), "reward": 1.0, "terminated": ended, "truncated": False, "info": self.info()})
+        return self.spoilt(
+            {
+                "obs": np.zeros(3, np.float32),
+                "reward": 1.0,
+                "terminated": ended,
+                "truncated": False,
+                "info": self.info(),
+            }
+        )
 
 
 class Vector(gym.vector.VectorEnv, Garbler):
@@ -375,7 +442,11 @@ class Vector(gym.vector.VectorEnv, Garbler):
 
     def step(self, actions):
         ended = np.arange(self.num_envs) == self.counter[0] % 7
-        result = {"obs": np.zeros((self.num_envs, 3), np.float32), "reward": np.ones(self.num_envs), "terminated": ended}
+        result = {
+            "obs": np.zeros((self.num_envs, 3), np.float32),
+            "reward": np.ones(self.num_envs),
+            "terminated": ended,
+        }
         return self.spoilt(result | {"truncated": np.zeros(self.num_envs, bool), "info": self.info(self.num_envs)})
 
 
@@ -397,7 +468,9 @@ class Parallel(Garbler):
         result = {"obs": self._all(np.zeros(3, np.float32)), "reward": self._all(1.0), "terminated": self._all(ended)}
         self.agents = [] if ended else self.agents
         acted = list(result["reward"])
-        return self.spoilt(result | {"truncated": dict.fromkeys(acted, False), "info": {agent: self.info() for agent in acted}})
+        return self.spoilt(
+            result | {"truncated": dict.fromkeys(acted, False), "info": {agent: self.info() for agent in acted}}
+        )
 
     def placed(self, good, garbage):
         return {**good, "a": garbage.value} if garbage.every % 2 else garbage.value
@@ -410,7 +483,9 @@ class Parallel(Garbler):
 
 
 def garbages() -> st.SearchStrategy[Garbage]:
-    return st.builds(Garbage, st.sampled_from(PLACES), st.integers(0, len(INFOS) - 1), st.integers(1, 60), st.integers(1, 40))
+    return st.builds(
+        Garbage, st.sampled_from(PLACES), st.integers(0, len(INFOS) - 1), st.integers(1, 60), st.integers(1, 40)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -432,6 +507,7 @@ def test_any_outputs_of_an_environment_are_survived_or_told(kind, garbage, maske
         return Vector(num_envs, garbage, counter, masked)
 
     status = tiny_run(
-        make_vector if kind is Vector else lambda: kind(garbage, counter, masked), envs_per_worker=4 if kind is not Parallel else 2
+        make_vector if kind is Vector else lambda: kind(garbage, counter, masked),
+        envs_per_worker=4 if kind is not Parallel else 2,
     )
     assert status in ("completed", "ConfigError", "EnvironmentFault", "RunFailed")

@@ -17,7 +17,8 @@ def estimate(request: pytest.FixtureRequest) -> Estimator:
 
 
 def reference(s: Segments, gamma: float, lam: float) -> np.ndarray:
-    """The definition: for every step the discounted sum of the temporal differences up to its episode's end, in float64."""
+    """The definition: for every step the discounted sum of the temporal differences up to its episode's end, in
+    float64."""
     steps, rows = s.values.shape
     advantages = np.zeros((steps, rows))
     for b in range(rows):

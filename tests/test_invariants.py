@@ -16,7 +16,9 @@ SMALL = {"envs_per_worker": 8, "workers": 1, "rollout": 16, "batch_size": 128, "
 
 
 def busy_config(core: str, env=Busy, **kwargs) -> Config:
-    model = ModelConfig(core=core, core_size=16, core_layers=2, hidden=(16,), features=32, normalize_obs=True, squash="tanh")
+    model = ModelConfig(
+        core=core, core_size=16, core_layers=2, hidden=(16,), features=32, normalize_obs=True, squash="tanh"
+    )
     return Config(env=env, model=model, **SMALL, **kwargs)
 
 
@@ -60,7 +62,10 @@ def test_lag_zero_importance_weights_are_one(core, shared, env, tmp_path):
             _, stats = run.learner.evaluate(batch)
             assert abs(float(stats.weight_min) - 1) < 1e-5
             assert abs(float(stats.weight_max) - 1) < 1e-5
-            values, stored = run.learner.outputs(batch).value[:-1], torch.from_numpy(np.concatenate(run.wires.arena.value[slots], 1))
+            values, stored = (
+                run.learner.outputs(batch).value[:-1],
+                torch.from_numpy(np.concatenate(run.wires.arena.value[slots], 1)),
+            )
             active = batch.active[:-1]
             torch.testing.assert_close(values[active], stored[:-1][active], rtol=1e-5, atol=1e-5)
             run.give_back(slots)
@@ -69,7 +74,8 @@ def test_lag_zero_importance_weights_are_one(core, shared, env, tmp_path):
 
 
 def test_the_mask_shapes_log_probabilities_and_entropy(tmp_path):
-    """Forbidden categories have no influence: changing their logits' mask entries changes both, and unmasking breaks the identity."""
+    """Forbidden categories have no influence: changing their logits' mask entries changes both, and unmasking breaks
+    the identity."""
     run = SamplingRun(busy_config("none"), tmp_path)
     try:
         shake(run)
@@ -87,7 +93,16 @@ def counting_config(env, workers: int = 1, envs_per_worker: int = 4, **kwargs) -
     # 8 environments in all, however they are split; one segment for each group and batch.
     groups = workers * 2
     batch = 12 * envs_per_worker // 2 * groups
-    return Config(env=env, workers=workers, envs_per_worker=envs_per_worker, rollout=12, batch_size=batch, preset="none", seed=5, **kwargs)
+    return Config(
+        env=env,
+        workers=workers,
+        envs_per_worker=envs_per_worker,
+        rollout=12,
+        batch_size=batch,
+        preset="none",
+        seed=5,
+        **kwargs,
+    )
 
 
 def expected(config: Config, count: int) -> list[list[tuple]]:
@@ -109,7 +124,9 @@ def expected(config: Config, count: int) -> list[list[tuple]]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("env", [Counting, *(vector_of(Counting, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)])
+@pytest.mark.parametrize(
+    "env", [Counting, *(vector_of(Counting, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)]
+)
 def test_trajectories_do_not_depend_on_autoreset_mode_or_number_of_workers(env, workers, tmp_path):
     config = counting_config(env, workers, envs_per_worker=8 // workers)
     histories = transitions(config, tmp_path, rounds=6)
@@ -120,7 +137,9 @@ def test_trajectories_do_not_depend_on_autoreset_mode_or_number_of_workers(env, 
         assert history == truth[: len(history)]
 
 
-@pytest.mark.parametrize("env", [Counting, *(vector_of(Counting, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)])
+@pytest.mark.parametrize(
+    "env", [Counting, *(vector_of(Counting, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)]
+)
 def test_truncated_episodes_are_bootstrapped_with_the_value_of_their_final_observation(env, tmp_path):
     run = SamplingRun(counting_config(env, envs_per_worker=8), tmp_path)
     try:
@@ -146,15 +165,21 @@ def test_truncated_episodes_are_bootstrapped_with_the_value_of_their_final_obser
 
 def test_every_environment_has_its_own_seed(tmp_path):
     config = counting_config(Counting, workers=2)
-    first = [history[0][0] + history[5][0] + history[11][0] for history in transitions(config, tmp_path / "a", rounds=3)]
+    first = [
+        history[0][0] + history[5][0] + history[11][0] for history in transitions(config, tmp_path / "a", rounds=3)
+    ]
     other = dataclasses.replace(config, seed=6)
-    second = [history[0][0] + history[5][0] + history[11][0] for history in transitions(other, tmp_path / "b", rounds=3)]
+    second = [
+        history[0][0] + history[5][0] + history[11][0] for history in transitions(other, tmp_path / "b", rounds=3)
+    ]
     assert len(set(first)) > 5
     assert first != second
 
 
 def test_slots_are_conserved_and_none_is_torn(tmp_path):
-    run = SamplingRun(dataclasses.replace(counting_config(Counting, envs_per_worker=8), runtime=RuntimeConfig(groups=2)), tmp_path)
+    run = SamplingRun(
+        dataclasses.replace(counting_config(Counting, envs_per_worker=8), runtime=RuntimeConfig(groups=2)), tmp_path
+    )
     arena = run.wires.arena
     try:
         for _ in range(20):
@@ -182,12 +207,15 @@ def test_seeded_training_in_one_process_repeats_bit_for_bit(tmp_path):
         from sfactory.runs.checkpoint import CheckpointStore
 
         config = Config(
-            env="CartPole-v1", serial=True, seed=seed, steps=2048, run=str(tmp_path / name), envs_per_worker=8, rollout=32,
+            env="CartPole-v1", serial=True, seed=seed, steps=2048, run=str(tmp_path / name), envs_per_worker=8,
+            rollout=32,
             batch_size=256, epochs=2,
             optim=OptimConfig(minibatches=2), model=ModelConfig(normalize_obs=True, core="gru", core_size=8),
             loss=LossConfig(normalize_returns=True),
         )  # fmt: skip
-        result = train(dataclasses.replace(config, log=dataclasses.replace(config.log, display="none", tensorboard=False)))
+        result = train(
+            dataclasses.replace(config, log=dataclasses.replace(config.log, display="none", tensorboard=False))
+        )
         assert result.status == "completed"
         return CheckpointStore(tmp_path / name / "checkpoints").load_latest().model
 

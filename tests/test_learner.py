@@ -22,7 +22,8 @@ LR, EPS = 1e-3, 1e-5
 @pytest.fixture(params=["CartPole-v1", "Pendulum-v1"])
 def run(request: pytest.FixtureRequest, tmp_path):
     config = Config(
-        env=request.param, preset="none", envs_per_worker=8, rollout=16, batch_size=128, epochs=2, optim=OptimConfig(lr=LR),
+        env=request.param, preset="none", envs_per_worker=8, rollout=16, batch_size=128, epochs=2,
+        optim=OptimConfig(lr=LR),
         loss=LossConfig(entropy_coef=0.01), model=ModelConfig(hidden=(16,)),
     )  # fmt: skip
     made = SamplingRun(config, tmp_path)
@@ -37,12 +38,15 @@ def test_two_epochs_with_fixed_targets_are_those_written_out_by_hand(run: Sampli
     if plain:
         learner._objective = Objective(learner._config, learner._model.action, learner._units)
     batch = learner._assemble(run.sample(learner._per_batch))
-    batch.log_prob.add_(0.3 * torch.randn(batch.log_prob.shape, generator=torch.Generator().manual_seed(1)))  # another policy sampled
+    # Another policy sampled.
+    batch.log_prob.add_(0.3 * torch.randn(batch.log_prob.shape, generator=torch.Generator().manual_seed(1)))
     distribution, obs = ActionDistribution(model.action), batch.obs[0].flatten(0, 1).double()
     optimizer = torch.optim.Adam(model.parameters(), LR, eps=EPS)
 
     def forward() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        params, values = (head(trunk.encoders[0](obs)) for head, trunk in ((model.policy, model.actor), (model.value, model.critic)))
+        params, values = (
+            head(trunk.encoders[0](obs)) for head, trunk in ((model.policy, model.actor), (model.value, model.critic))
+        )
         params, values = (x.unflatten(0, batch.first.shape) for x in (params, values))
         log_prob, entropy = distribution.log_prob_and_entropy(params[:-1], batch.categorical, batch.continuous.double())
         return log_prob, entropy, values
@@ -76,7 +80,9 @@ def test_two_epochs_with_fixed_targets_are_those_written_out_by_hand(run: Sampli
 def normalised_run(folder: Path) -> SamplingRun:
     """Of a task whose returns are far from 0."""
     loss = LossConfig(normalize_returns=True)
-    return SamplingRun(Config(env="Pendulum-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, loss=loss), folder)
+    return SamplingRun(
+        Config(env="Pendulum-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, loss=loss), folder
+    )
 
 
 def test_the_critic_predicts_the_same_returns_when_its_unit_moves(tmp_path) -> None:
@@ -108,7 +114,9 @@ def test_the_values_that_policies_write_are_in_units_of_return(tmp_path) -> None
         batch = learner._assemble(slots)
         values = learner._units.to_returns(learner.outputs(batch).value)[:-1]
         stored = torch.from_numpy(np.concatenate(run.wires.arena.value[slots], 1))[:-1]
-        fresh = torch.from_numpy(np.concatenate([run.wires.arena.version[slot, :, None] == learner.updates for slot in slots], 1))
+        fresh = torch.from_numpy(
+            np.concatenate([run.wires.arena.version[slot, :, None] == learner.updates for slot in slots], 1)
+        )
         fresh = fresh.repeat_interleave(run.wires.arena.rows, 1)
         assert fresh.any()
         torch.testing.assert_close(values[fresh].float(), stored[fresh], rtol=1e-4, atol=1e-3)

@@ -10,12 +10,23 @@ from torch import Tensor
 
 from sfactory.config import LossConfig
 from sfactory.kernels.losses import loss_and_gradients
-from sfactory.losses import SUMS, LossStats, Targets, batch_stats, exploration_coef, loss_stats, total_loss, weighted_advantages
+from sfactory.losses import (
+    SUMS,
+    LossStats,
+    Targets,
+    batch_stats,
+    exploration_coef,
+    loss_stats,
+    total_loss,
+    weighted_advantages,
+)
 
 Loss = Callable[..., tuple[Tensor, LossStats]]
 
 
-def compiled_loss(config: LossConfig, algo: str, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets) -> Any:
+def compiled_loss(
+    config: LossConfig, algo: str, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets
+) -> Any:
     """:func:`total_loss` by the compiled passes, as a tensor with their gradients."""
     flat = [tensor.detach().reshape(-1).numpy() for tensor in (log_prob, value, exploration, *vars(targets).values())]
     gradients, sums = [torch.empty_like(value).detach() for _ in range(3)], torch.empty(SUMS, dtype=torch.float64)
@@ -24,7 +35,9 @@ def compiled_loss(config: LossConfig, algo: str, log_prob: Tensor, value: Tensor
         *flat, float(targets.valid.sum()), algo != "impala", *map(float, settings),
         *(gradient.reshape(-1).numpy() for gradient in gradients), sums.numpy(),
     )  # fmt: skip
-    shifts = (((x - x.detach()) * gradient) for x, gradient in zip((log_prob, value, exploration), gradients, strict=True))
+    shifts = (
+        ((x - x.detach()) * gradient) for x, gradient in zip((log_prob, value, exploration), gradients, strict=True)
+    )
     loss = number + sum(torch.where(targets.valid, shift, 0.0).sum() for shift in shifts)
     return loss, loss_stats(config, sums)
 
@@ -116,7 +129,9 @@ def test_loss_gradients_and_statistics_are_the_textbooks(compute: Loss, config: 
     expected = expected_loss(case, config, algo)
     torch.testing.assert_close(loss, expected["loss"], rtol=1e-6, atol=1e-8)
     for name, value in expected.items():
-        torch.testing.assert_close(getattr(stats, name).double(), value.detach(), rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            getattr(stats, name).double(), value.detach(), rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}"
+        )
     wanted = torch.autograd.grad(expected["loss"], case.inputs, allow_unused=True, materialize_grads=True)
     for actual, gradient in zip(torch.autograd.grad(loss, case.inputs), wanted, strict=True):
         torch.testing.assert_close(actual, gradient, rtol=1e-6, atol=1e-8)
@@ -247,7 +262,9 @@ def test_the_statistics_of_a_batch_are_those_of_its_valid_weights() -> None:
     stats = batch_stats(log_weights, zero, zero, valid)
     weights = log_weights[valid].double().exp()
     torch.testing.assert_close(stats.weight_mean, weights.mean())
-    torch.testing.assert_close(torch.stack((stats.weight_min, stats.weight_max)), torch.stack((weights.min(), weights.max())))
+    torch.testing.assert_close(
+        torch.stack((stats.weight_min, stats.weight_max)), torch.stack((weights.min(), weights.max()))
+    )
     torch.testing.assert_close(stats.behaviour_kl, (weights - 1 - weights.log()).mean())
     assert stats.valid_fraction.item() == 0.75
     nothing = batch_stats(log_weights, zero, zero, torch.zeros_like(valid))

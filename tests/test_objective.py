@@ -47,7 +47,11 @@ def make_batch(action: ActionSpec, masked: bool, width: int = COLUMNS) -> Batch:
     def chance(p: float, *shape: int) -> torch.Tensor:
         return torch.rand(*shape, generator=generator) < p
 
-    categorical = torch.stack([torch.randint(0, size, (STEPS, width), generator=generator) for size in action.sizes], -1) if k else None
+    categorical = (
+        torch.stack([torch.randint(0, size, (STEPS, width), generator=generator) for size in action.sizes], -1)
+        if k
+        else None
+    )
     mask = None
     if masked:
         mask = chance(0.6, STEPS + 1, width, action.logits)
@@ -106,7 +110,9 @@ def targets_of(objective: Objective, params: torch.Tensor, value: torch.Tensor, 
     return objective.targets(chunks)[0]
 
 
-def gradients_of(objective: Objective, params, value, samples: Batch | Samples, targets: Targets, columns: Columns) -> tuple:
+def gradients_of(
+    objective: Objective, params, value, samples: Batch | Samples, targets: Targets, columns: Columns
+) -> tuple:
     """Gradients and sums of some columns."""
     evaluation = objective.evaluate(params, value, samples, columns)
     return objective.gradients(evaluation, targets, columns, select_columns(targets.valid, columns, 1).sum())
@@ -119,7 +125,8 @@ def at_once(objective: Objective, params, value, batch: Batch) -> tuple:
 
 @pytest.mark.parametrize("columns", [slice(2, 2 + COLUMNS), torch.tensor([7, 0, 4, 5, 8, 1])], ids=["slice", "indices"])
 @pytest.mark.parametrize(
-    ("space", "masked"), [(space, masked) for space in SPACES for masked in (False, True) if space != "box" or not masked]
+    ("space", "masked"),
+    [(space, masked) for space in SPACES for masked in (False, True) if space != "box" or not masked],
 )
 @pytest.mark.parametrize(("algo", "loss"), LOSSES.values(), ids=LOSSES)
 def test_compiled_targets_and_gradients_are_those_of_tensor_operations(
@@ -146,7 +153,8 @@ def test_compiled_targets_and_gradients_are_those_of_tensor_operations(
 @pytest.mark.parametrize("kind", [0, 1], ids=["compiled", "plain"])
 @pytest.mark.parametrize("space", SPACES)
 def test_at_lag_zero_it_is_ppo_with_the_targets_of_vtrace(space: str, kind: int) -> None:
-    """By hand in float64: with weights 1 the targets are V-trace's, and the loss is PPO's with normalised advantages."""
+    """By hand in float64: with weights 1 the targets are V-trace's, and the loss is PPO's with normalised
+    advantages."""
     action, loss = ActionSpec.from_space(SPACES[space]), LossConfig(entropy_coef=0.02, value_coef=0.7)
     batch = make_batch(action, masked=False)
     old_params, old_value = outputs_of(action)
@@ -164,7 +172,9 @@ def test_at_lag_zero_it_is_ppo_with_the_targets_of_vtrace(space: str, kind: int)
     valid = valid_samples(batch)
     finals = torch.where(batch.final_value.isnan(), old_value[1:], batch.final_value)
     arrays = [x.double().numpy() for x in (torch.zeros(STEPS, COLUMNS), batch.reward, old_value[:-1], old_value[-1])]
-    vs, advantages = vtrace(*arrays, batch.terminated.numpy(), batch.truncated.numpy(), finals.double().numpy(), loss.gamma, loss.lam)
+    vs, advantages = vtrace(
+        *arrays, batch.terminated.numpy(), batch.truncated.numpy(), finals.double().numpy(), loss.gamma, loss.lam
+    )
     vs, advantages = torch.from_numpy(vs), torch.from_numpy(advantages)[valid]
     advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
     new, old = params.double().requires_grad_(), old_params.double()
@@ -181,8 +191,12 @@ def test_at_lag_zero_it_is_ppo_with_the_targets_of_vtrace(space: str, kind: int)
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["compiled", "plain"])
 @pytest.mark.parametrize("algo", ["appo", "impala"])
-@pytest.mark.parametrize(("space", "masked"), [("discrete", True), ("multidiscrete", True), ("box", False), ("mixed", True)])
-def test_a_sample_that_the_proximal_policy_would_never_take_has_no_gradient(space: str, masked: bool, algo: str, kind: int) -> None:
+@pytest.mark.parametrize(
+    ("space", "masked"), [("discrete", True), ("multidiscrete", True), ("box", False), ("mixed", True)]
+)
+def test_a_sample_that_the_proximal_policy_would_never_take_has_no_gradient(
+    space: str, masked: bool, algo: str, kind: int
+) -> None:
     """Its weight underflows to 0; no shift of the advantages may give it one of its own."""
     action = ActionSpec.from_space(SPACES[space])
     batch = make_batch(action, masked)

@@ -233,7 +233,9 @@ def test_a_run_is_not_continued_in_other_spaces(tmp_path):
     def wide(size):
         def make():
             env = gym.make("CartPole-v1")
-            return gym.wrappers.TransformObservation(env, lambda obs: np.resize(obs, size), spaces.Box(-np.inf, np.inf, (size,)))
+            return gym.wrappers.TransformObservation(
+                env, lambda obs: np.resize(obs, size), spaces.Box(-np.inf, np.inf, (size,))
+            )
 
         make.__qualname__ = "make"
         return make

@@ -24,8 +24,8 @@ from sfactory.errors import CheckpointError, ConfigError, SfactoryError
 from sfactory.eval import main as evaluate_command
 from sfactory.train import main as train_command
 
-SERIAL = ["--serial", "--preset", "none", "--device", "cpu", "--envs-per-worker", "4", "--rollout", "8", "--batch-size", "64",
-          "--steps", "256", "--log.no-tensorboard"]  # fmt: skip
+SERIAL = ["--serial", "--preset", "none", "--device", "cpu", "--envs-per-worker", "4", "--rollout", "8", "--batch-size",
+          "64", "--steps", "256", "--log.no-tensorboard"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,8 @@ def honest(tmp_path_factory):
 
 @pytest.fixture
 def stranger(honest, tmp_path, monkeypatch):
-    """A copy of a run folder, and a module on the path whose import, like every payload, would leave a file called `touched`."""
+    """A copy of a run folder, and a module on the path whose import, like every payload, would leave a file called
+    `touched`."""
     run = tmp_path / "run"
     shutil.copytree(honest, run)
     touched = tmp_path / "touched"
@@ -64,7 +65,10 @@ def payloads(touched: Path) -> dict[str, dict]:
         "core called": {"model": {"core": "subprocess:Popen", "kwargs": popen}},
         "model imported": {"model": {"model": "payload:Model"}},
         "a file opened": {"env_kwargs": {"config_file": str(touched.parent / "payload.py")}},
-        "an environment that makes another": {"env": "GymV21Environment-v0", "env_kwargs": {"env_id": "payload:CartPole-v1"}},
+        "an environment that makes another": {
+            "env": "GymV21Environment-v0",
+            "env_kwargs": {"env_id": "payload:CartPole-v1"},
+        },
     }
 
 
@@ -94,7 +98,19 @@ def test_the_users_own_environment_does_not_get_a_strangers_files(stranger, tmp_
 
 def test_plain_words_and_numbers_are_harmless_and_names_of_files_are_not(tmp_path, monkeypatch):
     assert is_harmless({"mode": "rgb_array", "sizes": [1, 2.5, None, True], "map-name": "4x4", "empty": ""})
-    for value in ("a/b", "a.cfg", "module:Name", "..", "a\\b", "~", "$HOME", {"a/b": 1}, [["x.xml"]], object(), "a\n/etc/passwd"):
+    for value in (
+        "a/b",
+        "a.cfg",
+        "module:Name",
+        "..",
+        "a\\b",
+        "~",
+        "$HOME",
+        {"a/b": 1},
+        [["x.xml"]],
+        object(),
+        "a\n/etc/passwd",
+    ):
         assert not is_harmless(value), value
     monkeypatch.chdir(tmp_path)
     assert is_harmless("payload")
@@ -128,8 +144,10 @@ def test_a_config_that_is_no_plain_yaml_is_refused(name, stranger, tmp_path, cap
 @pytest.mark.parametrize(
     "values",
     [
-        {"env": 5}, {"env": None}, {"env_kwargs": [1]}, {"env_kwargs": {5: 1}}, {"steps": "many"}, {"model": {"hidden": [-1]}},
-        {"model": {"hidden": [2**62]}}, {"model": {"encoder": 5}}, {"model": {"core": ["gru"]}}, {"model": {"kwargs": {1: 2}}},
+        {"env": 5}, {"env": None}, {"env_kwargs": [1]}, {"env_kwargs": {5: 1}}, {"steps": "many"},
+        {"model": {"hidden": [-1]}},
+        {"model": {"hidden": [2**62]}}, {"model": {"encoder": 5}}, {"model": {"core": ["gru"]}},
+        {"model": {"kwargs": {1: 2}}},
         {"device": 7}, {"seed": -5},
     ],
 )  # fmt: skip
@@ -140,8 +158,10 @@ def test_a_tampered_config_ends_in_one_clear_error(values, stranger):
 
 
 @pytest.mark.parametrize("space", [
-    {"type": "Discrete", "n": 10**15, "start": 0, "dtype": "int64"}, {"type": "Discrete", "n": "2", "start": 0, "dtype": "int64"},
-    {"type": "Box", "shape": [2**40], "dtype": "float32", "low": 0, "high": 1}, {"type": "system"}, {"type": ["Box"]}, [], 7,
+    {"type": "Discrete", "n": 10**15, "start": 0, "dtype": "int64"}, {"type": "Discrete", "n": "2", "start": 0,
+    "dtype": "int64"},
+    {"type": "Box", "shape": [2**40], "dtype": "float32", "low": 0, "high": 1}, {"type": "system"}, {"type": ["Box"]},
+    [], 7,
 ])  # fmt: skip
 def test_tampered_spaces_end_in_one_clear_error(space, stranger):
     described = json.loads((stranger / "spaces.json").read_text())
@@ -186,14 +206,27 @@ def files_below(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("way", ["completed", "interrupted", "interrupted twice"])
 def test_files_are_made_in_the_run_folder_only(way, tmp_path):
-    """Compiled kernels go to __pycache__ beside sfactory's own files, or where NUMBA_CACHE_DIR says; they are left out here."""
+    """Compiled kernels go to __pycache__ beside sfactory's own files, or where NUMBA_CACHE_DIR says; they are left out
+    here."""
     home, temporary, here = (tmp_path / name for name in ("home", "tmp", "here"))
     for folder in (home, temporary, here):
         folder.mkdir()
     shared = abandoned_shared_memory()
     steps = "20000" if way == "completed" else "1000000000"
     small = [flag for flag in SERIAL if flag not in ("--serial", "--log.no-tensorboard")]
-    arguments = ["--env", "CartPole-v1", "--run", "my/run", *small, "--workers", "2", "--log.report-every-s", "0.2", "--steps", steps]
+    arguments = [
+        "--env",
+        "CartPole-v1",
+        "--run",
+        "my/run",
+        *small,
+        "--workers",
+        "2",
+        "--log.report-every-s",
+        "0.2",
+        "--steps",
+        steps,
+    ]
     environment = ENVIRONMENT | {"HOME": str(home), "TMPDIR": str(temporary), "XDG_CACHE_HOME": str(home / ".cache")}
     run = here / "my" / "run"
     with subprocess.Popen(
@@ -211,5 +244,6 @@ def test_files_are_made_in_the_run_folder_only(way, tmp_path):
     assert abandoned_shared_memory() <= shared
     assert {path for path in files_below(here) if not path.startswith("my/run/")} == {"my", "my/run"}
     assert {path.name for path in run.iterdir()} <= {
-        ".lock", "config.yaml", "spaces.json", "metrics.csv", "summary.json", "checkpoints", *(p.name for p in run.glob("events.out.*")),
+        ".lock", "config.yaml", "spaces.json", "metrics.csv", "summary.json", "checkpoints",
+        *(p.name for p in run.glob("events.out.*")),
     }  # fmt: skip

@@ -1,4 +1,5 @@
-"""Small tasks are solved with the defaults: an environment without a preset of its own, a number of steps and a seed, nothing else."""
+"""Small tasks are solved with the defaults: an environment without a preset of its own, a number of steps and a seed,
+nothing else."""
 
 from __future__ import annotations
 
@@ -43,8 +44,20 @@ class Task:
         """The score of a run, in fresh environments."""
         log = LogConfig(display="none", tensorboard=False)
         model = ModelConfig() if self.core == "none" else ModelConfig(core=self.core)
-        train(Config(env=self.env, env_kwargs=self.env_kwargs, steps=self.steps, seed=seed, run=str(folder), model=model, log=log))
-        result = evaluate(folder, 100, env=self.env, env_kwargs=self.env_kwargs, deterministic=self.deterministic, max_steps=200)
+        train(
+            Config(
+                env=self.env,
+                env_kwargs=self.env_kwargs,
+                steps=self.steps,
+                seed=seed,
+                run=str(folder),
+                model=model,
+                log=log,
+            )
+        )
+        result = evaluate(
+            folder, 100, env=self.env, env_kwargs=self.env_kwargs, deterministic=self.deterministic, max_steps=200
+        )
         return self.score(result)
 
 

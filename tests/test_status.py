@@ -28,10 +28,13 @@ from sfactory.status import RunStatus, main, status
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
 FLAGS = [
-    "--steps", "1000000000", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128", "--preset", "none",
+    "--steps", "1000000000", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128",
+    "--preset", "none",
     "--log.no-tensorboard", "--log.report-every-s", "0.2", "--device", "cpu",
 ]  # fmt: skip
-STATE = RunState(0.0, 1, [ProcessState("rollout-0", None, True, 9.0, "", None, 1.0, 20.0)], {"free": 2}, {}, {"fps": math.nan})
+STATE = RunState(
+    0.0, 1, [ProcessState("rollout-0", None, True, 9.0, "", None, 1.0, 20.0)], {"free": 2}, {}, {"fps": math.nan}
+)
 PLAIN = LogConfig(report_every_s=0.05, display="plain", tensorboard=False)
 
 
@@ -43,7 +46,10 @@ def shown(run, capsys) -> dict:
 
 @pytest.mark.parametrize(
     ("policy_workers", "names"),
-    [(1, ["learner", "policy-0", "rollout-0", "rollout-1"]), (0, ["learner", "policy-0", "policy-1", "rollout-0", "rollout-1"])],
+    [
+        (1, ["learner", "policy-0", "rollout-0", "rollout-1"]),
+        (0, ["learner", "policy-0", "policy-1", "rollout-0", "rollout-1"]),
+    ],
 )
 def test_a_living_run_shows_what_each_worker_does(policy_workers, names, tmp_path, capsys):
     seen = []
@@ -54,13 +60,18 @@ def test_a_living_run_shows_what_each_worker_does(policy_workers, names, tmp_pat
             seen.append(shown(tmp_path / "run", capsys))
         return not seen
 
-    train(config_for(tmp_path, Faulty, workers=2, steps=10**9, runtime=RuntimeConfig(policy_workers=policy_workers)), [look])
+    train(
+        config_for(tmp_path, Faulty, workers=2, steps=10**9, runtime=RuntimeConfig(policy_workers=policy_workers)),
+        [look],
+    )
     state = seen[-1]
     assert state["status"] == "living"
     assert state["pid"] == os.getpid()
     assert [process["name"] for process in state["processes"]] == names
     assert len({process["pid"] for process in state["processes"]}) == 3 + policy_workers
-    assert all(process["alive"] and process["rss_mb"] > 10 and process["silent_s"] < 5 for process in state["processes"])
+    assert all(
+        process["alive"] and process["rss_mb"] > 10 and process["silent_s"] < 5 for process in state["processes"]
+    )
     assert sum(state["slots"].values()) > 0
     assert state["figures"]["env_steps"] > 1000
     assert time.time() - state["time"] < 30
@@ -151,7 +162,9 @@ def test_only_the_newest_reports_are_kept(tmp_path):
 
 def test_a_hanging_environment_is_reported_with_the_line_where_it_hangs(tmp_path, capsys):
     kwargs = {"way": "hang", "folder": str(tmp_path)}
-    config = config_for(tmp_path, Dying, env_kwargs=kwargs, steps=4096, runtime=RuntimeConfig(step_timeout_s=1.5), log=PLAIN)
+    config = config_for(
+        tmp_path, Dying, env_kwargs=kwargs, steps=4096, runtime=RuntimeConfig(step_timeout_s=1.5), log=PLAIN
+    )
     assert train(config).status == "completed"
     (report,) = (tmp_path / "run").glob("stall-*.txt")
     text = report.read_text()

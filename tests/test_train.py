@@ -34,8 +34,8 @@ from sfactory.runtime.planning import make_plan
 from sfactory.train import main
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
-SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", str(BATCH), "--device", "cpu",
-         "--log.no-tensorboard", "--log.report-every-s", "0.2"]  # fmt: skip
+SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", str(BATCH),
+         "--device", "cpu", "--log.no-tensorboard", "--log.report-every-s", "0.2"]  # fmt: skip
 
 
 # The run folder and the command
@@ -47,7 +47,9 @@ def finished(tmp_path_factory):
     run = tmp_path_factory.mktemp("train") / "run"
     shared = abandoned_shared_memory()
     arguments = [a for a in SMALL if a != "--log.no-tensorboard"]
-    with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--steps", "4096", "--run", str(run), *arguments) as command:
+    with Command(
+        "-m", "sfactory.train", "--env", "CartPole-v1", "--steps", "4096", "--run", str(run), *arguments
+    ) as command:
         assert command.wait() == 0, command.errors
         assert command.left_after(2) == []
         assert "env steps" in command.output
@@ -59,7 +61,9 @@ def finished(tmp_path_factory):
 def test_the_run_folder_holds_what_the_contract_says(finished):
     assert yaml.safe_load((finished / "config.yaml").read_text())["env"] == "CartPole-v1"
     report = rows(finished)[-1]
-    promised = "wall_s env_steps fps episode_return_mean episode_length_mean policy_lag_mean policy_lag_max learner_updates"
+    promised = (
+        "wall_s env_steps fps episode_return_mean episode_length_mean policy_lag_mean policy_lag_max learner_updates"
+    )
     assert all(float(report[name]) >= 0 for name in promised.split())
     assert int(report["env_steps"]) >= 4096
     assert list(finished.glob("events.out.tfevents.*"))
@@ -119,9 +123,12 @@ def test_the_same_command_resumes_where_it_ended(tmp_path):
     assert [int(r["env_steps"]) for r in reports] == sorted(int(r["env_steps"]) for r in reports)
     assert second.wall_s > first.wall_s
     assert summary(second.run_dir)["wall_s"] == pytest.approx(second.wall_s)
-    # Every row of every batch counts in this environment, so each sample was trained on once an epoch, before and after.
+    # Every row of every batch counts in this environment, so each sample was trained on once an epoch, before and
+    # after.
     assert int(reports[-1]["learner_updates"]) == second.env_steps // BATCH * 4
-    assert float(reports[-1]["lr"]) == pytest.approx(1e-3 * BATCH / 4096), "the last batch began one batch before the end"
+    assert float(reports[-1]["lr"]) == pytest.approx(1e-3 * BATCH / 4096), (
+        "the last batch began one batch before the end"
+    )
 
 
 def test_overwrite_begins_anew(tmp_path):
@@ -181,18 +188,25 @@ def assert_same(one, two) -> None:
 MODES = {
     "async": {},
     "async, two workers of each kind, lstm": {
-        "workers": 2, "runtime": RuntimeConfig(policy_workers=2), "model": ModelConfig(core="lstm", core_size=8, normalize_obs=True)},
+        "workers": 2, "runtime": RuntimeConfig(policy_workers=2), "model": ModelConfig(core="lstm", core_size=8,
+        normalize_obs=True)},
     "inline inference, lstm": {
-        "workers": 2, "runtime": RuntimeConfig(policy_workers=0), "model": ModelConfig(core="lstm", core_size=8, normalize_obs=True)},
-    "impala, three groups": {"algo": "impala", "runtime": RuntimeConfig(groups=3), "envs_per_worker": 12, "batch_size": 192},
+        "workers": 2, "runtime": RuntimeConfig(policy_workers=0), "model": ModelConfig(core="lstm", core_size=8,
+        normalize_obs=True)},
+    "impala, three groups": {"algo": "impala", "runtime": RuntimeConfig(groups=3), "envs_per_worker": 12,
+    "batch_size": 192},
     "one group": {"runtime": RuntimeConfig(groups=1), "loss": LossConfig(normalize_returns=True)},
-    "async, tight lag, epochs": {"workers": 2, "epochs": 2, "optim": OptimConfig(minibatches=2), "loss": LossConfig(max_lag=15)},
+    "async, tight lag, epochs": {"workers": 2, "epochs": 2, "optim": OptimConfig(minibatches=2),
+    "loss": LossConfig(max_lag=15)},
     "async, many epochs": {"workers": 2, "epochs": 8, "optim": OptimConfig(minibatches=8)},
-    "sync": {"sync": True, "workers": 2, "runtime": RuntimeConfig(policy_workers=1), "epochs": 2, "optim": OptimConfig(minibatches=2)},
-    "ppo, gru": {"algo": "ppo", "epochs": 3, "optim": OptimConfig(minibatches=2), "model": ModelConfig(core="gru", core_size=8)},
+    "sync": {"sync": True, "workers": 2, "runtime": RuntimeConfig(policy_workers=1), "epochs": 2,
+    "optim": OptimConfig(minibatches=2)},
+    "ppo, gru": {"algo": "ppo", "epochs": 3, "optim": OptimConfig(minibatches=2), "model": ModelConfig(core="gru",
+    core_size=8)},
     "serial": {"serial": True, "workers": 2, "runtime": RuntimeConfig(policy_workers=2), "epochs": 2},
     "serial, inline inference": {"serial": True, "workers": 2, "runtime": RuntimeConfig(policy_workers=0)},
-    "serial ppo, lstm": {"serial": True, "algo": "ppo", "model": ModelConfig(core="lstm", core_size=8, normalize_obs=True)},
+    "serial ppo, lstm": {"serial": True, "algo": "ppo", "model": ModelConfig(core="lstm", core_size=8,
+    normalize_obs=True)},
 }  # fmt: skip
 
 
@@ -220,7 +234,9 @@ def test_every_way_to_run_trains_within_its_bound_on_the_lag(mode, tmp_path):
         ({"workers": 1, "runtime": RuntimeConfig(policy_workers=0)}, 0, 1),
     ],
 )
-def test_inference_is_inline_where_several_rollout_workers_share_a_cpu_with_it(changes, policy_workers, policies, tmp_path):
+def test_inference_is_inline_where_several_rollout_workers_share_a_cpu_with_it(
+    changes, policy_workers, policies, tmp_path
+):
     plan = make_plan(config_for(tmp_path, env=Counting, **changes))
     assert (plan.config.runtime.policy_workers, plan.policies) == (policy_workers, policies)
     answered = {plan.policy_of(group) for group in range(plan.groups)}
@@ -237,7 +253,9 @@ def test_no_slot_is_lost_or_doubled_and_every_sample_counts_once(tmp_path, monke
         state = made[0].arena.state.copy()
         sums.append(sum(int((state == kind).sum()) for kind in (FREE, FILLING, FINISHED)))
 
-    result = train(config_for(tmp_path, env=Faulty, workers=2, steps=8192, runtime=RuntimeConfig(spare_batches=2)), [look])
+    result = train(
+        config_for(tmp_path, env=Faulty, workers=2, steps=8192, runtime=RuntimeConfig(spare_batches=2)), [look]
+    )
     arena, wires = made[0].arena, made[0]
     assert set(sums) == {arena.slots}
     free, done = wires.free.get_many(0), wires.finished.get_many(0)
@@ -280,11 +298,16 @@ def test_what_a_callback_raises_reaches_the_caller_after_saving(serial, tmp_path
 
 @pytest.mark.parametrize("serial", [False, True], ids=["processes", "serial"])
 @pytest.mark.parametrize(
-    ("fault", "says"), [("reset", "licence"), ("step", "licence"), ("nan", "nan"), ("shape", "(4,)"), ("exit", "SystemExit")]
+    ("fault", "says"),
+    [("reset", "licence"), ("step", "licence"), ("nan", "nan"), ("shape", "(4,)"), ("exit", "SystemExit")],
 )
-def test_an_environment_that_misbehaves_is_told_with_its_number_and_traceback_and_the_run_goes_on(fault, says, serial, tmp_path, capsys):
+def test_an_environment_that_misbehaves_is_told_with_its_number_and_traceback_and_the_run_goes_on(
+    fault, says, serial, tmp_path, capsys
+):
     log = dataclasses.replace(QUIET, display="plain")
-    result = train(config_for(tmp_path, env=Faulty, env_kwargs={"fault": fault, "after": 200}, steps=4096, serial=serial, log=log))
+    result = train(
+        config_for(tmp_path, env=Faulty, env_kwargs={"fault": fault, "after": 200}, steps=4096, serial=serial, log=log)
+    )
     said = capsys.readouterr().out
     assert "environment 5 (Faulty)" in said
     assert says in said
@@ -296,7 +319,17 @@ def test_an_environment_that_misbehaves_is_told_with_its_number_and_traceback_an
 
 
 def test_a_failed_command_ends_with_status_1_and_one_message(tmp_path, capsys):
-    arguments = ["--env", "faults:Flaky", "--env-kwargs", "{p: 1}", "--steps", "1000000", "--run", str(tmp_path / "run"), *SMALL]
+    arguments = [
+        "--env",
+        "faults:Flaky",
+        "--env-kwargs",
+        "{p: 1}",
+        "--steps",
+        "1000000",
+        "--run",
+        str(tmp_path / "run"),
+        *SMALL,
+    ]
     assert main(arguments) == 1
     errors = capsys.readouterr().err
     assert errors.startswith("error: rollout-0: environment ")
@@ -328,7 +361,9 @@ def running(folder: Path, *flags: str):
     metrics = folder / "run" / "metrics.csv"
     earlier = len(rows(folder / "run")) if metrics.exists() else 0
     with Command("-m", "sfactory.train", *arguments) as command:
-        assert wait_until(lambda: metrics.exists() and any(int(r["env_steps"]) > 0 for r in rows(folder / "run")[earlier:]), 60)
+        assert wait_until(
+            lambda: metrics.exists() and any(int(r["env_steps"]) > 0 for r in rows(folder / "run")[earlier:]), 60
+        )
         yield command
 
 
@@ -363,7 +398,9 @@ def test_an_interrupt_at_start_up_ends_at_once_without_a_traceback(inherited, se
 
 
 def test_signals_that_ask_for_something_end_no_run_that_is_starting(tmp_path):
-    with Command("-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(tmp_path / "run"), "--steps", "512", *SMALL) as command:
+    with Command(
+        "-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(tmp_path / "run"), "--steps", "512", *SMALL
+    ) as command:
         time.sleep(0.5)
         for number in (signal.SIGUSR1, signal.SIGUSR2) * 5:
             os.kill(command.pid, number)
@@ -408,7 +445,9 @@ def test_signals_to_other_processes_of_a_run_than_its_runner_change_nothing(tmp_
 
     def disturb(report):
         if report.env_steps > 500 and not sent:
-            sent.extend(p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline()))
+            sent.extend(
+                p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())
+            )
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
                 for process in sent:
                     process.send_signal(number)
@@ -444,7 +483,8 @@ def go(name, env, **kwargs):
     sizes = dict(steps=1024, workers=1, envs_per_worker=8, rollout=16, batch_size=128)
     result = train(Config(env=env, device="cpu", run=f"FOLDER/{name}", log=log, **sizes, **kwargs))
     print(name, result.status, result.episode_return_mean)
-    print([p.name() for p in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())])
+    children = psutil.Process().children(recursive=True)
+    print([p.name() for p in children if "resource_tracker" not in " ".join(p.cmdline())])
 
 go("lambda", lambda: Mine(5))
 thread = threading.Thread(target=go, args=("thread", "Mine-v0"), kwargs={"env_kwargs": {"length": 7}})
@@ -510,7 +550,9 @@ def test_all_mistakes_are_named_at_once_and_nothing_is_made(tmp_path, capsys):
         ["--env", "CartPole-v1", "--run", str(run), "--preset", "none", "--batch-size", "1000"], capsys
     )
     assert "--batch-size" in refused(["--env", "CartPole-v1", "--run", str(run), "--bath-size", "1000"], capsys)
-    assert "unknown model.core 'lstn'" in refused(["--env", "CartPole-v1", "--run", str(run), "--model.core", "lstn"], capsys)
+    assert "unknown model.core 'lstn'" in refused(
+        ["--env", "CartPole-v1", "--run", str(run), "--model.core", "lstn"], capsys
+    )
     assert not run.exists()
 
 

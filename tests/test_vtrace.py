@@ -18,7 +18,9 @@ def estimate(request: pytest.FixtureRequest) -> Estimator:
     return IMPLEMENTATIONS[request.param]
 
 
-def reference(s: Segments, gamma: float, lam: float, rho_bar: float, c_bar: float, rho_bar_pg: float) -> tuple[np.ndarray, np.ndarray]:
+def reference(
+    s: Segments, gamma: float, lam: float, rho_bar: float, c_bar: float, rho_bar_pg: float
+) -> tuple[np.ndarray, np.ndarray]:
     """The definition, one column and one step at a time in float64."""
     steps, rows = s.values.shape
     vs, advantages = np.empty((steps, rows)), np.empty((steps, rows))
@@ -58,7 +60,9 @@ def assert_both_close(actual: tuple, expected: tuple, tolerance: float = 1e-9) -
     lam=st.sampled_from([0.0, 0.8, 1.0]),
     bars=st.sampled_from([(1.0, 1.0, 1.0), (1.5, 0.7, 2.0), (np.inf, 1.0, 0.5), (0.8, np.inf, np.inf)]),
 )
-def test_agrees_with_the_definition(seed: int, steps: int, rows: int, ends: float, gamma: float, lam: float, bars: tuple) -> None:
+def test_agrees_with_the_definition(
+    seed: int, steps: int, rows: int, ends: float, gamma: float, lam: float, bars: tuple
+) -> None:
     segments = random_segments(seed, steps, rows, ends)
     expected = reference(segments, gamma, lam, *bars)
     for estimate in IMPLEMENTATIONS.values():
@@ -108,7 +112,8 @@ def test_splitting_at_an_end_equals_the_two_parts_alone(estimate: Estimator, kin
     final_values[6] = 3.0
     segments = segments._replace(**ends, final_values=final_values)
     whole = estimate(*segments, 0.9, 0.9)
-    # A truncated episode goes on from the final observation; the last step of the part alone has no end but that bootstrap.
+    # A truncated episode goes on from the final observation; the last step of the part alone has no end but that
+    # bootstrap.
     first = segments.part(0, 7, np.full(5, 3.0))
     if kind == "truncated":
         first.truncated[6] = False

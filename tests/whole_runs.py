@@ -19,7 +19,15 @@ QUIET = LogConfig(report_every_s=0.05, display="none", tensorboard=False)
 
 def config_for(folder: Path, env: Any, **changes: Any) -> Config:
     """A small run on one worker."""
-    settings = {"steps": 2048, "workers": 1, "envs_per_worker": 8, "rollout": 16, "batch_size": BATCH, "preset": "none", "device": "cpu"}
+    settings = {
+        "steps": 2048,
+        "workers": 1,
+        "envs_per_worker": 8,
+        "rollout": 16,
+        "batch_size": BATCH,
+        "preset": "none",
+        "device": "cpu",
+    }
     settings["log"] = QUIET
     return Config(env=env, run=str(folder / "run"), **settings | changes)
 

@@ -1,17 +1,20 @@
-"""Atari 2600 games of the Arcade Learning Environment: every ``ALE/...-v5`` id, and the older ``...NoFrameskip-v0`` and ``-v4``.
+"""Atari 2600 games of the Arcade Learning Environment: every ``ALE/...-v5`` id, and the older ``...NoFrameskip-v0`` and
+``-v4``.
 
-Observations are the last 4 frames, uint8 ``[4, 84, 84]``, grey; frames before an episode's first are 0. An env step is `frameskip` (4)
-simulator frames, of which the last two are pooled by their maximum. Episodes begin with up to `noop_max` (30) frames without action, after
-one frame of FIRE in games that have it (`use_fire_reset`); they are truncated after `max_num_frames_per_episode` (108,000) frames. Rewards
-are the game's own. With `episodic_life` the loss of a life terminates the episode and the game begins anew. All these are ``env_kwargs``,
-as are the arguments of the ids' own environments; actions repeat with the `repeat_action_probability` registered for the id (v5 and v0:
-0.25; v4: 0).
+Observations are the last 4 frames, uint8 ``[4, 84, 84]``, grey; frames before an episode's first are 0. An env step is
+`frameskip` (4) simulator frames, of which the last two are pooled by their maximum. Episodes begin with up to
+`noop_max` (30) frames without action, after one frame of FIRE in games that have it (`use_fire_reset`); they are
+truncated after `max_num_frames_per_episode` (108,000) frames. Rewards are the game's own. With `episodic_life` the loss
+of a life terminates the episode and the game begins anew. All these are ``env_kwargs``, as are the arguments of the
+ids' own environments; actions repeat with the `repeat_action_probability` registered for the id (v5 and v0: 0.25; v4:
+0).
 
-Three backends play the same game: games stepped one by one (auto; :mod:`sfactory.envs.families.atari_games`), of whose screens only what
-has changed is drawn; ALE's vector environment (vector), stepped by `threads` threads, which auto also takes for more than one thread and for
-arguments that only it has, such as `img_height` or `grayscale`; and single environments in Gymnasium's wrappers (gymnasium). They differ
-in how the random number of frames without action is drawn; Gymnasium's counts those frames towards the limit, and OpenCV, which makes
-the vector environment's pictures, rounds a few pixels otherwise.
+Three backends play the same game: games stepped one by one (auto; :mod:`sfactory.envs.families.atari_games`), of whose
+screens only what has changed is drawn; ALE's vector environment (vector), stepped by `threads` threads, which auto also
+takes for more than one thread and for arguments that only it has, such as `img_height` or `grayscale`; and single
+environments in Gymnasium's wrappers (gymnasium). They differ in how the random number of frames without action is
+drawn; Gymnasium's counts those frames towards the limit, and OpenCV, which makes the vector environment's pictures,
+rounds a few pixels otherwise.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ def handles(request: EnvRequest) -> bool:
 
 
 def canonical_id(env: str) -> tuple[str | None, dict[str, Any]]:
-    """The v5 id of the same game and the arguments in which an older id differs from it; None for ids that are not Atari's."""
+    """The v5 id of the same game and the arguments in which an older id differs from it; None for ids that are not
+    Atari's."""
     name = env.rpartition(":")[2]
     if re.fullmatch(r"ALE/\w+-v5", name):
         return name, {}
@@ -63,7 +67,9 @@ def probe(request: EnvRequest) -> EnvSpec:
         actions = spaces.Discrete(AtariGroup(settings, [0]).actions)
         spec = EnvSpec(ObservationSpec.from_space(OBSERVATION_SPACE), ActionSpec.from_space(actions, request.squash))
     else:
-        env, read = (_make_vector(request, 1), vector.read_spec) if backend == "vector" else (_make_single(request), read_spec)
+        env, read = (
+            (_make_vector(request, 1), vector.read_spec) if backend == "vector" else (_make_single(request), read_spec)
+        )
         try:
             spec = read(env, request)
         except EnvironmentFault as fault:
@@ -79,7 +85,9 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
     if backend == "auto":
         return AtariGroup(_settings(request), [env_seed(seed, first_index + row) for row in range(count)])
     if backend == "vector":
-        return VectorGroup([_make_vector(request, count)], lambda seeds: _make_vector(request, count), request, spec, first_index, seed)
+        return VectorGroup(
+            [_make_vector(request, count)], lambda seeds: _make_vector(request, count), request, spec, first_index, seed
+        )
     games = [_make_single(request) for _ in range(count)]
     return SingleGroup(games, lambda seeds: _make_single(request), request, spec, first_index, seed)
 
@@ -92,7 +100,9 @@ def _backend(request: EnvRequest) -> str:
     if request.backend == "auto":
         return "auto" if is_known and request.threads == 1 else "vector"
     if request.backend == "vector" and (other := [key for key in ("mode", "difficulty") if key in request.kwargs]):
-        raise ConfigError(f"env_kwargs {other[0]!r} is not known to ALE's vector environment; use env_backend auto or gymnasium")
+        raise ConfigError(
+            f"env_kwargs {other[0]!r} is not known to ALE's vector environment; use env_backend auto or gymnasium"
+        )
     return request.backend
 
 

@@ -1,4 +1,5 @@
-"""Games of the Arcade Learning Environment, stepped one after the other in one process, with the usual preprocessing."""
+"""Games of the Arcade Learning Environment, stepped one after the other in one process, with the usual
+preprocessing."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ OBSERVATION_SPACE = spaces.Box(0, 255, (STACK, *SIDES), np.uint8)
 
 @dataclass(frozen=True)
 class GameSettings:
-    """What a game is and how it is played: the ``env_kwargs`` that it takes. ``game`` is ALE's name of it, such as space_invaders.
+    """What a game is and how it is played: the ``env_kwargs`` that it takes. ``game`` is ALE's name of it, such as
+    space_invaders.
 
     Raises:
         ConfigError: If a value cannot be meant.
@@ -42,19 +44,24 @@ class GameSettings:
         for name, least in (("frameskip", 1), ("noop_max", 0), ("max_num_frames_per_episode", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
-                raise ConfigError(f"env_kwargs {name} is {value!r}; it must be a whole number of frames, at least {least}")
+                raise ConfigError(
+                    f"env_kwargs {name} is {value!r}; it must be a whole number of frames, at least {least}"
+                )
         for name in ("episodic_life", "use_fire_reset", "full_action_space"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"env_kwargs {name} is {value!r}; it must be true or false")
         if not isinstance(self.repeat_action_probability, int | float) or not 0 <= self.repeat_action_probability <= 1:
-            raise ConfigError(f"env_kwargs repeat_action_probability is {self.repeat_action_probability!r}; it must be from 0 to 1")
+            raise ConfigError(
+                f"env_kwargs repeat_action_probability is {self.repeat_action_probability!r}; it must be from 0 to 1"
+            )
 
 
 ENV_KWARGS = frozenset(field.name for field in fields(GameSettings)) - {"game"}
 
 
 class AtariGroup:
-    """A :class:`~sfactory.envs.interface.Group` of games. One row each; terminated rows begin anew at once, truncated ones rest for a step.
+    """A :class:`~sfactory.envs.interface.Group` of games. One row each; terminated rows begin anew at once, truncated
+    ones rest for a step.
 
     Args:
         seeds: One per game.
@@ -76,7 +83,11 @@ class AtariGroup:
         self._settings = settings
         self._consoles = [load(settings, seed) for seed in seeds]
         self._randoms = [np.random.default_rng(seed) for seed in seeds]
-        legal = self._consoles[0].getLegalActionSet() if settings.full_action_space else self._consoles[0].getMinimalActionSet()
+        legal = (
+            self._consoles[0].getLegalActionSet()
+            if settings.full_action_space
+            else self._consoles[0].getMinimalActionSet()
+        )
         self.actions = len(legal)
         self._actions = legal
         self._noop, self._fire = type(legal[0]).NOOP, type(legal[0]).FIRE
@@ -108,7 +119,8 @@ class AtariGroup:
         """Play an env step of a game, or begin an episode where the last one was truncated.
 
         Returns:
-            Its reward, whether it terminated, whether it was truncated, and whether the pictures are those of a new episode.
+            Its reward, whether it terminated, whether it was truncated, and whether the pictures are those of a new
+            episode.
         """
         if self._rests[row]:
             self._begin(row, stack)

@@ -1,8 +1,9 @@
-"""EnvPool's C++ environments, with env_backend envpool: Atari, classic control, MuJoCo and all others that EnvPool knows by their id.
+"""EnvPool's C++ environments, with env_backend envpool: Atari, classic control, MuJoCo and all others that EnvPool
+knows by their id.
 
-Ids are EnvPool's own; an Atari id of Gymnasium (``ALE/Pong-v5``) means the same game with its `repeat_action_probability`. ``env_kwargs``
-are EnvPool's options. Environments reset in the step after an episode's end (NEXT_STEP). EnvPool counts an episode that terminates in the
-very step of its time limit as truncated.
+Ids are EnvPool's own; an Atari id of Gymnasium (``ALE/Pong-v5``) means the same game with its
+`repeat_action_probability`. ``env_kwargs`` are EnvPool's options. Environments reset in the step after an episode's end
+(NEXT_STEP). EnvPool counts an episode that terminates in the very step of its time limit as truncated.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ def _make(request: EnvRequest, seeds: Sequence[int]) -> PooledEnvironments:
     try:
         import envpool
     except ImportError as error:
-        raise ConfigError(f"env_backend envpool needs the package envpool: {error}; pip install -e .[envpool]") from error
+        raise ConfigError(
+            f"env_backend envpool needs the package envpool: {error}; pip install -e .[envpool]"
+        ) from error
     if not isinstance(request.env, str):
-        raise ConfigError(f"env_backend is envpool, but env is {request.env!r}; envpool takes ids only, use env_backend auto")
+        raise ConfigError(
+            f"env_backend is envpool, but env is {request.env!r}; envpool takes ids only, use env_backend auto"
+        )
     name, options = _translate(request.env)
     known = envpool.list_all_envs()
     if name not in known:
@@ -68,9 +73,13 @@ def _make(request: EnvRequest, seeds: Sequence[int]) -> PooledEnvironments:
     if request.render_mode is not None:
         options["render_mode"] = request.render_mode
     try:
-        env = envpool.make(name, "gymnasium", num_envs=len(seeds), num_threads=request.threads, seed=list(seeds), **options)
+        env = envpool.make(
+            name, "gymnasium", num_envs=len(seeds), num_threads=request.threads, seed=list(seeds), **options
+        )
     except Exception as error:
-        raise ConfigError(f"envpool could not make {name} with env_kwargs {request.kwargs}: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"envpool could not make {name} with env_kwargs {request.kwargs}: {type(error).__name__}: {error}"
+        ) from error
     return PooledEnvironments(env)
 
 
@@ -83,7 +92,8 @@ def _translate(env: str) -> tuple[str, dict[str, Any]]:
 
 
 class PooledEnvironments(VectorWrapper):
-    """An EnvPool as a Gymnasium vector environment: seeded when it is made, rendered all at once, without bookkeeping in its infos."""
+    """An EnvPool as a Gymnasium vector environment: seeded when it is made, rendered all at once, without bookkeeping
+    in its infos."""
 
     def __init__(self, env: VectorEnv) -> None:
         super().__init__(env)
@@ -97,7 +107,9 @@ class PooledEnvironments(VectorWrapper):
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(actions)
-        quantities = {key: value for key, value in info.items() if getattr(value, "dtype", None) in _FLOATS and key != "reward"}
+        quantities = {
+            key: value for key, value in info.items() if getattr(value, "dtype", None) in _FLOATS and key != "reward"
+        }
         return observation, reward, terminated, truncated, quantities
 
     def render(self) -> tuple[np.ndarray, ...]:

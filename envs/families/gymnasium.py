@@ -8,7 +8,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from sfactory.envs.factory import RAISED, Maker, check_reset, close_quietly, environment_name, fault_of, read_spaces, render_fps
+from sfactory.envs.factory import (
+    RAISED,
+    Maker,
+    check_reset,
+    close_quietly,
+    environment_name,
+    fault_of,
+    read_spaces,
+    render_fps,
+)
 from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
 from sfactory.envs.observations import FrameWriter, mask_in, numeric_extras
 from sfactory.envs.repairs import Repairs
@@ -30,7 +39,9 @@ def read_spec(env: gymnasium.Env, request: EnvRequest) -> EnvSpec:
     name = environment_name(request, 0)
     _, info = check_reset(name, lambda: env.reset(seed=0))
     masked = observation.mask_path is not None or MASK_KEY in info
-    return EnvSpec(observation, action, frameskip=frameskip(env), masked=masked, family="gymnasium", render_fps=render_fps(env))
+    return EnvSpec(
+        observation, action, frameskip=frameskip(env), masked=masked, family="gymnasium", render_fps=render_fps(env)
+    )
 
 
 def frameskip(env: gymnasium.Env) -> int:
@@ -54,7 +65,15 @@ class SingleGroup:
         seed: Of the run.
     """
 
-    def __init__(self, envs: Sequence[gymnasium.Env], make: Maker, request: EnvRequest, spec: EnvSpec, first_index: int, seed: int) -> None:
+    def __init__(
+        self,
+        envs: Sequence[gymnasium.Env],
+        make: Maker,
+        request: EnvRequest,
+        spec: EnvSpec,
+        first_index: int,
+        seed: int,
+    ) -> None:
         self.rows = len(envs)
         self.finals: Finals | None = None
         self.extras: list[dict[str, float]] = []
@@ -125,7 +144,9 @@ class SingleGroup:
                 results.append(self._new_result(fault_of(self._names[row], f"step({action!r})", error, row)))
         return results
 
-    def _take(self, results: list[StepResult], outcome: Outcome) -> tuple[Sequence[Any], Sequence[dict[str, Any]], bool]:
+    def _take(
+        self, results: list[StepResult], outcome: Outcome
+    ) -> tuple[Sequence[Any], Sequence[dict[str, Any]], bool]:
         """Fill `outcome`; gives the observations, the infos, and whether any episode has ended."""
         while True:
             try:
@@ -141,12 +162,17 @@ class SingleGroup:
                 fault = self._bad_result(results)
             results[fault.row] = self._new_result(fault)
 
-    def _end(self, observations: list[Any], infos: list[Any], outcome: Outcome, after: Frame) -> tuple[list[Any], list[Any]]:
-        """Reset the terminated environments and let the truncated ones rest; gives the group's new observations and infos."""
+    def _end(
+        self, observations: list[Any], infos: list[Any], outcome: Outcome, after: Frame
+    ) -> tuple[list[Any], list[Any]]:
+        """Reset the terminated environments and let the truncated ones rest; gives the group's new observations and
+        infos."""
         outcome.truncated[outcome.terminated] = False
         for row in np.flatnonzero(outcome.terminated | outcome.truncated).tolist():
             if not isinstance(infos[row], dict):
-                fault = EnvironmentFault(f"{self._names[row]}: step() returned {shown(infos[row])} as info; it must be a dict", row)
+                fault = EnvironmentFault(
+                    f"{self._names[row]}: step() returned {shown(infos[row])} as info; it must be a dict", row
+                )
                 observations[row], infos[row] = self._remake(fault)
                 continue
             if extras := numeric_extras(infos[row]):
@@ -232,9 +258,13 @@ class SingleGroup:
                 )
             for what, value in zip(("reward", "terminated", "truncated"), result[1:4], strict=True):
                 if not _is_number(value):
-                    return EnvironmentFault(f"{self._names[row]}: step() returned {shown(value)} as {what}; it must be one number", row)
+                    return EnvironmentFault(
+                        f"{self._names[row]}: step() returned {shown(value)} as {what}; it must be one number", row
+                    )
         return EnvironmentFault(
-            f"{self._names[0]}: step() returned {shown(results[0])}, not observation, reward, terminated, truncated, info", row=0
+            f"{self._names[0]}: step() returned {shown(results[0])}, not observation, reward, terminated, truncated, "
+            "info",
+            row=0,
         )
 
 

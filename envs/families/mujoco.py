@@ -1,10 +1,12 @@
 """Gymnasium's MuJoCo environments (Ant-v5, HalfCheetah-v5, ...) with env_backend auto.
 
-All environments of a group share one simulation, which is put into each one's state in turn: it stays in the processor's caches, where as
-many simulations as environments would not, and there is only one to load. What they observe and earn is computed for all of them at once
-(:mod:`sfactory.envs.families.mujoco_tasks`). On two cores HalfCheetah trains twice as fast as with single environments.
+All environments of a group share one simulation, which is put into each one's state in turn: it stays in the
+processor's caches, where as many simulations as environments would not, and there is only one to load. What they
+observe and earn is computed for all of them at once (:mod:`sfactory.envs.families.mujoco_tasks`). On two cores
+HalfCheetah trains twice as fast as with single environments.
 
-Gymnasium's own environment holds the simulation, takes all its arguments and begins the episodes; each row plays as it would there.
+Gymnasium's own environment holds the simulation, takes all its arguments and begins the episodes; each row plays as it
+would there.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ from sfactory.errors import ConfigError, EnvironmentFault
 
 def handles(request: EnvRequest) -> bool:
     """Ids of these environments; a video needs environments that draw one by one."""
-    if not isinstance(request.env, str) or request.backend != "auto" or request.render_mode is not None or "render_mode" in request.kwargs:
+    if (
+        not isinstance(request.env, str)
+        or request.backend != "auto"
+        or request.render_mode is not None
+        or "render_mode" in request.kwargs
+    ):
         return False
     spec = find_spec(request.env)
     return spec.entry_point in TASKS and not spec.additional_wrappers
@@ -60,7 +67,8 @@ def _make(request: EnvRequest, count: int) -> SharedSimulation:
 
 
 class SharedSimulation(VectorEnv):
-    """Environments that share one simulation. Each begins its next episode in the step that ends the one before (SAME_STEP).
+    """Environments that share one simulation. Each begins its next episode in the step that ends the one before
+    (SAME_STEP).
 
     Args:
         env: One of those that `TASKS` knows, as ``gymnasium.make`` gives it.
@@ -94,8 +102,13 @@ class SharedSimulation(VectorEnv):
         self._task = task(self._env, Scene(qpos, qvel, **needed), **arguments.arguments)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin all first episodes. A list has a seed for each environment; one number is the first one's, the others follow from it."""
-        seeds = seed if isinstance(seed, Sequence) else [None if seed is None else seed + row for row in range(self.num_envs)]
+        """Begin all first episodes. A list has a seed for each environment; one number is the first one's, the others
+        follow from it."""
+        seeds = (
+            seed
+            if isinstance(seed, Sequence)
+            else [None if seed is None else seed + row for row in range(self.num_envs)]
+        )
         self._randoms = [np.random.default_rng() for _ in range(self.num_envs)]
         for row, own in enumerate(seeds):
             self._begin(row, own)
@@ -113,7 +126,13 @@ class SharedSimulation(VectorEnv):
             return observations, reward, terminated, truncated, {}
         for row in ended.tolist():
             self._begin(row)
-        return self._task.observations(), reward, terminated, truncated, {"final_obs": observations, "final_info": quantities}
+        return (
+            self._task.observations(),
+            reward,
+            terminated,
+            truncated,
+            {"final_obs": observations, "final_info": quantities},
+        )
 
     def close_extras(self, **kwargs: Any) -> None:
         self._env.close()

@@ -1,7 +1,7 @@
 """What each of Gymnasium's MuJoCo environments observes and rewards, for many of them at once.
 
-Formulas, arguments and the names in ``info`` are those of ``gymnasium.envs.mujoco``. Sums are taken in the same order, so that observations
-are the same to the last bit, and rewards where they take no norms and powers.
+Formulas, arguments and the names in ``info`` are those of ``gymnasium.envs.mujoco``. Sums are taken in the same order,
+so that observations are the same to the last bit, and rewards where they take no norms and powers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Judged = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Scene:
-    """Where everything is: arrays with a row for each environment, under MuJoCo's names and in its units. The simulation keeps them up to
-    date; all but the first two only where a task `needs` them.
+    """Where everything is: arrays with a row for each environment, under MuJoCo's names and in its units. The
+    simulation keeps them up to date; all but the first two only where a task `needs` them.
 
     Attributes:
         qpos, qvel: Positions and velocities of the joints.
@@ -94,7 +94,13 @@ class InvertedDoublePendulum(Task):
 
     def senses(self) -> list[np.ndarray]:
         cart, angles = np.split(self.scene.qpos, [1], axis=1)
-        return [cart, np.sin(angles), np.cos(angles), self.scene.qvel.clip(-10, 10), self.scene.qfrc_constraint[:, :1].clip(-10, 10)]
+        return [
+            cart,
+            np.sin(angles),
+            np.cos(angles),
+            self.scene.qvel.clip(-10, 10),
+            self.scene.qfrc_constraint[:, :1].clip(-10, 10),
+        ]
 
     def judge(self, before: np.ndarray | None, actions: np.ndarray) -> Judged:
         x, _, y = self.scene.site_xpos[:, 0].T
@@ -138,11 +144,16 @@ class Pusher(Task):
         near = -_norms(self._body("object") - self._body("tips_arm")) * self.given.reward_near_weight
         distance = -_norms(self._body("object") - self._body("goal")) * self.given.reward_dist_weight
         control = -_squares(actions) * self.given.reward_control_weight
-        return distance + control + near, self._alive(), {"reward_dist": distance, "reward_ctrl": control, "reward_near": near}
+        return (
+            distance + control + near,
+            self._alive(),
+            {"reward_dist": distance, "reward_ctrl": control, "reward_near": near},
+        )
 
 
 class Locomotion(Task):
-    """Robots that earn their velocity along x, and something for being healthy where they can fall, and pay for what actuators do."""
+    """Robots that earn their velocity along x, and something for being healthy where they can fall, and pay for what
+    actuators do."""
 
     axes = 1
     """Coordinates of a robot's place: 1 in a plane, else 2. Not observed unless asked for."""
@@ -172,7 +183,11 @@ class Locomotion(Task):
         quantities = {"x_position": qpos[:, 0].copy(), "x_velocity": velocity[:, 0], "reward_forward": forward}
         quantities |= {f"reward_{name}": -cost for name, cost in costs.items()}
         if self.axes == 2:
-            quantities |= {"y_position": qpos[:, 1].copy(), "y_velocity": velocity[:, 1], "distance_from_origin": _norms(qpos[:, :2])}
+            quantities |= {
+                "y_position": qpos[:, 1].copy(),
+                "y_velocity": velocity[:, 1],
+                "distance_from_origin": _norms(qpos[:, :2]),
+            }
         if healthy is None:
             return reward, self._alive(), quantities
         return reward, ~healthy & self.given.terminate_when_unhealthy, {**quantities, "reward_survive": survive}
@@ -196,11 +211,17 @@ class Walker2d(Locomotion):
         return [positions, velocities.clip(-10, 10)]
 
     def healthy(self) -> np.ndarray:
-        return _within(self.scene.qpos[:, 1], self.given.healthy_z_range) & _within(self.scene.qpos[:, 2], self.given.healthy_angle_range)
+        return _within(self.scene.qpos[:, 1], self.given.healthy_z_range) & _within(
+            self.scene.qpos[:, 2], self.given.healthy_angle_range
+        )
 
     def judge(self, before: np.ndarray | None, actions: np.ndarray) -> Judged:
         reward, terminated, quantities = super().judge(before, actions)
-        return reward, terminated, {**quantities, "z_distance_from_origin": self.scene.qpos[:, 1] - self.env.init_qpos[1]}
+        return (
+            reward,
+            terminated,
+            {**quantities, "z_distance_from_origin": self.scene.qpos[:, 1] - self.env.init_qpos[1]},
+        )
 
 
 class Hopper(Walker2d):

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from sfactory.config import env_name
-from sfactory.envs.factory import RAISED, Maker, check_reset, close_quietly, environment_name, fault_of, read_spaces, render_fps
+from sfactory.envs.factory import (
+    RAISED,
+    Maker,
+    check_reset,
+    close_quietly,
+    environment_name,
+    fault_of,
+    read_spaces,
+    render_fps,
+)
 from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
 from sfactory.envs.observations import FrameWriter, mask_in, numeric_extras
 from sfactory.envs.repairs import Repairs
@@ -26,26 +35,35 @@ def read_spec(env: Any, request: EnvRequest) -> EnvSpec:
     """
     agents = list(env.possible_agents)
     if not agents:
-        raise ConfigError(f"{env_name(request.env)}: possible_agents is empty; it must list every agent that may ever live")
+        raise ConfigError(
+            f"{env_name(request.env)}: possible_agents is empty; it must list every agent that may ever live"
+        )
     first = agents[0]
     for what, space_of in (("observation", env.observation_space), ("action", env.action_space)):
         for agent in agents[1:]:
             if space_of(agent) != space_of(first):
                 raise ConfigError(
-                    f"{env_name(request.env)}: the agents {first} and {agent} have different {what} spaces, {space_of(first)} and "
-                    f"{space_of(agent)}; all agents must share one. Pad them (supersuit has pad_observations_v0 and pad_action_space_v0)"
+                    f"{env_name(request.env)}: the agents {first} and {agent} have different {what} spaces, "
+                    f"{space_of(first)} and "
+                    f"{space_of(agent)}; all agents must share one. Pad them (supersuit has pad_observations_v0 and "
+                    "pad_action_space_v0)"
                 )
     observation, action = read_spaces(env.observation_space(first), env.action_space(first), request)
     name = environment_name(request, 0)
     observations, infos = check_reset(name, lambda: env.reset(seed=0))
     if not isinstance(observations, Mapping) or not set(env.agents) <= set(observations):
-        raise EnvironmentFault(f"{name}: reset() returned {shown(observations)}; it must return a dict with those of all of {env.agents}")
+        raise EnvironmentFault(
+            f"{name}: reset() returned {shown(observations)}; it must return a dict with those of all of {env.agents}"
+        )
     masked = observation.mask_path is not None or any(MASK_KEY in info for info in infos.values())
-    return EnvSpec(observation, action, agents=len(agents), masked=masked, family="multiagent", render_fps=render_fps(env))
+    return EnvSpec(
+        observation, action, agents=len(agents), masked=masked, family="multiagent", render_fps=render_fps(env)
+    )
 
 
 class ParallelGroup:
-    """A :class:`Group` of parallel environments. Row ``e * agents + a`` is agent number a, in ``possible_agents``, of environment e.
+    """A :class:`Group` of parallel environments. Row ``e * agents + a`` is agent number a, in ``possible_agents``, of
+    environment e.
 
     Args:
         envs: All different objects.
@@ -54,7 +72,9 @@ class ParallelGroup:
         seed: Of the run.
     """
 
-    def __init__(self, envs: Sequence[Any], make: Maker, request: EnvRequest, spec: EnvSpec, first_index: int, seed: int) -> None:
+    def __init__(
+        self, envs: Sequence[Any], make: Maker, request: EnvRequest, spec: EnvSpec, first_index: int, seed: int
+    ) -> None:
         self.rows = len(envs) * spec.agents
         self.finals: Finals | None = None
         self.extras: list[dict[str, float]] = []
@@ -141,7 +161,9 @@ class ParallelGroup:
         env = self._envs[index]
         observations, infos = check_reset(self._names[index], lambda: env.reset(seed=seed))
         if not env.agents:
-            raise EnvironmentFault(f"{self._names[index]}: no agent lives after reset(); env.agents must list those that act")
+            raise EnvironmentFault(
+                f"{self._names[index]}: no agent lives after reset(); env.agents must list those that act"
+            )
         self._over[index] = False
         self._bury(index)
         for agent in env.agents:
@@ -157,7 +179,8 @@ class ParallelGroup:
             raise fault_of(self._names[index], f"step({chosen!r})", error) from error
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
             raise EnvironmentFault(
-                f"{self._names[index]}: step() returned {shown(result)}; it must return five dicts by agent: observations, "
+                f"{self._names[index]}: step() returned {shown(result)}; it must return five dicts by agent: "
+                "observations, "
                 "rewards, terminations, truncations, infos"
             )
         observations, rewards, terminations, truncations, infos = result
@@ -167,7 +190,9 @@ class ParallelGroup:
         for row, agent in acting:
             reward = np.asarray(rewards.get(agent, 0.0))
             if reward.shape != () or reward.dtype.kind not in "biuf":
-                raise EnvironmentFault(f"{self._row_name(row)}: the reward is {shown(rewards[agent])}; it must be one number")
+                raise EnvironmentFault(
+                    f"{self._row_name(row)}: the reward is {shown(rewards[agent])}; it must be one number"
+                )
             outcome.reward[row] = reward
             outcome.terminated[row] = bool(terminations.get(agent))
             outcome.truncated[row] = not terminations.get(agent) and agent not in living
@@ -195,9 +220,13 @@ class ParallelGroup:
     def _greet(self, index: int, agent: Any, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> int:
         """Take in what a living agent sees; gives its row."""
         if agent not in self._row_of:
-            raise EnvironmentFault(f"{self._names[index]}: the agent {agent} is not in possible_agents, {self._agents}; list it there")
+            raise EnvironmentFault(
+                f"{self._names[index]}: the agent {agent} is not in possible_agents, {self._agents}; list it there"
+            )
         if agent not in observations:
-            raise EnvironmentFault(f"{self._names[index]}: there is no observation of agent {agent}, which is in env.agents; give one")
+            raise EnvironmentFault(
+                f"{self._names[index]}: there is no observation of agent {agent}, which is in env.agents; give one"
+            )
         row = index * len(self._agents) + self._row_of[agent]
         self._active[row] = True
         self._seen[row] = observations[agent]
@@ -215,5 +244,8 @@ class ParallelGroup:
         if frame.mask is not None:
             holders = self._seen if self._mask_in_observation else self._infos
             allowed = self._writer.all_allowed
-            masks = [mask_in(holder) if active else allowed for holder, active in zip(holders, self._active.tolist(), strict=True)]
+            masks = [
+                mask_in(holder) if active else allowed
+                for holder, active in zip(holders, self._active.tolist(), strict=True)
+            ]
             self._writer.write_masks(masks, frame.mask)

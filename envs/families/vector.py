@@ -10,7 +10,16 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from sfactory.config import env_name
-from sfactory.envs.factory import RAISED, Maker, check_reset, close_quietly, environment_name, fault_of, read_spaces, render_fps
+from sfactory.envs.factory import (
+    RAISED,
+    Maker,
+    check_reset,
+    close_quietly,
+    environment_name,
+    fault_of,
+    read_spaces,
+    render_fps,
+)
 from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
 from sfactory.envs.observations import NO_MASK, FrameWriter, numeric_extras
 from sfactory.envs.repairs import Repairs
@@ -27,7 +36,9 @@ def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
         EnvironmentFault: If reset() raises or returns something else than (observation, info).
     """
     _autoreset_mode(env, request)
-    observation, action = read_spaces(getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None), request)
+    observation, action = read_spaces(
+        getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None), request
+    )
     _, info = check_reset(environment_name(request, 0), lambda: env.reset(seed=0))
     masked = observation.mask_path is not None or MASK_KEY in info
     return EnvSpec(observation, action, masked=masked, family="vector", render_fps=render_fps(env))
@@ -39,7 +50,8 @@ def _autoreset_mode(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> Aut
         return AutoresetMode(getattr(mode, "value", mode))
     except ValueError:
         raise ConfigError(
-            f"{env_name(request.env)}: metadata['autoreset_mode'] is {mode!r}; set it to what the vector environment does at an episode's "
+            f"{env_name(request.env)}: metadata['autoreset_mode'] is {mode!r}; set it to what the vector environment "
+            "does at an episode's "
             "end, for example gymnasium.vector.AutoresetMode.NEXT_STEP"
         ) from None
 
@@ -72,7 +84,9 @@ class VectorGroup:
         self._env, self._make = env, make
         self._mode = _autoreset_mode(env, request)
         self._names = [environment_name(request, first_index + row) for row in range(self.rows)]
-        self._group_name = f"vector environment {first_index} to {first_index + self.rows - 1} ({env_name(request.env)})"
+        self._group_name = (
+            f"vector environment {first_index} to {first_index + self.rows - 1} ({env_name(request.env)})"
+        )
         self._first_index, self._seed = first_index, seed
         self._spec = spec
         self._writer = FrameWriter(spec, self._names.__getitem__, request.validate)
@@ -161,7 +175,8 @@ class VectorGroup:
         self._repairs.make_anew(fault, 0, self._group_name, range(self.rows), make, count=self.rows)
 
     def _mend(self, check: Callable[[], None], arrays: tuple[np.ndarray, ...], rows: Sequence[int]) -> list[int]:
-        """Let impossible values in `arrays`, which hold something of each of `rows`, become 0; gives the indices where there were any.
+        """Let impossible values in `arrays`, which hold something of each of `rows`, become 0; gives the indices where
+        there were any.
 
         Args:
             check: Raises EnvironmentFault with the first such index as its row.
@@ -183,7 +198,8 @@ class VectorGroup:
     def _step_env(
         self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame
     ) -> tuple[Any, dict[str, Any], bool]:
-        """Step and fill all but observations and masks; gives the batched observation, info, and whether an episode ended."""
+        """Step and fill all but observations and masks; gives the batched observation, info, and whether an episode
+        ended."""
         actions = self._spec.action.batch(categorical, continuous)
         try:
             result = self._env.step(actions)
@@ -191,7 +207,10 @@ class VectorGroup:
             raise fault_of(self._group_name, "step()", error) from error
         try:
             observation, reward, terminated, truncated, info = result
-            told = [self._told(value, target) for value, target in zip((reward, terminated, truncated), outcome, strict=True)]
+            told = [
+                self._told(value, target)
+                for value, target in zip((reward, terminated, truncated), outcome, strict=True)
+            ]
         except (ValueError, TypeError) as error:
             raise EnvironmentFault(
                 f"{self._group_name}: step() must return observation, reward, terminated, truncated, info with arrays "
@@ -210,14 +229,18 @@ class VectorGroup:
             raise ValueError(shown(value))
         return array
 
-    def _reset_ended(self, observation: Any, info: dict[str, Any], ended: np.ndarray, truncated: np.ndarray) -> tuple[Any, dict[str, Any]]:
+    def _reset_ended(
+        self, observation: Any, info: dict[str, Any], ended: np.ndarray, truncated: np.ndarray
+    ) -> tuple[Any, dict[str, Any]]:
         """DISABLED: reset the environments that ended; the final observations of truncated ones go to `finals`."""
         if truncated.any():
             rows = np.flatnonzero(truncated)
             whole = self._new_obs(self.rows)
             self._writer.write_batch(observation, whole)
             self._set_finals(rows, tuple(array[rows] for array in whole))
-        observation, fresh = check_reset(self._group_name, lambda: self._env.reset(options={"reset_mask": ended.copy()}))
+        observation, fresh = check_reset(
+            self._group_name, lambda: self._env.reset(options={"reset_mask": ended.copy()})
+        )
         if self._spec.masked and self._spec.observation.mask_path is None:
             masks = np.where(ended[:, None], self._masks_of(fresh, ended), self._masks_of(info, ~ended))
             fresh = {MASK_KEY: masks}
@@ -263,7 +286,9 @@ class VectorGroup:
             frame.active[mended] = False
         if frame.mask is not None:
             in_observation = self._spec.observation.mask(observation)
-            masks = self._masks_of(info, frame.active) if in_observation is None else _flat_masks(in_observation, self.rows)
+            masks = (
+                self._masks_of(info, frame.active) if in_observation is None else _flat_masks(in_observation, self.rows)
+            )
             self._writer.write_masks(np.where(frame.active[:, None], masks, True), frame.mask)
 
     def _masks_of(self, info: Mapping[str, Any], needed: np.ndarray) -> np.ndarray:
@@ -277,7 +302,12 @@ class VectorGroup:
         masks = info[MASK_KEY]
         if isinstance(masks, np.ndarray) and masks.dtype == object:
             allowed = self._writer.all_allowed
-            return np.stack([self._spec.action.flat_mask(mask) if has else allowed for mask, has in zip(masks, present, strict=True)])
+            return np.stack(
+                [
+                    self._spec.action.flat_mask(mask) if has else allowed
+                    for mask, has in zip(masks, present, strict=True)
+                ]
+            )
         return _flat_masks(masks, self.rows)
 
 

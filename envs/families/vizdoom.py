@@ -1,12 +1,13 @@
 """ViZDoom's scenarios, every ``Vizdoom...-v...`` id of ``vizdoom.gymnasium_wrapper``.
 
-Observations are Dicts. Their pictures (screen, and depth, labels and automap where a scenario has them) are rendered at the simulator's
-smallest suitable resolution, because rendering is most of the cost, and shrunk to ``env_kwargs`` ``resolution`` (height, width; 72 x 128
-unless given) as uint8 ``[C, H, W]``. ``frame_skip`` is 4 unless given; all other ``env_kwargs`` go to ViZDoom. Pictures whose resolution
-ViZDoom sets itself (``screen_resolution`` in ``env_kwargs``) are shrunk all the same.
+Observations are Dicts. Their pictures (screen, and depth, labels and automap where a scenario has them) are rendered at
+the simulator's smallest suitable resolution, because rendering is most of the cost, and shrunk to ``env_kwargs``
+``resolution`` (height, width; 72 x 128 unless given) as uint8 ``[C, H, W]``. ``frame_skip`` is 4 unless given; all
+other ``env_kwargs`` go to ViZDoom. Pictures whose resolution ViZDoom sets itself (``screen_resolution`` in
+``env_kwargs``) are shrunk all the same.
 
-Every game is a process of its own that works in a temporary folder and ends with the thread that made it, however that ends (on Linux
-with ``setpriv``).
+Every game is a process of its own that works in a temporary folder and ends with the thread that made it, however that
+ends (on Linux with ``setpriv``).
 """
 
 from __future__ import annotations
@@ -58,14 +59,18 @@ def probe(request: EnvRequest) -> EnvSpec:
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> SingleGroup:
     """A group of `count` games. Raises as `probe` does."""
-    return SingleGroup([_make(request) for _ in range(count)], lambda seeds: _make(request), request, spec, first_index, seed)
+    return SingleGroup(
+        [_make(request) for _ in range(count)], lambda seeds: _make(request), request, spec, first_index, seed
+    )
 
 
 def _make(request: EnvRequest) -> gymnasium.Env:
     kwargs = {"frame_skip": 4, **request.kwargs}
     resolution = kwargs.pop("resolution", _RESOLUTION)
     if np.shape(resolution) != (2,) or not all(isinstance(size, int) and size > 0 for size in resolution):
-        raise ConfigError(f"env_kwargs resolution is {resolution!r}; it must be a height and a width in pixels, for example [72, 128]")
+        raise ConfigError(
+            f"env_kwargs resolution is {resolution!r}; it must be a height and a width in pixels, for example [72, 128]"
+        )
     height, width = resolution
     kwargs["screen_resolution"] = kwargs.get("screen_resolution", _smallest_resolution(height, width))
     env = make_environment(dataclasses.replace(request, kwargs=kwargs), 1)
@@ -81,20 +86,24 @@ def _smallest_resolution(height: int, width: int) -> str:
     try:
         from vizdoom import ScreenResolution
     except ImportError as error:
-        raise ConfigError(f"ViZDoom environments need the package vizdoom: {error}; pip install -e .[vizdoom]") from error
+        raise ConfigError(
+            f"ViZDoom environments need the package vizdoom: {error}; pip install -e .[vizdoom]"
+        ) from error
     sizes = {name: tuple(map(int, re.findall(r"\d+", name))) for name in ScreenResolution.__members__}
     enough = [name for name, (w, h) in sizes.items() if h >= height and w >= width]
     if not enough:
-        raise ConfigError(f"env_kwargs resolution is {height} x {width}, but ViZDoom renders at most 1080 x 1920; lower it")
+        raise ConfigError(
+            f"env_kwargs resolution is {height} x {width}, but ViZDoom renders at most 1080 x 1920; lower it"
+        )
     return min(enough, key=lambda name: sizes[name][0] * sizes[name][1])
 
 
 class DoomGame(gymnasium.Wrapper):
     """A ViZDoom environment with small planar pictures, true truncation, and a process that leaves nothing behind.
 
-    ViZDoom has no observation left when it has ended an episode for its time, so here the game runs without a limit and the episode is
-    truncated at the first env step at or beyond it, with an observation whose value can be bootstrapped. Observations share memory with
-    those of later steps.
+    ViZDoom has no observation left when it has ended an episode for its time, so here the game runs without a limit and
+    the episode is truncated at the first env step at or beyond it, with an observation whose value can be bootstrapped.
+    Observations share memory with those of later steps.
 
     Raises:
         ConfigError: If the pictures are smaller than `resolution` (height, width).
@@ -116,16 +125,22 @@ class DoomGame(gymnasium.Wrapper):
                 native = space.shape[:2]
                 if native[0] < resolution[0] or native[1] < resolution[1]:
                     raise ConfigError(
-                        f"env_kwargs resolution is {resolution}, but screen_resolution renders {native}; lower one or raise the other"
+                        f"env_kwargs resolution is {resolution}, but screen_resolution renders {native}; lower one or "
+                        "raise the other"
                     )
                 shape = (space.shape[2], *resolution)
-                self._pictures[name] = Resampler(space.shape, resolution, nearest=name == "labels"), np.empty(shape, np.uint8)
+                self._pictures[name] = (
+                    Resampler(space.shape, resolution, nearest=name == "labels"),
+                    np.empty(shape, np.uint8),
+                )
                 entries[name] = spaces.Box(0, 255, shape, np.uint8)
         self.observation_space = spaces.Dict(entries)
         self._folder = tempfile.TemporaryDirectory(prefix="sfactory-vizdoom-")
         self._launcher = _install_launcher(self._game, Path(self._folder.name))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         starts = not self._game.is_running()
         observation, info = self.env.reset(seed=seed, options=options)
         if starts and self._launcher is not None:
@@ -152,7 +167,8 @@ class DoomGame(gymnasium.Wrapper):
 
 
 def _install_launcher(game: Any, folder: Path) -> Path | None:
-    """Let a game start through a script that moves into `folder`, notes its arguments there, and makes it end with its parent thread.
+    """Let a game start through a script that moves into `folder`, notes its arguments there, and makes it end with its
+    parent thread.
 
     Returns None where scripts cannot be run; then only the configuration file lies in `folder`.
     """
@@ -177,7 +193,8 @@ def _install_launcher(game: Any, folder: Path) -> Path | None:
 
 
 def _unlink_shared_memory(launcher: Path) -> None:
-    """Take away the names of a running game's shared memory, 10 MB, which both sides have opened; a killed process would leave them."""
+    """Take away the names of a running game's shared memory, 10 MB, which both sides have opened; a killed process
+    would leave them."""
     found = re.search(r"viz_instance_id (\w+)", (launcher.parent / "arguments").read_text())
     if found:
         for kind in ("SM", "MQCtr", "MQDoom"):

@@ -9,8 +9,8 @@ from numba import njit
 class Resampler:
     """Makes planar pictures uint8 ``[C, h, w]`` of interleaved ones ``[H, W, C]``.
 
-    Every output pixel is the mean of the input area that it covers, which is what OpenCV calls INTER_AREA; or, for pictures whose values
-    are names rather than amounts, the input pixel at the centre of that area.
+    Every output pixel is the mean of the input area that it covers, which is what OpenCV calls INTER_AREA; or, for
+    pictures whose values are names rather than amounts, the input pixel at the centre of that area.
 
     Args:
         source: Height, width and channels of the input.
@@ -26,8 +26,9 @@ class Resampler:
 
 
 def taps(source: tuple[int, int, int], target: tuple[int, int], nearest: bool = False) -> tuple[np.ndarray, ...]:
-    """What enters each output pixel: the input's rows ``[taps, h]``, their weights ``[taps, h]``, the places in a line of interleaved
-    channels ``[taps, C, w]``, and their weights ``[taps, w]``; numbers of taps are multiples of three. Arguments as of :class:`Resampler`.
+    """What enters each output pixel: the input's rows ``[taps, h]``, their weights ``[taps, h]``, the places in a line
+    of interleaved channels ``[taps, C, w]``, and their weights ``[taps, w]``; numbers of taps are multiples of three.
+    Arguments as of :class:`Resampler`.
     """
     make = _centre_taps if nearest else _area_taps
     rows, row_weights = _in_threes(*make(source[0], target[0]))
@@ -38,7 +39,8 @@ def taps(source: tuple[int, int, int], target: tuple[int, int], nearest: bool = 
 
 
 def _area_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
-    """First input index int64 ``[target]`` and weights float32 ``[taps, target]`` of each output pixel, along one dimension."""
+    """First input index int64 ``[target]`` and weights float32 ``[taps, target]`` of each output pixel, along one
+    dimension."""
     ratio = source / target
     begins = np.arange(target) * ratio
     firsts = np.floor(begins + 1e-6).astype(np.int64)
@@ -56,7 +58,8 @@ def _centre_taps(source: int, target: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _in_threes(starts: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The input index and the weight ``[taps, target]`` of each tap, with taps of weight 0 up to a multiple of three."""
+    """The input index and the weight ``[taps, target]`` of each tap, with taps of weight 0 up to a multiple of
+    three."""
     taps = len(weights)
     missing = -taps % 3
     pixels = starts + np.minimum(np.arange(taps + missing), taps - 1)[:, None]
@@ -76,7 +79,8 @@ def _resample(image, rows, row_weights, places, column_weights, out):
 
 @njit(nogil=True, fastmath=True, inline="always")
 def join_lines(lines, rows, weights, y, line):
-    """The weighted sum of the source's lines that make line `y` of a picture; three at a time, so that sums are seldom read and written.
+    """The weighted sum of the source's lines that make line `y` of a picture; three at a time, so that sums are seldom
+    read and written.
 
     Args:
         lines: uint8 ``[H, W * C]``.

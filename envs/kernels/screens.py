@@ -1,4 +1,5 @@
-"""The stacks of small grey pictures that a policy sees of Atari games, of which only what has changed on the screens is drawn.
+"""The stacks of small grey pictures that a policy sees of Atari games, of which only what has changed on the screens is
+drawn.
 
 With ALE's own greys and every picture drawn whole a game of Pong takes 1.1 times as long.
 """
@@ -22,9 +23,10 @@ _UNKNOWN = -1
 class ScreenStacks:
     """The last pictures of consoles that play the same game.
 
-    A picture is made of two screens, pooled by their maximum and shrunk by areas as :class:`~sfactory.envs.kernels.resampling.Resampler` does.
-    Of most screens only a few lines differ from those of the step before, so they are compared before they are made grey and shrunk. A
-    game's own memory is small, for it is cold when its turn comes; all else is shared.
+    A picture is made of two screens, pooled by their maximum and shrunk by areas as
+    :class:`~sfactory.envs.kernels.resampling.Resampler` does. Of most screens only a few lines differ from those of the
+    step before, so they are compared before they are made grey and shrunk. A game's own memory is small, for it is cold
+    when its turn comes; all else is shared.
 
     Args:
         consoles: With the game loaded.
@@ -45,7 +47,8 @@ class ScreenStacks:
         self._taps = taps((height, width, 1), sides)
 
     def clear(self, row: int, out: np.ndarray) -> None:
-        """Begin a console's stack again, with pictures of zeros and the screen that it shows now. Arguments as of `push`."""
+        """Begin a console's stack again, with pictures of zeros and the screen that it shows now. Arguments as of
+        `push`."""
         self._pictures[row].fill(0)
         self._mixed[row].fill(True)  # so that every line is drawn
         self.look(row, 0)
@@ -54,7 +57,8 @@ class ScreenStacks:
         self.push(row, out)
 
     def look(self, row: int, which: int) -> None:
-        """Take the screen that a console shows now for one of the two, 0 or 1, of its next picture; those of one console at a time."""
+        """Take the screen that a console shows now for one of the two, 0 or 1, of its next picture; those of one
+        console at a time."""
         screen = self._screens[which]
         self._consoles[row].getScreen(screen)
         if _compare(screen, self._seen[row], self._changed, self._greys):
@@ -104,7 +108,8 @@ def _differ(one, two, y):
 
 @njit(cache=True, nogil=True)
 def _push(one, two, seen, mixed, pictures, changed, pooled, greys, rows, row_weights, places, column_weights, out):
-    """Append a picture to `pictures`, ``[depth, h, w]``, drop the oldest, and copy them all to `out`. The rest is as of `_draw`."""
+    """Append a picture to `pictures`, ``[depth, h, w]``, drop the oldest, and copy them all to `out`. The rest is as of
+    `_draw`."""
     depth = len(pictures)
     stack, copy = pictures.reshape(depth, -1), out.reshape(depth, -1)
     for i in range(1, depth):

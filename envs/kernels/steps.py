@@ -1,4 +1,5 @@
-"""What a step says of many rows, taken in one compiled pass. Imports numba, so its users import it when they are made."""
+"""What a step says of many rows, taken in one compiled pass. Imports numba, so its users import it when they are
+made."""
 
 from __future__ import annotations
 
@@ -7,13 +8,17 @@ from numba import njit
 
 
 @njit(cache=True, nogil=True, fastmath={"contract", "reassoc"})
-def settle_step(reward, terminated, truncated, rests, resting, own_reward, own_terminated, own_truncated, first, active):
+def settle_step(
+    reward, terminated, truncated, rests, resting, own_reward, own_terminated, own_truncated, first, active
+):
     """Write all that a step says of its rows beside their observations, in one pass.
 
     Args:
         reward, terminated, truncated: float32, bool and bool ``[rows]``, as the environment gave them.
-        rests: Whether a row rests for a step after its episode's end, in which it is reset; else it has been reset at once.
-        resting: bool ``[rows]``, the rows that were reset in this step instead of stepped; becomes those that will be in the next one.
+        rests: Whether a row rests for a step after its episode's end, in which it is reset; else it has been reset at
+            once.
+        resting: bool ``[rows]``, the rows that were reset in this step instead of stepped; becomes those that will be
+            in the next one.
         own_reward, own_terminated, own_truncated: Take the outcome.
         first, active: Take those of the frame afterwards.
 
@@ -38,7 +43,8 @@ def settle_step(reward, terminated, truncated, rests, resting, own_reward, own_t
 
 @njit(cache=True, nogil=True, fastmath={"contract", "reassoc"})
 def all_finite(values):
-    """Whether there is neither NaN nor infinity among float32 ``[N]``: times zero either is NaN, and so is then the sum."""
+    """Whether there is neither NaN nor infinity among float32 ``[N]``: times zero either is NaN, and so is then the
+    sum."""
     total = np.float32(0)
     for i in range(len(values)):
         total += values[i] * np.float32(0)

@@ -1,7 +1,8 @@
 """Environments written for sfactory: one compiled kernel steps a whole group and writes its results in place.
 
-``sfactory/CartPole`` and ``sfactory/Pendulum`` are Gymnasium's CartPole-v1 and Pendulum-v1; ``sfactory/MemoryGrid`` cannot be solved
-without memory. Every environment has its own random stream, so results do not depend on how environments are grouped.
+``sfactory/CartPole`` and ``sfactory/Pendulum`` are Gymnasium's CartPole-v1 and Pendulum-v1; ``sfactory/MemoryGrid``
+cannot be solved without memory. Every environment has its own random stream, so results do not depend on how
+environments are grouped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "sfactory/"
 _MODULES = {"CartPole": "cartpole", "Pendulum": "pendulum", "MemoryGrid": "memory_grid"}
-"""Modules that hold a group class of the same name as the id; imported when asked for, because they bring numba with them."""
+"""Modules that hold a group class of the same name as the id; imported when asked for, because they bring numba with
+them."""
 
 
 def handles(request: EnvRequest) -> bool:
@@ -51,10 +53,17 @@ def _make(request: EnvRequest, seeds: Sequence[int]) -> NativeGroup:
     name = request.env.removeprefix(_PREFIX)
     if name not in _MODULES:
         near = difflib.get_close_matches(name, _MODULES, 1)
-        hint = f"did you mean {_PREFIX}{near[0]}?" if near else f"known: {', '.join(_PREFIX + known for known in _MODULES)}"
+        hint = (
+            f"did you mean {_PREFIX}{near[0]}?"
+            if near
+            else f"known: {', '.join(_PREFIX + known for known in _MODULES)}"
+        )
         raise ConfigError(f"no native environment is called {request.env!r}; {hint}")
     if request.backend not in ("auto", "vector"):
-        raise ConfigError(f"env_backend is {request.backend}, but {request.env} has only its own vector environment; use env_backend auto")
+        raise ConfigError(
+            f"env_backend is {request.backend}, but {request.env} has only its own vector environment; use env_backend "
+            "auto"
+        )
     group_type = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     takes = [key for key in inspect.signature(group_type).parameters if key not in ("seeds", "squash")]
     if unknown := [key for key in request.kwargs if key not in takes]:

@@ -17,8 +17,8 @@ RESTING = -1
 
 
 class NativeGroup:
-    """A :class:`~sfactory.envs.interface.Group` whose rows are one kernel's loop. One row per environment; terminated rows reset at once,
-    truncated rows rest for one step.
+    """A :class:`~sfactory.envs.interface.Group` whose rows are one kernel's loop. One row per environment; terminated
+    rows reset at once, truncated rows rest for one step.
 
     Args:
         seeds: One per environment.
@@ -68,8 +68,8 @@ def random_streams(seeds: Sequence[int]) -> np.ndarray:
 
 @njit(cache=True, nogil=True)
 def uniform(random: np.ndarray, row: int) -> float:
-    """The next number in [0, 1) of a row's stream (splitmix64: Steele, Lea and Flood, Fast splittable pseudorandom number generators,
-    OOPSLA 2014).
+    """The next number in [0, 1) of a row's stream (splitmix64: Steele, Lea and Flood, Fast splittable pseudorandom
+    number generators, OOPSLA 2014).
 
     Args:
         random: uint64 ``[rows]``, states, advanced in place.

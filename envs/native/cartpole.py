@@ -27,13 +27,15 @@ _SECONDS_PER_STEP = 0.02
 class CartPole(NativeGroup):
     """Balance a pole on a cart that is pushed left (0) or right (1). Reward 1 per env step.
 
-    Observations are float32 ``[4]``: position (m), velocity (m/s), angle (rad), angular velocity (rad/s). An episode terminates beyond
-    2.4 m or 12 degrees.
+    Observations are float32 ``[4]``: position (m), velocity (m/s), angle (rad), angular velocity (rad/s). An episode
+    terminates beyond 2.4 m or 12 degrees.
     """
 
     render_fps = 50.0
 
-    def __init__(self, seeds: Sequence[int], squash: Literal["clip", "tanh"] = "clip", max_episode_steps: int = 500) -> None:
+    def __init__(
+        self, seeds: Sequence[int], squash: Literal["clip", "tanh"] = "clip", max_episode_steps: int = 500
+    ) -> None:
         super().__init__(seeds, squash, max_episode_steps)
         high = np.array([2 * _X_LIMIT, np.inf, 2 * _THETA_LIMIT, np.inf], np.float32)
         self.observation_space = gymnasium.spaces.Box(-high, high)
@@ -66,7 +68,9 @@ def _step(state, elapsed, random, max_steps, actions, reward, terminated, trunca
             force = _FORCE if actions[row, 0] == 1 else -_FORCE
             cos, sin = math.cos(theta), math.sin(theta)
             push = (force + _POLE_MASS * _HALF_LENGTH * theta_dot * theta_dot * sin) / _TOTAL_MASS
-            theta_acc = (_GRAVITY * sin - cos * push) / (_HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * cos * cos / _TOTAL_MASS))
+            theta_acc = (_GRAVITY * sin - cos * push) / (
+                _HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * cos * cos / _TOTAL_MASS)
+            )
             x_acc = push - _POLE_MASS * _HALF_LENGTH * theta_acc * cos / _TOTAL_MASS
             x += _SECONDS_PER_STEP * x_dot
             theta += _SECONDS_PER_STEP * theta_dot
@@ -97,5 +101,7 @@ def _draw(x: float, theta: float) -> np.ndarray:
     draw_segment(image, (ground, 0), (ground, 300), 1, (0, 0, 0))
     draw_segment(image, (ground, cart - 18), (ground, cart + 18), 9, (40, 40, 40))
     length = 2 * _HALF_LENGTH * scale
-    draw_segment(image, (ground, cart), (ground - length * math.cos(theta), cart + length * math.sin(theta)), 4, (202, 152, 101))
+    draw_segment(
+        image, (ground, cart), (ground - length * math.cos(theta), cart + length * math.sin(theta)), 4, (202, 152, 101)
+    )
     return image

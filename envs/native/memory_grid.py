@@ -1,11 +1,12 @@
-"""``sfactory/MemoryGrid``: a corridor in pixels whose right door is known only to those who remember the cue at its start.
+"""``sfactory/MemoryGrid``: a corridor in pixels whose right door is known only to those who remember the cue at its
+start.
 
-Why memory is needed: the cue (red or green) is drawn by a coin of its own, independent of which door is red and which green. It is visible
-in the first observation only, and the action taken from that observation has no effect, so the state after it is the same whatever the
-cue was. From then on observations are a function of the agent's place and of the doors, neither of which the cue enters before the
-episode is over. To a policy without memory the whole episode from the second observation on is therefore independent of the cue, and any
-door it takes is the right one with probability 1/2: its expected return is 0, less the time penalty if there is one. With memory the
-optimum is 1.
+Why memory is needed: the cue (red or green) is drawn by a coin of its own, independent of which door is red and which
+green. It is visible in the first observation only, and the action taken from that observation has no effect, so the
+state after it is the same whatever the cue was. From then on observations are a function of the agent's place and of
+the doors, neither of which the cue enters before the episode is over. To a policy without memory the whole episode from
+the second observation on is therefore independent of the cue, and any door it takes is the right one with probability
+1/2: its expected return is 0, less the time penalty if there is one. With memory the optimum is 1.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ _NO_CUE = 2
 
 
 class MemoryGrid(NativeGroup):
-    """Walk along a corridor to its two doors and take the one in the colour of the cue: reward 1 for it, -1 for the other; both terminate.
+    """Walk along a corridor to its two doors and take the one in the colour of the cue: reward 1 for it, -1 for the
+    other; both terminate.
 
-    Actions at the doors: the left one (0) or the right one (1). In the corridor every action leads one cell forward, so that exploring is
-    easy, nothing is gained by waiting, and the cue must be kept in mind for exactly ``length + 1`` env steps. Observations are the
-    egocentric 5 x 5 cells around the agent as uint8 ``[3, 20, 20]``.
+    Actions at the doors: the left one (0) or the right one (1). In the corridor every action leads one cell forward, so
+    that exploring is easy, nothing is gained by waiting, and the cue must be kept in mind for exactly ``length + 1``
+    env steps. Observations are the egocentric 5 x 5 cells around the agent as uint8 ``[3, 20, 20]``.
 
     Args:
         length: Cells from the start to the doors.
-        shuffle_doors: Draw the doors' colours anew in every episode; else the left door is red. Much harder to learn: the door to take is
-            then the exclusive or of two bits, of which neither alone says anything.
+        shuffle_doors: Draw the doors' colours anew in every episode; else the left door is red. Much harder to learn:
+            the door to take is then the exclusive or of two bits, of which neither alone says anything.
         time_penalty: Subtracted from every env step's reward.
-        max_episode_steps: Env steps after which an episode is truncated; unset: no limit, since all episodes last ``length + 2``.
+        max_episode_steps: Env steps after which an episode is truncated; unset: no limit, since all episodes last
+            ``length + 2``.
 
     Raises:
         ConfigError: If `length` is below 1.
@@ -106,7 +109,9 @@ def _views(length: int) -> np.ndarray:
     views = np.empty((length + 1, 2, 3, 3, _VIEW_CELLS * _CELL_PIXELS, _VIEW_CELLS * _CELL_PIXELS), np.uint8)
     for place, left_door, cue in np.ndindex(views.shape[:3]):
         around = _cells(length, place, left_door, cue)[3 - half : 4 + half, place + 2 - half : place + 3 + half]
-        views[place, left_door, cue] = np.kron(_COLOURS[around], np.ones((_CELL_PIXELS, _CELL_PIXELS, 1), np.uint8)).transpose(2, 0, 1)
+        views[place, left_door, cue] = np.kron(
+            _COLOURS[around], np.ones((_CELL_PIXELS, _CELL_PIXELS, 1), np.uint8)
+        ).transpose(2, 0, 1)
     return views
 
 

@@ -23,13 +23,15 @@ _GRAVITY = 10.0
 class Pendulum(NativeGroup):
     """Apply a torque in [-2, 2] N m to a pendulum of 1 kg and 1 m that begins anywhere.
 
-    Observations are float32 ``[3]``: cosine and sine of the angle (0 is upright), angular velocity (rad/s). The reward is
-    ``-(angle^2 + 0.1 velocity^2 + 0.001 torque^2)`` with the angle in [-pi, pi). Episodes only end by truncation.
+    Observations are float32 ``[3]``: cosine and sine of the angle (0 is upright), angular velocity (rad/s). The reward
+    is ``-(angle^2 + 0.1 velocity^2 + 0.001 torque^2)`` with the angle in [-pi, pi). Episodes only end by truncation.
     """
 
     render_fps = 20.0
 
-    def __init__(self, seeds: Sequence[int], squash: Literal["clip", "tanh"] = "clip", max_episode_steps: int = 200) -> None:
+    def __init__(
+        self, seeds: Sequence[int], squash: Literal["clip", "tanh"] = "clip", max_episode_steps: int = 200
+    ) -> None:
         super().__init__(seeds, squash, max_episode_steps)
         high = np.array([1.0, 1.0, _MAX_SPEED], np.float32)
         self.observation_space = gymnasium.spaces.Box(-high, high)

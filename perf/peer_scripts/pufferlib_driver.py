@@ -35,7 +35,10 @@ class CartPoles(pufferlib.PufferEnv):
 
     def __init__(self, count: int, buf: Any = None, seed: int = 0) -> None:
         self.envs = CartPoleVectorEnv(count)
-        self.single_observation_space, self.single_action_space = self.envs.single_observation_space, self.envs.single_action_space
+        self.single_observation_space, self.single_action_space = (
+            self.envs.single_observation_space,
+            self.envs.single_action_space,
+        )
         self.num_agents = count
         super().__init__(buf)
 
@@ -52,7 +55,8 @@ class CartPoles(pufferlib.PufferEnv):
 
 
 class Policy(nn.Module):
-    """A tanh MLP, or for images a Nature CNN, with heads for the policy and the value; `features` are what the heads take."""
+    """A tanh MLP, or for images a Nature CNN, with heads for the policy and the value; `features` are what the heads
+    take."""
 
     def __init__(self, envs: Any, hidden: list[int] | None, features: int) -> None:
         super().__init__()
@@ -60,7 +64,9 @@ class Policy(nn.Module):
         self.is_continuous = isinstance(action, gymnasium.spaces.Box)
         self.scale = 1.0 if hidden else 1.0 / 255.0
         if hidden:
-            layers = [layer for i, o in itertools.pairwise([shape[0], *hidden]) for layer in (nn.Linear(i, o), nn.Tanh())]
+            layers = [
+                layer for i, o in itertools.pairwise([shape[0], *hidden]) for layer in (nn.Linear(i, o), nn.Tanh())
+            ]
         else:
             kernels = (shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)
             layers = [layer for kernel in kernels for layer in (nn.Conv2d(*kernel), nn.ReLU())]
@@ -91,7 +97,11 @@ def main() -> None:
     torch.set_num_threads(setting["threads"])
     vector = {"backend": "Serial"}
     if setting["workers"]:
-        vector = {"backend": "Multiprocessing", "num_workers": setting["workers"], "batch_size": setting["envs"] // setting["groups"]}
+        vector = {
+            "backend": "Multiprocessing",
+            "num_workers": setting["workers"],
+            "batch_size": setting["envs"] // setting["groups"],
+        }
     if setting.get("vector"):
         envs = pufferlib.vector.make(CartPoles, env_args=[setting["envs"]], num_envs=1, **vector)
     else:
@@ -106,13 +116,18 @@ def main() -> None:
         # The rest as in its config/default.ini.
         trainer = PuffeRL(
             {
-                "env": setting["env"], "data_dir": folder, "device": "cpu", "seed": 1, "torch_deterministic": True, "cpu_offload": False,
+                "env": setting["env"], "data_dir": folder, "device": "cpu", "seed": 1, "torch_deterministic": True,
+                "cpu_offload": False,
                 "batch_size": samples, "bptt_horizon": setting["rollout"], "update_epochs": 1, "use_rnn": bool(core),
                 "minibatch_size": min(setting["batch_size"], samples), "max_minibatch_size": 32768,
-                "optimizer": "adam", "learning_rate": 3e-4, "anneal_lr": False, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8,
-                "precision": "float32", "compile": setting.get("compile", False), "compile_mode": "default", "compile_fullgraph": False,
-                "total_timesteps": 10**12, "checkpoint_interval": 10**9, "gamma": 0.99, "gae_lambda": 0.95, "clip_coef": 0.2,
-                "vf_coef": 0.5, "vf_clip_coef": 0.2, "max_grad_norm": 0.5, "ent_coef": 0.001, "vtrace_rho_clip": 1.0, "vtrace_c_clip": 1.0,
+                "optimizer": "adam", "learning_rate": 3e-4, "anneal_lr": False, "adam_beta1": 0.9, "adam_beta2": 0.999,
+                "adam_eps": 1e-8,
+                "precision": "float32", "compile": setting.get("compile", False), "compile_mode": "default",
+                "compile_fullgraph": False,
+                "total_timesteps": 10**12, "checkpoint_interval": 10**9, "gamma": 0.99, "gae_lambda": 0.95,
+                "clip_coef": 0.2,
+                "vf_coef": 0.5, "vf_clip_coef": 0.2, "max_grad_norm": 0.5, "ent_coef": 0.001, "vtrace_rho_clip": 1.0,
+                "vtrace_c_clip": 1.0,
                 "prio_alpha": 0.8, "prio_beta0": 0.2,
             },
             envs,

@@ -36,7 +36,12 @@ def model(setting: dict[str, Any]) -> DefaultModelConfig:
     if "hidden" in setting:
         shape = {"fcnet_hiddens": setting["hidden"], "fcnet_activation": "tanh"}
     else:
-        shape = {"conv_filters": NATURE_CNN, "conv_activation": "relu", "head_fcnet_hiddens": [512], "head_fcnet_activation": "relu"}
+        shape = {
+            "conv_filters": NATURE_CNN,
+            "conv_activation": "relu",
+            "head_fcnet_hiddens": [512],
+            "head_fcnet_activation": "relu",
+        }
     return DefaultModelConfig(vf_share_layers=True, **shape)
 
 
@@ -56,7 +61,9 @@ def build(setting: dict[str, Any]) -> Algorithm:
     config.training(train_batch_size_per_learner=setting["batch_size"], num_epochs=1)
     if setting["algo"] == "PPO":
         config.training(minibatch_size=setting["minibatch_size"])
-    config.reporting(min_time_s_per_iteration=1, min_sample_timesteps_per_iteration=0, min_train_timesteps_per_iteration=0)
+    config.reporting(
+        min_time_s_per_iteration=1, min_sample_timesteps_per_iteration=0, min_train_timesteps_per_iteration=0
+    )
     return config.build_algo()
 
 
@@ -64,7 +71,9 @@ def main() -> None:
     asked = request()
     setting, window = asked["setting"], Window(asked["warmup"], asked["seconds"])
     with tempfile.TemporaryDirectory() as folder:
-        ray.init(num_cpus=max(2, setting["workers"] + 1), include_dashboard=False, _temp_dir=folder, logging_level="ERROR")
+        ray.init(
+            num_cpus=max(2, setting["workers"] + 1), include_dashboard=False, _temp_dir=folder, logging_level="ERROR"
+        )
         algorithm = build(setting)
         while not window.closed:
             result = algorithm.train()

@@ -92,13 +92,23 @@ def run(argv: Sequence[str], observer: AlgoObserver | None) -> Runner:
 
 def flags(setting: dict[str, Any]) -> list[str]:
     """Command-line flags of a setting; a list becomes several words."""
-    return [word for name, value in setting.items() for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))]
+    return [
+        word
+        for name, value in setting.items()
+        for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
+    ]
 
 
 def main() -> None:
     asked = request()
     with tempfile.TemporaryDirectory() as folder:
-        argv = ["--algo=APPO", "--experiment=peer", f"--train_dir={folder}", "--device=cpu", "--restart_behavior=overwrite"]
+        argv = [
+            "--algo=APPO",
+            "--experiment=peer",
+            f"--train_dir={folder}",
+            "--device=cpu",
+            "--restart_behavior=overwrite",
+        ]
         argv += flags(asked["setting"])
         if "seconds" in asked:
             run([*argv, "--summaries_use_frameskip=False"], Counted(Window(asked["warmup"], asked["seconds"])))
@@ -106,8 +116,12 @@ def main() -> None:
             run([*argv, "--stats_avg=20"], UntilReturn(asked["target"]))
         else:
             runner = run(argv, None)
-            os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # its checkpoints hold NumPy scalars, which torch refuses since 2.6
-            _, score = enjoy(parse([*argv, "--no_render", "--max_num_episodes=20", "--eval_deterministic=True"], evaluation=True))
+            os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = (
+                "1"  # its checkpoints hold NumPy scalars, which torch refuses since 2.6
+            )
+            _, score = enjoy(
+                parse([*argv, "--no_render", "--max_num_episodes=20", "--eval_deterministic=True"], evaluation=True)
+            )
             answer(score=score, env_steps=sum(runner.env_steps.values()))
 
 

@@ -80,10 +80,19 @@ def measure(setting: dict[str, Any], window: Window) -> None:
     images = "hidden" not in setting
     policy_kwargs: dict[str, Any] = {"net_arch": []}
     if not images:
-        policy_kwargs |= {"features_extractor_class": SharedMLP, "features_extractor_kwargs": {"hidden": setting["hidden"]}}
+        policy_kwargs |= {
+            "features_extractor_class": SharedMLP,
+            "features_extractor_kwargs": {"hidden": setting["hidden"]},
+        }
     envs = make_envs(setting)
-    sizes = {"n_steps": setting["rollout"], "batch_size": min(setting["batch_size"], setting["rollout"] * setting["envs"]), "n_epochs": 1}
-    PPO("CnnPolicy" if images else "MlpPolicy", envs, device="cpu", policy_kwargs=policy_kwargs, **sizes).learn(10**12, Counted(window))
+    sizes = {
+        "n_steps": setting["rollout"],
+        "batch_size": min(setting["batch_size"], setting["rollout"] * setting["envs"]),
+        "n_epochs": 1,
+    }
+    PPO("CnnPolicy" if images else "MlpPolicy", envs, device="cpu", policy_kwargs=policy_kwargs, **sizes).learn(
+        10**12, Counted(window)
+    )
     envs.close()
 
 
@@ -92,16 +101,21 @@ def linear(start: float) -> Callable[[float], float]:
 
 
 def score(setting: dict[str, Any], target: float | None) -> None:
-    """Train with the given hyperparameters for a number of env steps and evaluate, or until the training return reaches a target."""
+    """Train with the given hyperparameters for a number of env steps and evaluate, or until the training return reaches
+    a target."""
     envs = make_envs(setting)
-    values = {name: linear(value) if name in setting.get("linear", ()) else value for name, value in setting["ppo"].items()}
+    values = {
+        name: linear(value) if name in setting.get("linear", ()) else value for name, value in setting["ppo"].items()
+    }
     if "activation_fn" in values.get("policy_kwargs", {}):
         values["policy_kwargs"]["activation_fn"] = getattr(torch.nn, values["policy_kwargs"]["activation_fn"])
     model = PPO("MlpPolicy", envs, device="cpu", stats_window_size=20, **values)
     model.learn(setting["steps"], UntilReturn(target) if target is not None else None)
     envs.close()
     if target is None:
-        result, _ = evaluate_policy(model, make_vec_env(setting["env"], 1, seed=1000), n_eval_episodes=20, deterministic=True)
+        result, _ = evaluate_policy(
+            model, make_vec_env(setting["env"], 1, seed=1000), n_eval_episodes=20, deterministic=True
+        )
         answer(score=float(result), env_steps=model.num_timesteps)
 
 

@@ -26,7 +26,9 @@ def make_envs(setting: dict[str, Any]) -> EnvBase:
         envs = GymWrapper(vector, categorical_action_encoding=True)
     else:
         envs = SerialEnv(setting["envs"], lambda: GymEnv(setting["env"], categorical_action_encoding=True))
-    return TransformedEnv(envs, DoubleToFloat()) if envs.observation_spec["observation"].dtype == torch.float64 else envs
+    return (
+        TransformedEnv(envs, DoubleToFloat()) if envs.observation_spec["observation"].dtype == torch.float64 else envs
+    )
 
 
 def make_model(envs: EnvBase, hidden: list[int]) -> ActorValueOperator:
@@ -36,16 +38,25 @@ def make_model(envs: EnvBase, hidden: list[int]) -> ActorValueOperator:
     common = MLP(inputs, hidden[-1], num_cells=hidden[:-1], activation_class=nn.Tanh, activate_last_layer=True)
     if isinstance(action, Categorical):
         head = TensorDictModule(nn.Linear(hidden[-1], action.n), ["hidden"], ["logits"])
-        actor = ProbabilisticActor(head, ["logits"], spec=action, distribution_class=torch.distributions.Categorical, return_log_prob=True)
+        actor = ProbabilisticActor(
+            head, ["logits"], spec=action, distribution_class=torch.distributions.Categorical, return_log_prob=True
+        )
     else:
         layers = nn.Sequential(nn.Linear(hidden[-1], 2 * action.shape[-1]), NormalParamExtractor())
         bounds = {"low": action.space.low, "high": action.space.high, "tanh_loc": False}
         head = TensorDictModule(layers, ["hidden"], ["loc", "scale"])
         actor = ProbabilisticActor(
-            head, ["loc", "scale"], spec=action, distribution_class=TanhNormal, distribution_kwargs=bounds, return_log_prob=True
+            head,
+            ["loc", "scale"],
+            spec=action,
+            distribution_class=TanhNormal,
+            distribution_kwargs=bounds,
+            return_log_prob=True,
         )
     return ActorValueOperator(
-        TensorDictModule(common, ["observation"], ["hidden"]), actor, ValueOperator(nn.Linear(hidden[-1], 1), in_keys=["hidden"])
+        TensorDictModule(common, ["observation"], ["hidden"]),
+        actor,
+        ValueOperator(nn.Linear(hidden[-1], 1), in_keys=["hidden"]),
     )
 
 

@@ -21,8 +21,8 @@ def answer(**values: float) -> None:
 class Window:
     """Env steps per second between two reports.
 
-    The window opens with the first report at least `warmup` seconds after the very first one, and closes with the first report at least
-    `seconds` later.
+    The window opens with the first report at least `warmup` seconds after the very first one, and closes with the first
+    report at least `seconds` later.
     """
 
     def __init__(self, warmup: float, seconds: float) -> None:
@@ -32,7 +32,8 @@ class Window:
         self.closed = False
 
     def report(self, env_steps: int) -> bool:
-        """Take the number of env steps trained on so far; True once the window has closed, and then the result is printed."""
+        """Take the number of env steps trained on so far; True once the window has closed, and then the result is
+        printed."""
         now = time.monotonic()
         if self._first is None:
             self._first = now

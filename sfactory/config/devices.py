@@ -24,7 +24,8 @@ def resolve_device(name: str) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise ConfigError(
-                f"device is {name}, but this machine shows {count} CUDA devices to torch {torch.__version__}; use --device cpu"
+                f"device is {name}, but this machine shows {count} CUDA devices to torch {torch.__version__}; use "
+                "--device cpu"
             )
         device = torch.device("cuda", device.index or 0)
     return device
@@ -48,7 +49,8 @@ def inference_device(config: Config, worker: int = 0) -> torch.device:
 def rollout_processes(config: Config, env: EnvSpec | None) -> int:
     """Rollout workers for this machine.
 
-    Environments with images take most of the time of a machine without a GPU, so there every core steps them. Otherwise one core is left to
+    Environments with images take most of the time of a machine without a GPU, so there every core steps them. Otherwise
+    one core is left to
     the learner and the policy workers, more on large machines: more workers would be faster, and their samples older.
 
     Args:
@@ -72,8 +74,8 @@ def _computes_on_cpu(config: Config) -> bool:
 def policy_processes(config: Config) -> int:
     """Processes that do nothing but inference; 0: it is inline, in the rollout workers.
 
-    On the CPU inline inference saves messages and waiting, and every core samples. A GPU is better used by few processes with large
-    batches, and beside a single rollout worker a policy worker is what keeps a second core busy.
+    On the CPU inline inference saves messages and waiting, and every core samples. A GPU is better used by few
+    processes with large batches, and beside a single rollout worker a policy worker is what keeps a second core busy.
 
     Args:
         config: With `workers` set.
@@ -88,9 +90,12 @@ def prepare_device(device: torch.device, config: Config) -> None:
     """Make a GPU this process's own, and choose how it computes."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # Batches have few sizes, so that it pays to try out convolutions; but the fastest need not be the same in two runs.
+        # Batches have few sizes, so that it pays to try out convolutions; but the fastest need not be the same in two
+        # runs.
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not config.serial, config.serial
-        torch.backends.cudnn.allow_tf32 = False  # precision float32 means that the learner's and the policy's numbers agree to 1e-5
+        torch.backends.cudnn.allow_tf32 = (
+            False  # precision float32 means that the learner's and the policy's numbers agree to 1e-5
+        )
 
 
 def computes_bfloat16(device: torch.device) -> bool:
@@ -119,7 +124,8 @@ def cores() -> int:
 
 
 def learner_threads(config: Config) -> int:
-    """Threads of the learner: up to four cores, and half of more than eight, where it computes on them; few where it feeds a GPU.
+    """Threads of the learner: up to four cores, and half of more than eight, where it computes on them; few where it
+    feeds a GPU.
 
     Serial mode has one, because the order in which several add up a gradient is not reproducible.
     """
@@ -131,7 +137,8 @@ def learner_threads(config: Config) -> int:
 
 
 def learner_torch_threads(config: Config) -> int:
-    """Threads inside the learner's tensor operations: one on the CPU, where the learner's threads work on different chunks."""
+    """Threads inside the learner's tensor operations: one on the CPU, where the learner's threads work on different
+    chunks."""
     return 1 if learner_device(config).type == "cpu" else learner_threads(config)
 
 

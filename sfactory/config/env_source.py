@@ -1,8 +1,10 @@
-"""What tells a run's environment from another one: the name of its default run folder, and what that folder remembers of it.
+"""What tells a run's environment from another one: the name of its default run folder, and what that folder remembers
+of it.
 
-An id names itself. A callable does not: two lambdas have the same name, and so have all that one function returns, as PettingZoo's
-``parallel_env`` of every game. Such a one is told by the values that it carries (its arguments, its closure, what it takes from its
-module by another name than its own) and by its code, neither of which depends on where in a file it stands or on the process that asks.
+An id names itself. A callable does not: two lambdas have the same name, and so have all that one function returns, as
+PettingZoo's ``parallel_env`` of every game. Such a one is told by the values that it carries (its arguments, its
+closure, what it takes from its module by another name than its own) and by its code, neither of which depends on where
+in a file it stands or on the process that asks.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class EnvSource:
     """Where a run's environments come from.
 
     Attributes:
-        made: What is made, as ``module:Name``: the class beneath all wrappers, or what Gymnasium's registry has for an id.
+        made: What is made, as ``module:Name``: the class beneath all wrappers, or what Gymnasium's registry has for an
+            id.
         values: What the callable that makes it carries, described, by name.
         code: Version of Python and hash of the callable's bytecode; empty if it has none.
         anonymous: The callable is a lambda, whose code is hardly more than the arguments that it passes.
@@ -52,7 +55,8 @@ def source_of(maker: Callable[..., Any], kwargs: Mapping[str, Any], make: Callab
 
     Args:
         maker: The callable behind it.
-        kwargs: Its keyword arguments; those that are plain are compared as ``env_kwargs``, and only callables are described here.
+        kwargs: Its keyword arguments; those that are plain are compared as ``env_kwargs``, and only callables are
+            described here.
         make: Makes the environment.
 
     Returns:
@@ -62,7 +66,9 @@ def source_of(maker: Callable[..., Any], kwargs: Mapping[str, Any], make: Callab
     env = make()
     after = _values_of(maker, 0)
     values = {name: value for name, value in before.items() if after.get(name) == value}
-    values |= {f"env_kwargs {name}": _described(value, 0) for name, value in kwargs.items() if isinstance(value, _CALLABLES)}
+    values |= {
+        f"env_kwargs {name}": _described(value, 0) for name, value in kwargs.items() if isinstance(value, _CALLABLES)
+    }
     return env, EnvSource(_class_beneath(env), values, _code_of(maker), _is_lambda(maker))
 
 
@@ -74,12 +80,15 @@ def source_of_id(entry_point: str | Callable[..., Any]) -> EnvSource:
 def folder_name(env: Any) -> str:
     """How the default run folder of an environment begins: its id, or a callable's module and name.
 
-    Where the name alone does not tell a callable from others, a hash of what it carries, and of a lambda's code, follows.
+    Where the name alone does not tell a callable from others, a hash of what it carries, and of a lambda's code,
+    follows.
     """
     if isinstance(env, str):
         return env.replace("/", "-").replace(":", "-")
     named = _named(env)
-    name = re.sub(r"[^\w.]", "", _name_of(named).replace("<locals>.", "").replace(":", ".")).strip(".")[:LONGEST] or "env"
+    name = (
+        re.sub(r"[^\w.]", "", _name_of(named).replace("<locals>.", "").replace(":", ".")).strip(".")[:LONGEST] or "env"
+    )
     values, anonymous = _values_of(env, 0), _is_lambda(env)
     if not (values or anonymous):
         return name
@@ -87,7 +96,8 @@ def folder_name(env: Any) -> str:
 
 
 def _named(env: Any) -> Any:
-    """What a callable should be called after: the one that it wraps, if there is exactly one and its own name says nothing."""
+    """What a callable should be called after: the one that it wraps, if there is exactly one and its own name says
+    nothing."""
     for _ in range(DEEPEST):
         function = _function_of(env)
         wrapped = [value for value in _closure(function).values() if isinstance(value, _CALLABLES)]
@@ -111,7 +121,8 @@ def _is_lambda(maker: Any) -> bool:
 
 
 def _name_of(thing: Any) -> str:
-    """``module:qualified.name`` of a class or function; a script is the same module when it is run as when it is imported."""
+    """``module:qualified.name`` of a class or function; a script is the same module when it is run as when it is
+    imported."""
     module = getattr(thing, "__module__", None) or ""
     if module == "__main__":  # which has no file in a notebook
         file = getattr(sys.modules["__main__"], "__file__", None)
@@ -137,7 +148,9 @@ def _values_of(maker: Any, depth: int) -> dict[str, str]:
     """What a callable carries, described, by name."""
     if isinstance(maker, functools.partial):
         given = dict(enumerate(maker.args)) | maker.keywords
-        return _values_of(maker.func, depth) | {f"argument {name}": _described(value, depth) for name, value in given.items()}
+        return _values_of(maker.func, depth) | {
+            f"argument {name}": _described(value, depth) for name, value in given.items()
+        }
     if isinstance(maker, types.MethodType):
         owner = maker.__self__
         own = {"self": owner} if isinstance(owner, type) else _attributes(owner, maker.__func__)
@@ -163,10 +176,15 @@ def _values_of_local_class(cls: type, depth: int) -> dict[str, str]:
 
 
 def _attributes(thing: Any, method: Any) -> dict[str, Any]:
-    """The attributes of an object that is called by a method of it, but those that the method assigns, such as a count of its calls."""
+    """The attributes of an object that is called by a method of it, but those that the method assigns, such as a count
+    of its calls."""
     attributes = getattr(thing, "__dict__", None)
     assigned = _assigned_attributes(method)
-    return {name: value for name, value in attributes.items() if name not in assigned} if isinstance(attributes, dict) else {}
+    return (
+        {name: value for name, value in attributes.items() if name not in assigned}
+        if isinstance(attributes, dict)
+        else {}
+    )
 
 
 def _assigned_attributes(function: Any) -> set[str]:
@@ -177,7 +195,9 @@ def _assigned_attributes(function: Any) -> set[str]:
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
     code, defaults = function.__code__, function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount]
-    return dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True)) | (function.__kwdefaults__ or {})
+    return dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True)) | (
+        function.__kwdefaults__ or {}
+    )
 
 
 def _closure(function: Any) -> dict[str, Any]:
@@ -196,8 +216,8 @@ def _closure(function: Any) -> dict[str, Any]:
 
 
 def _renamed_globals(function: types.FunctionType) -> dict[str, Any]:
-    """Plain values of its module that a function reads, and classes, functions and modules that have another name there than their own:
-    a loop's variable, for example."""
+    """Plain values of its module that a function reads, and classes, functions and modules that have another name there
+    than their own: a loop's variable, for example."""
     operations = list(_operations(function.__code__))
     assigned = {name for operation, name in operations if operation == "STORE_GLOBAL"}
     read = {name for operation, name in operations if operation in ("LOAD_GLOBAL", "LOAD_NAME")} - assigned
@@ -254,9 +274,16 @@ def _shortened(text: str) -> str:
 
 
 def _code_of(maker: Any) -> str:
-    """Version of Python, whose bytecode another one does not have, and hash of the code of a function, or of a class with its methods."""
+    """Version of Python, whose bytecode another one does not have, and hash of the code of a function, or of a class
+    with its methods."""
     function = _function_of(maker)
-    functions = _functions_of(function) if isinstance(function, type) else [function] if isinstance(function, types.FunctionType) else []
+    functions = (
+        _functions_of(function)
+        if isinstance(function, type)
+        else [function]
+        if isinstance(function, types.FunctionType)
+        else []
+    )
     if not functions:
         return ""
     return f"{sys.implementation.cache_tag} {_hashed(repr([_code_parts(each.__code__) for each in functions]))}"
@@ -273,7 +300,10 @@ def _functions_of(cls: type) -> list[types.FunctionType]:
 
 
 def _code_parts(code: types.CodeType) -> tuple[Any, ...]:
-    constants = [_code_parts(constant) if isinstance(constant, types.CodeType) else _shown(constant) for constant in code.co_consts]
+    constants = [
+        _code_parts(constant) if isinstance(constant, types.CodeType) else _shown(constant)
+        for constant in code.co_consts
+    ]
     return code.co_code, code.co_names, constants
 
 

@@ -1,7 +1,7 @@
 """What a run is: nested frozen dataclasses, the same fields as CLI flags, YAML keys and Python arguments.
 
-A later source wins: defaults < the environment family's preset < YAML file < flags. :func:`resolve` applies the preset to a
-``Config`` made in Python, :func:`from_command_line` does the whole chain for the commands.
+A later source wins: defaults < the environment family's preset < YAML file < flags. :func:`resolve` applies the preset
+to a ``Config`` made in Python, :func:`from_command_line` does the whole chain for the commands.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def _remembers_arguments(cls: type[T]) -> type[T]:
 
 def _flag(metavar: str, parse: Callable[[str], Any], show: Callable[[Any], str] = str) -> PrimitiveConstructorSpec:
     """How tyro reads and shows a field that is one word on the command line and any object in Python."""
-    return PrimitiveConstructorSpec(1, metavar, lambda words: parse(words[0]), lambda value: True, lambda value: [show(value)])
+    return PrimitiveConstructorSpec(
+        1, metavar, lambda words: parse(words[0]), lambda value: True, lambda value: [show(value)]
+    )
 
 
 def _yaml_mapping(text: str) -> dict[str, Any]:
@@ -75,7 +77,12 @@ def _plain_yaml(text: str) -> Any:
     """
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also of numbers and dates that there are not
+    except (
+        yaml.YAMLError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:  # also of numbers and dates that there are not
         raise ValueError(str(error) or type(error).__name__) from None
     nodes, waiting = 0, [value]
     while waiting:
@@ -97,12 +104,13 @@ class ModelConfig:
     """The actor-critic network."""
 
     encoder: Name = "auto"
-    """auto (by the observation's shape), mlp, nature_cnn, impala_resnet, or a callable / module:Class taking an observation leaf."""
+    """auto (by the observation's shape), mlp, nature_cnn, impala_resnet, or a callable / module:Class taking an
+    observation leaf."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the fully connected layers of an MLP encoder."""
     features: int = 512
-    """Width of the last layer of an image encoder, and of the layer that merges several observation leaves if one is an image; else that
-    layer is as wide as the last of `hidden`."""
+    """Width of the last layer of an image encoder, and of the layer that merges several observation leaves if one is an
+    image; else that layer is as wide as the last of `hidden`."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Nonlinearity of MLP encoders; image encoders use relu."""
     core: Name = "none"
@@ -112,7 +120,8 @@ class ModelConfig:
     core_layers: int = 1
     """Recurrent layers."""
     shared_critic: bool | None = None
-    """One encoder and core for policy and value, or one for each. Unset: shared where observations are images or there is a core."""
+    """One encoder and core for policy and value, or one for each. Unset: shared where observations are images or there
+    is a core."""
     adaptive_std: bool = False
     """Standard deviation of continuous actions depends on the state; off: one learned vector."""
     initial_log_std: float = 0.0
@@ -147,7 +156,8 @@ class OptimConfig:
     max_skipped: int = 100
     """Updates are skipped while the loss or its gradient is not finite; after so many in a row the run stops, saved."""
     minibatches: int = 1
-    """Optimizer steps per epoch. Without a recurrent core they draw from all single samples of a batch, with one from its rows."""
+    """Optimizer steps per epoch. Without a recurrent core they draw from all single samples of a batch, with one from
+    its rows."""
     compile: bool = False
     """The learner's network goes through torch.compile, which delays the first update by up to a minute."""
 
@@ -170,24 +180,27 @@ class LossConfig:
     clip: float = 0.2
     """PPO clip range of the probability ratio to the policy with which a batch was begun (appo, ppo)."""
     value_clip: float = 0.0
-    """Clip range of the value against the one with which a batch was begun, in units of the (normalised) value; 0: off."""
+    """Clip range of the value against the one with which a batch was begun, in units of the (normalised) value; 0:
+    off."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     entropy_coef: float = 0.0
     """Weight of the exploration bonus."""
     exploration: Literal["entropy", "kl"] = "entropy"
-    """The bonus: the policy's entropy, or minus the KL divergence from the uniform policy (categorical actions only)."""
+    """The bonus: the policy's entropy, or minus the KL divergence from the uniform policy (categorical actions
+    only)."""
     normalize_advantage: bool = True
     """Advantages of a batch get mean 0 and standard deviation 1, before importance weights multiply them."""
     normalize_returns: bool = False
-    """The critic predicts returns normalised by their running mean and variance; its last layer follows as they move (PopArt)."""
+    """The critic predicts returns normalised by their running mean and variance; its last layer follows as they move
+    (PopArt)."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this before learning (reports keep the environment's own)."""
     reward_clip: float = 0.0
     """Then clipped to plus or minus this; 0: off."""
     max_lag: int | None = None
-    """Highest policy lag, in learner updates, that a sample may have when it is trained on; it holds by construction. Unset: the
-    smallest that lets every worker stay busy."""
+    """Highest policy lag, in learner updates, that a sample may have when it is trained on; it holds by construction.
+    Unset: the smallest that lets every worker stay busy."""
 
 
 @_remembers_arguments
@@ -198,19 +211,21 @@ class RuntimeConfig:
     groups: int = 2
     """Groups of each rollout worker; with two, one steps while the other waits for its actions."""
     policy_workers: int | None = None
-    """Processes that do batched inference for all rollout workers. 0: inline, each rollout worker infers for its own groups. Unset: 0
-    where several rollout workers share a CPU with it, else 1."""
+    """Processes that do batched inference for all rollout workers. 0: inline, each rollout worker infers for its own
+    groups. Unset: 0 where several rollout workers share a CPU with it, else 1."""
     inference_device: str | None = None
     """Device of the policy workers, or several that they take in turn, as cuda:0,cuda:1; unset: as `device`."""
     cuda_graphs: bool = True
-    """Policy workers on a GPU record the forward pass once and launch it as a whole; a model that cannot be recorded runs without."""
+    """Policy workers on a GPU record the forward pass once and launch it as a whole; a model that cannot be recorded
+    runs without."""
     learner_threads: int | None = None
     """Threads of the learner; unset: from the number of cores."""
     inference_threads: int | None = None
     """torch threads of each policy worker; unset: from the number of cores."""
     rollout_nice: int = 0
-    """By how much the priority of rollout workers is below the learner's, 0 to 19. Where they share cores and the learner limits, 5 and a
-    rollout worker for each core leave to sampling what the learner has no use for; where environments take most of the time, 0 is best."""
+    """By how much the priority of rollout workers is below the learner's, 0 to 19. Where they share cores and the
+    learner limits, 5 and a rollout worker for each core leave to sampling what the learner has no use for; where
+    environments take most of the time, 0 is best."""
     env_threads: int = 1
     """Threads inside one vector environment that has its own (ALE, EnvPool)."""
     spare_batches: int = 1
@@ -220,12 +235,14 @@ class RuntimeConfig:
     step_timeout_s: float = 300.0
     """A rollout worker that has shown no sign of life for this long, as when an environment hangs, is replaced."""
     restarts: int = 10
-    """How often in a row processes that died or hung are started anew without any progress in between; then the run fails, saved."""
+    """How often in a row processes that died or hung are started anew without any progress in between; then the run
+    fails, saved."""
     validate_observations: bool = True
     """Check that observations and rewards are finite."""
     env_fault_rate: float = 0.01
-    """Faults of environments (they raise, or give NaN or something else than they promise) per env step that a run survives: they are
-    made anew and their samples left out. With more, and more than 100, it ends as failed; 1: survive as many as there are."""
+    """Faults of environments (they raise, or give NaN or something else than they promise) per env step that a run
+    survives: they are made anew and their samples left out. With more, and more than 100, it ends as failed; 1: survive
+        as many as there are."""
 
 
 @_remembers_arguments
@@ -259,13 +276,15 @@ class Config:
     env_kwargs: Mapped = field(default_factory=dict)
     """Keyword arguments of the environment."""
     env_backend: Literal["auto", "gymnasium", "vector", "envpool"] = "auto"
-    """auto: what is fastest for the id; gymnasium: single environments; vector: the vector environment that comes with it, or an error."""
+    """auto: what is fastest for the id; gymnasium: single environments; vector: the vector environment that comes with
+    it, or an error."""
     steps: int = 1_000_000
     """Env steps to train for."""
     seed: int = 0
     """Seed of the run; the seeds of all environments and workers derive from it."""
     run: str = ""
-    """Run folder; unset: runs/ENV-SEED, where a callable has its module and name, and a hash where these do not tell it from others."""
+    """Run folder; unset: runs/ENV-SEED, where a callable has its module and name, and a hash where these do not tell it
+    from others."""
     overwrite: bool = False
     """Start anew where the run folder already holds a run."""
     device: str = "auto"
@@ -275,13 +294,16 @@ class Config:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 for image encoders where the device computes in it, else float32."""
     workers: int | None = None
-    """Rollout worker processes; unset: one for each core where environments with images share the cores with inference, else fewer."""
+    """Rollout worker processes; unset: one for each core where environments with images share the cores with inference,
+    else fewer."""
     envs_per_worker: int = 32
-    """Environments of each rollout worker, over all its groups. Unset: fewer where each has several agents, which are rows of the batch."""
+    """Environments of each rollout worker, over all its groups. Unset: fewer where each has several agents, which are
+    rows of the batch."""
     rollout: int = 32
     """Env steps per row in a segment."""
     batch_size: int = 1024
-    """Samples per training batch: a multiple of rollout x rows of a group. Where it is left to the preset, the nearest such multiple."""
+    """Samples per training batch: a multiple of rollout x rows of a group. Where it is left to the preset, the nearest
+    such multiple."""
     epochs: int = 1
     """Passes over each batch."""
     sync: bool = False
@@ -319,7 +341,11 @@ class Config:
 
 def env_name(env: Any) -> str:
     """The name under which an environment is reported: the id, or a callable's qualified name."""
-    return env if isinstance(env, str) else getattr(env, "__qualname__", type(env).__qualname__).replace("<", "").replace(">", "")
+    return (
+        env
+        if isinstance(env, str)
+        else getattr(env, "__qualname__", type(env).__qualname__).replace("<", "").replace(">", "")
+    )
 
 
 def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, path: str = "") -> T:
@@ -431,11 +457,15 @@ def _described(hint: Any) -> str:
     if typing.get_origin(hint) is types.UnionType:
         return " or ".join("unset" if arg is type(None) else _described(arg) for arg in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
-        return f"a list of {'numbers' if Ellipsis in typing.get_args(hint) else f'{len(typing.get_args(hint))} numbers'}"
+        return (
+            f"a list of {'numbers' if Ellipsis in typing.get_args(hint) else f'{len(typing.get_args(hint))} numbers'}"
+        )
     if typing.get_origin(hint) is dict:
         return "a mapping of names"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return words.get(hint) or (f"a {hint.__name__}" if isinstance(hint, type) and not typing.get_args(hint) else str(hint))
+    return words.get(hint) or (
+        f"a {hint.__name__}" if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+    )
 
 
 def given_values(config: Any) -> dict[str, Any]:
@@ -468,9 +498,9 @@ def changed(config: Config, **changes: Any) -> Config:
 def fitted(config: Config, rows_per_env: int) -> Config:
     """A resolved config whose sizes, unless its creator gave them, fit an environment of so many agents.
 
-    Agents are rows. So there are fewer environments where each has several agents: as many as keep a group near the rows that the preset
-    means, and the batch near its size. Then batch_size becomes the nearest that consists of whole segments and minibatches. What was asked
-    for is left to :func:`sfactory.config.validation.validate`.
+    Agents are rows. So there are fewer environments where each has several agents: as many as keep a group near the
+    rows that the preset means, and the batch near its size. Then batch_size becomes the nearest that consists of whole
+    segments and minibatches. What was asked for is left to :func:`sfactory.config.validation.validate`.
     """
     groups = config.runtime.groups
     if min(rows_per_env, groups, config.rollout, config.batch_size, config.optim.minibatches) < 1:
@@ -490,7 +520,8 @@ def fitted(config: Config, rows_per_env: int) -> Config:
 
 
 def _fitting_batch(config: Config, rows: int) -> int:
-    """The batch size nearest to a config's that consists of whole segments of groups of so many rows, and of whole minibatches.
+    """The batch size nearest to a config's that consists of whole segments of groups of so many rows, and of whole
+    minibatches.
 
     Minibatches draw from rows where the policy has, or may have, a memory, and else from single samples.
     """
@@ -576,6 +607,10 @@ def from_command_line(args: Sequence[str], prog: str, description: str = "") -> 
             rest += [f"--{name}", getattr(early, name)]
     config = tyro.cli(Config, args=rest, default=default, prog=prog, description=description)
     flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in args if word.startswith("--")}
-    given = {f.name for f in dataclasses.fields(Config) if f.name in flags or getattr(config, f.name) != getattr(default, f.name)}
+    given = {
+        f.name
+        for f in dataclasses.fields(Config)
+        if f.name in flags or getattr(config, f.name) != getattr(default, f.name)
+    }
     object.__setattr__(config, "_given", default._given | given)
     return config

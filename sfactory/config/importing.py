@@ -27,12 +27,15 @@ def load_object(name_or_callable: str | Callable[..., Any], role: str = "object"
     else:
         module_name, colon, attribute = name_or_callable.partition(":")
         if not (module_name and colon and attribute):
-            raise ConfigError(f"{role} is {name_or_callable!r}; write it as module:Name, for example my_package.networks:MyEncoder")
+            raise ConfigError(
+                f"{role} is {name_or_callable!r}; write it as module:Name, for example my_package.networks:MyEncoder"
+            )
         try:
             module = importlib.import_module(module_name)
         except (ImportError, ValueError) as error:
             raise ConfigError(
-                f"{role} {name_or_callable!r}: module {module_name} cannot be imported ({error}); check its name and that it lies on "
+                f"{role} {name_or_callable!r}: module {module_name} cannot be imported ({error}); check its name and "
+                "that it lies on "
                 "the Python path"
             ) from error
         try:
@@ -45,9 +48,11 @@ def load_object(name_or_callable: str | Callable[..., Any], role: str = "object"
 
 
 def is_harmless(value: Any) -> bool:
-    """Whether a value from a stranger's file can name neither a file nor code: numbers and plain words, in lists and mappings.
+    """Whether a value from a stranger's file can name neither a file nor code: numbers and plain words, in lists and
+    mappings.
 
-    Environments open what they are given: a level, a model, a program to be run. A word that names a file here is not plain.
+    Environments open what they are given: a level, a model, a program to be run. A word that names a file here is not
+    plain.
     """
     if isinstance(value, dict):
         return all(is_harmless(part) for item in value.items() for part in item)

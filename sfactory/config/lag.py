@@ -1,4 +1,5 @@
-"""Sizes that follow from a config whose `workers` are set: of batches and of the arena, and the policy lag that they imply."""
+"""Sizes that follow from a config whose `workers` are set: of batches and of the arena, and the policy lag that they
+imply."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ def slot_count(config: Config, rows: int) -> int:
 def settling_steps(config: Config, rows: int) -> int:
     """Env steps of training after which a run goes on at the speed that it can keep.
 
-    At first it trains faster than it samples, on the slots that were filled before its first update: here twice what all slots hold.
+    At first it trains faster than it samples, on the slots that were filled before its first update: here twice what
+    all slots hold.
     """
     return 2 * slot_count(config, rows) * config.rollout * rows
 
 
 def least_max_lag(config: Config, rows: int) -> int:
-    """The smallest bound on the lag, in updates, under which the learner never has to wait for a particular segment as long as
-    segments finish in the order in which they were begun."""
+    """The smallest bound on the lag, in updates, under which the learner never has to wait for a particular segment as
+    long as segments finish in the order in which they were begun."""
     updates = config.updates_per_batch
     if config.lag_free:
         return updates - 1

@@ -1,15 +1,18 @@
 """The arena: every trajectory of a run, in shared memory, from the environment's write to the learner's read.
 
-One spec table names every array, its shape, dtype and writer. Arenas are made from it; the learner's batches have the same fields.
+One spec table names every array, its shape, dtype and writer. Arenas are made from it; the learner's batches have the
+same fields.
 
-A slot holds one segment: ``rollout`` steps (T) of one group's rows. Arrays are time-major and contiguous per step, ``[slot, T(+1),
-rows, ...]``, so that one step of one group is a view. Row T holds the observation whose value bootstraps the segment.
+A slot holds one segment: ``rollout`` steps (T) of one group's rows. Arrays are time-major and contiguous per step,
+``[slot, T(+1), rows, ...]``, so that one step of one group is a view. Row T holds the observation whose value
+bootstraps the segment.
 
-Contract of concurrent access: a slot has one owner at a time, told by ``state``; it passes on only with the slot's index in a queue.
-    FREE      in the free queue, or about to be
+Contract of concurrent access: a slot has one owner at a time, told by ``state``; it passes on only with the slot's
+    index in a queue. FREE      in the free queue, or about to be
     FILLING   a rollout worker's group; between a request and its answer, the policy worker that serves it writes step t
     FINISHED  in the finished queue or the learner's
-Only the present owner writes ``state``. Every slot is in exactly one state at all times, and the learner returns each slot exactly once.
+Only the present owner writes ``state``. Every slot is in exactly one state at all times, and the learner returns each
+slot exactly once.
 """
 
 from __future__ import annotations
@@ -81,12 +84,14 @@ class Segments:
         first: bool ``[..., T+1, rows]``; an episode's first observation.
         active: bool ``[..., T+1, rows]``; the action has an effect, so the sample counts.
         reward, terminated, truncated: ``[..., T, rows]`` of the step that followed.
-        final_value: float32 ``[..., T, rows]``; the behaviour policy's V(final_obs), in units of return, of rows truncated in an
-            environment that had already reset itself; NaN elsewhere: there V(final_obs) is the value at t+1.
+        final_value: float32 ``[..., T, rows]``; the behaviour policy's V(final_obs), in units of return, of rows
+            truncated in an environment that had already reset itself; NaN elsewhere: there V(final_obs) is the value at
+            t+1.
         owner: int32 ``[..., rows]``; the policy that owns the row.
         categorical, continuous: actions, int32 ``[..., T, rows, K]`` and float32 ``[..., T, rows, D]``.
         log_prob: of the behaviour policy, float32 ``[..., T, rows]``.
-        value: likewise, in units of return ``[..., T+1, rows]`` (row T only where asked for); the learner takes its own.
+        value: likewise, in units of return ``[..., T+1, rows]`` (row T only where asked for); the learner takes its
+            own.
         rnn_state: float32 ``[..., rows, S]`` before the first step, not yet reset.
         version: int64 ``[..., T]``; the policy version that chose the actions.
     """

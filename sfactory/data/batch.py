@@ -1,7 +1,8 @@
 """Training batches: finished segments side by side, as tensors on the learner's device.
 
-A batch has the fields of :class:`sfactory.data.arena.Segments` that the learner needs, time-major with all segments' rows as columns:
-``[T(+1), B, ...]``. Once its targets are known, its first T steps become :class:`Samples`, of which minibatches are drawn.
+A batch has the fields of :class:`sfactory.data.arena.Segments` that the learner needs, time-major with all segments'
+rows as columns: ``[T(+1), B, ...]``. Once its targets are known, its first T steps become :class:`Samples`, of which
+minibatches are drawn.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class Batch:
 
         Args:
             targets: ``[T, B]``.
-            single: Every sample becomes a column of its own, ``[1, T B]``, because the network has no memory that would tie it to the
-                step before.
+            single: Every sample becomes a column of its own, ``[1, T B]``, because the network has no memory that would
+                tie it to the step before.
         """
         obs, mask = tuple(leaf[:-1] for leaf in self.obs), None if self.mask is None else self.mask[:-1]
         if not single:
@@ -134,9 +135,9 @@ def _inputs(samples: Batch | Samples, columns: Columns) -> tuple[tuple[Tensor, .
 class Assembler:
     """Makes batches of a fixed number of segments.
 
-    On the CPU a batch of one segment is a view of its slot. Everything else is copied once, slot by slot, into memory that is kept.
-    For CUDA that is pinned, one asynchronous copy of all fields goes from there to the device while it still computes on the batch
-    before, and the slots may be given back as soon as the call returns.
+    On the CPU a batch of one segment is a view of its slot. Everything else is copied once, slot by slot, into memory
+    that is kept. For CUDA that is pinned, one asynchronous copy of all fields goes from there to the device while it
+    still computes on the batch before, and the slots may be given back as soon as the call returns.
 
     Args:
         arena: Where the segments lie.
@@ -157,7 +158,8 @@ class Assembler:
         self._kept = None if self.is_view or staged else Packed(shapes, device, staged=False)
 
     def __call__(self, slots: list[int]) -> Batch:
-        """The batch of the given slots; valid until the next call, and where it is a view, as long as the slot is not given back."""
+        """The batch of the given slots; valid until the next call, and where it is a view, as long as the slot is not
+        given back."""
         if self.is_view:
             return self._batch([torch.from_numpy(array[slots[0]]) for array in self._sources.values()])
         packed = self._kept or self._turns.next()

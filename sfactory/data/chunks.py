@@ -1,7 +1,8 @@
 """Work on a batch by chunks of its columns, on several threads of the learner.
 
-Threads take chunks as they become free, so a thread whose core is busy with sampling delays nobody by more than one chunk; torch's own
-threads divide each operation evenly and wait for the slowest at its end. Small chunks also stay in the cache from one layer to the next.
+Threads take chunks as they become free, so a thread whose core is busy with sampling delays nobody by more than one
+chunk; torch's own threads divide each operation evenly and wait for the slowest at its end. Small chunks also stay in
+the cache from one layer to the next.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ Columns = Tensor | slice
 """Indices int64 ``[n]`` of columns, or a range of them."""
 
 _LIMITS = {"dense": (2048, 16384, 2), "flat": (2048, 8192, 2), "image": (256, 1024, 1)}
-"""Fewest and most samples of a chunk: few enough for the second-level cache (of which compiled dense layers see to themselves), and so
-many that Python's share, or that of the large layer behind an image encoder, stays small. Least number of chunks for each thread."""
+"""Fewest and most samples of a chunk: few enough for the second-level cache (of which compiled dense layers see to
+themselves), and so many that Python's share, or that of the large layer behind an image encoder, stays small. Least
+number of chunks for each thread."""
 
 
 def select_columns(x: Tensor, columns: Columns, dim: int) -> Tensor:
@@ -39,7 +41,8 @@ def chunk_columns(columns: int, steps: int, threads: int, kind: Literal["dense",
 
     Args:
         threads: That share the work.
-        kind: Of the network: compiled dense layers, others, or one that sees images, so that a sample takes as long as some thirty others.
+        kind: Of the network: compiled dense layers, others, or one that sees images, so that a sample takes as long as
+            some thirty others.
     """
     least, most, for_each = _LIMITS[kind]
     samples = steps * columns
@@ -56,10 +59,15 @@ class ChunkThreads:
 
     def __init__(self, threads: int) -> None:
         self._helpers = threads - 1
-        self._pool = ThreadPoolExecutor(self._helpers, "chunk", initializer=torch.set_num_threads, initargs=(1,)) if threads > 1 else None
+        self._pool = (
+            ThreadPoolExecutor(self._helpers, "chunk", initializer=torch.set_num_threads, initargs=(1,))
+            if threads > 1
+            else None
+        )
 
     def map(self, function: Callable[[C], T], chunks: Sequence[C]) -> list[T]:
-        """The function's results in the order of the chunks; an error in one of them is raised here, when no thread is at work any more."""
+        """The function's results in the order of the chunks; an error in one of them is raised here, when no thread is
+        at work any more."""
         if self._pool is None or len(chunks) == 1:
             return [function(chunk) for chunk in chunks]
         results: list[Any] = [None] * len(chunks)

@@ -1,11 +1,13 @@
 """Queues of small integers: the only thing that travels between workers.
 
-A full queue blocks its writer and is counted; no message is ever dropped. Readers take all that is waiting with one call. The kinds:
+A full queue blocks its writer and is counted; no message is ever dropped. Readers take all that is waiting with one
+call. The kinds:
 
-- :class:`IndexQueue`, over faster-fifo, between sampling processes. A process that is killed while it holds the queue's lock leaves
-  it locked for good (11 of 1,000 kills of a process that put without pause), so all its users are thrown away with it.
-- :class:`PipeQueue`, between the learner and the rollout workers. It has no lock outside the kernel, so the learner outlives whoever
-  is killed at the other end, at any instruction.
+- :class:`IndexQueue`, over faster-fifo, between sampling processes. A process that is killed while it holds the queue's
+  lock leaves it locked for good (11 of 1,000 kills of a process that put without pause), so all its users are thrown
+  away with it.
+- :class:`PipeQueue`, between the learner and the rollout workers. It has no lock outside the kernel, so the learner
+  outlives whoever is killed at the other end, at any instruction.
 - :class:`LocalQueue`, the same within one process.
 """
 
@@ -58,7 +60,8 @@ class Queue(Protocol):
         """Append all values, waiting for room if need be."""
 
     def get_many(self, timeout: float | None, most: int = 1_000_000) -> list[int]:
-        """Take what is waiting, at most `most`; if nothing is, wait up to `timeout` seconds (0: not at all). Empty after that."""
+        """Take what is waiting, at most `most`; if nothing is, wait up to `timeout` seconds (0: not at all). Empty
+        after that."""
 
 
 class IndexQueue:
@@ -87,7 +90,9 @@ class IndexQueue:
         try:
             if timeout == 0:
                 return self._queue.get_many_nowait(max_messages_to_get=most)
-            return self._queue.get_many(block=True, timeout=1e9 if timeout is None else timeout, max_messages_to_get=most)
+            return self._queue.get_many(
+                block=True, timeout=1e9 if timeout is None else timeout, max_messages_to_get=most
+            )
         except Empty:
             return []
 
@@ -95,8 +100,8 @@ class IndexQueue:
 class PipeQueue:
     """The same over a pipe of 8-byte integers.
 
-    The kernel writes up to ``PIPE_BUF`` bytes as a whole or not at all, and no read takes a part of an integer. Values that a process
-    had read when it was killed are gone; whoever replaces it must know which.
+    The kernel writes up to ``PIPE_BUF`` bytes as a whole or not at all, and no read takes a part of an integer. Values
+    that a process had read when it was killed are gone; whoever replaces it must know which.
 
     Args:
         capacity: Messages that should fit. Beyond the system's limit (/proc/sys/fs/pipe-max-size) writers wait sooner.
@@ -177,7 +182,8 @@ class LocalQueue:
 
 
 def pack_request(slot: int, group: int, step: int, value_only: bool = False) -> int:
-    """The message by which a group asks for actions, or only for values: slot | group | step | value_only in one integer."""
+    """The message by which a group asks for actions, or only for values: slot | group | step | value_only in one
+    integer."""
     return ((slot << 20 | group) << 20 | step) << 1 | value_only
 
 

@@ -1,4 +1,5 @@
-"""Which finished segments make the next batch, and when slots are given back: the policy lag, its bound and what keeps it low."""
+"""Which finished segments make the next batch, and when slots are given back: the policy lag, its bound and what keeps
+it low."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from sfactory.data.queues import Queue
 
 
 def take_back_slots(arena: Arena, free: Queue, finished: list[int]) -> None:
-    """Make every slot free that is not among the finished ones, while no process samples: at the start, and after a death."""
+    """Make every slot free that is not among the finished ones, while no process samples: at the start, and after a
+    death."""
     while free.get_many(0):
         pass
     arena.state[:] = FREE
@@ -21,12 +23,13 @@ def take_back_slots(arena: Arena, free: Queue, finished: list[int]) -> None:
 
 
 class SlotScheduler:
-    """Decides which finished segments make the next batch, so that no sample is ever trained on at a lag above the bound.
+    """Decides which finished segments make the next batch, so that no sample is ever trained on at a lag above the
+    bound.
 
-    Segments are taken by age. A younger one may overtake one that is still being filled only if afterwards every slot in use, taken by
-    age, would still come in time. Since all slots together are few enough (:func:`sfactory.config.lag.least_max_lag`), a new slot never
-    breaks that, so the bound holds by construction; the learner waits, if need be, for a slow group, which never waits for the learner
-    while it has a slot.
+    Segments are taken by age. A younger one may overtake one that is still being filled only if afterwards every slot
+    in use, taken by age, would still come in time. Since all slots together are few enough
+    (:func:`sfactory.config.lag.least_max_lag`), a new slot never breaks that, so the bound holds by construction; the
+    learner waits, if need be, for a slow group, which never waits for the learner while it has a slot.
 
     Args:
         per_batch: Segments per batch.
@@ -70,12 +73,14 @@ class SlotScheduler:
 
 
 class SlotReturns:
-    """Gives slots back just in time: so late that sampling ends when the learner wants its next batch, and no sample waits and ages.
+    """Gives slots back just in time: so late that sampling ends when the learner wants its next batch, and no sample
+    waits and ages.
 
-    A slot that goes back as soon as its batch is taken keeps sampling busy; where the learner limits, the samples are then finished long
-    before they are wanted. So slots are kept for a delay. It grows by a part of the time that the segments of each batch have waited
-    beyond a margin, and shrinks at once by what the learner had to wait for a segment; where sampling limits it is 0. A learner that has
-    nothing to train on gives everything back, so the delay never stalls a run.
+    A slot that goes back as soon as its batch is taken keeps sampling busy; where the learner limits, the samples are
+    then finished long before they are wanted. So slots are kept for a delay. It grows by a part of the time that the
+    segments of each batch have waited beyond a margin, and shrinks at once by what the learner had to wait for a
+    segment; where sampling limits it is 0. A learner that has nothing to train on gives everything back, so the delay
+    never stalls a run.
 
     Args:
         arena: Where the slots are.

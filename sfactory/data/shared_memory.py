@@ -14,9 +14,9 @@ import numpy.typing as npt
 class SharedBlock:
     """A block of zeroed memory that travels to child processes as a file descriptor.
 
-    The block has no name (``memfd_create``): nothing appears in /dev/shm, its size limit does not apply, and the kernel frees the
-    memory when the last process that maps it is gone, however that process ended. It can be pickled only as an argument of a starting
-    process.
+    The block has no name (``memfd_create``): nothing appears in /dev/shm, its size limit does not apply, and the kernel
+    frees the memory when the last process that maps it is gone, however that process ended. It can be pickled only as
+    an argument of a starting process.
 
     Args:
         size: Bytes.

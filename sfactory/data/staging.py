@@ -1,8 +1,9 @@
-"""Arrays that travel together between the host and a device: one block of memory on each side, one copy for all of them.
+"""Arrays that travel together between the host and a device: one block of memory on each side, one copy for all of
+them.
 
-A copy of a few hundred bytes to a GPU takes about as long as one of a hundred kilobytes, so a batch's many fields are put side by side.
-The host's blocks are pinned, because only from pinned memory does a copy run by itself. Everything here runs on the CPU too, where the
-tests hold it to the plain way; torch's streams and events of the CPU do nothing.
+A copy of a few hundred bytes to a GPU takes about as long as one of a hundred kilobytes, so a batch's many fields are
+put side by side. The host's blocks are pinned, because only from pinned memory does a copy run by itself. Everything
+here runs on the CPU too, where the tests hold it to the plain way; torch's streams and events of the CPU do nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Packed:
         tensors: On the device.
     """
 
-    def __init__(self, arrays: Sequence[tuple[tuple[int, ...], np.dtype]], device: torch.device, staged: bool = True) -> None:
+    def __init__(
+        self, arrays: Sequence[tuple[tuple[int, ...], np.dtype]], device: torch.device, staged: bool = True
+    ) -> None:
         sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in arrays]
         begins = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
         self._ends = [begin + size for begin, size in zip(begins, sizes, strict=False)]
@@ -43,7 +46,9 @@ class Packed:
         places = list(zip(begins, self._ends, arrays, strict=False))
         memory = self._host.numpy()
         self.arrays = [memory[begin:end].view(dtype).reshape(shape) for begin, end, (shape, dtype) in places]
-        self.tensors = [self._on_device[begin:end].view(torch_dtype(dtype)).view(shape) for begin, end, (shape, dtype) in places]
+        self.tensors = [
+            self._on_device[begin:end].view(torch_dtype(dtype)).view(shape) for begin, end, (shape, dtype) in places
+        ]
 
     def upload(self) -> None:
         """Begin to copy all arrays to the device, in the current stream."""
@@ -58,7 +63,8 @@ class Packed:
 
 
 class PackedInTurns:
-    """Two :class:`Packed` in turn: while the device still uses one, or its copy is under way, the other is filled and copied.
+    """Two :class:`Packed` in turn: while the device still uses one, or its copy is under way, the other is filled and
+    copied.
 
     Args:
         arrays: Shape and dtype of each.
@@ -75,14 +81,16 @@ class PackedInTurns:
         self._stream.wait_stream(self._module.current_stream(device))
 
     def next(self) -> Packed:
-        """The one to fill; waits until its own last copy, two turns ago, is done. The device may be given work on the other until now."""
+        """The one to fill; waits until its own last copy, two turns ago, is done. The device may be given work on the
+        other until now."""
         self._used[self._turn].record(self._module.current_stream(self._device))
         self._turn = 1 - self._turn
         self._uploaded[self._turn].synchronize()
         return self._turns[self._turn]
 
     def upload(self) -> None:
-        """Copy what was filled, in a stream of its own; the current stream's work from here on waits for the copy, the host does not."""
+        """Copy what was filled, in a stream of its own; the current stream's work from here on waits for the copy, the
+        host does not."""
         self._stream.wait_event(self._used[self._turn])
         with self._module.stream(self._stream):
             self._turns[self._turn].upload()

@@ -1,9 +1,9 @@
 """Weights as one flat vector: for publishing, for copying, and for one optimizer step over all of them.
 
-Contract of concurrent access to a :class:`WeightBoard`: one writer, any number of readers, no lock. Versions alternate between two
-buffers. The writer announces the version it begins to write, fills that buffer, then announces it as complete. A reader copies the
-buffer of the complete version and keeps the copy unless the writer has meanwhile begun the version after next, which would use the
-same buffer.
+Contract of concurrent access to a :class:`WeightBoard`: one writer, any number of readers, no lock. Versions alternate
+between two buffers. The writer announces the version it begins to write, fills that buffer, then announces it as
+complete. A reader copies the buffer of the complete version and keeps the copy unless the writer has meanwhile begun
+the version after next, which would use the same buffer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class FlatWeights:
 
     Attributes:
         vector: float32 ``[size]`` on the module's device.
-        parameters: The part of it that the optimizer owns, as one leaf tensor; its gradient is a flat vector too, of which the
-            gradients of the module's parameters are views.
+        parameters: The part of it that the optimizer owns, as one leaf tensor; its gradient is a flat vector too, of
+            which the gradients of the module's parameters are views.
     """
 
     def __init__(self, module: nn.Module, gradients: bool = False) -> None:
@@ -104,10 +104,11 @@ class WeightBoard:
 
 
 class Publisher:
-    """The learner's side of a :class:`WeightBoard`: publishes a vector that goes on to change, and need not wait for its device.
+    """The learner's side of a :class:`WeightBoard`: publishes a vector that goes on to change, and need not wait for
+    its device.
 
-    From the CPU a version is published at once. From CUDA it is copied to pinned memory once the device has done what it was given so
-    far, and goes on the board at the first :meth:`finish` after that.
+    From the CPU a version is published at once. From CUDA it is copied to pinned memory once the device has done what
+    it was given so far, and goes on the board at the first :meth:`finish` after that.
 
     Args:
         board: Of the run.
@@ -123,7 +124,8 @@ class Publisher:
         self._copied = self._module.Event()
 
     def publish(self, version: int) -> None:
-        """Begin to publish the weights as they are after all that the device has been given. What was begun before is finished first."""
+        """Begin to publish the weights as they are after all that the device has been given. What was begun before is
+        finished first."""
         self.finish()
         if self._host is None:
             self._board.publish(self._vector, version)
@@ -133,7 +135,8 @@ class Publisher:
         self._pending = version
 
     def offer(self, version: int) -> None:
-        """:meth:`publish`, unless an older version is still on its way from the device: nobody waits for what will soon be out of date."""
+        """:meth:`publish`, unless an older version is still on its way from the device: nobody waits for what will soon
+        be out of date."""
         self.finish(wait=False)
         if self._pending < 0:
             self.publish(version)

@@ -1,6 +1,7 @@
 """Engines: the ways in which a policy worker computes its model's answers. All give the same numbers.
 
-- :class:`CompiledEngine`: small fully connected models on the CPU, request by request (:mod:`sfactory.kernels.dense_network`).
+- :class:`CompiledEngine`: small fully connected models on the CPU, request by request
+  (:mod:`sfactory.kernels.dense_network`).
 - :class:`TorchEngine`: any model on the CPU, one forward pass for all requests.
 - :class:`sfactory.engines.graphed.GraphedEngine`: any model on CUDA, recorded forward passes.
 """
@@ -29,15 +30,16 @@ Request = tuple[int, int, int, bool]
 class Engine(Protocol):
     """What a policy worker needs of an engine.
 
-    The RNN state of a group stays in the engine, on its device; what a segment begins with is written into the slot at step 0. A
-    request for values alone leaves the state as it is.
+    The RNN state of a group stays in the engine, on its device; what a segment begins with is written into the slot at
+    step 0. A request for values alone leaves the state as it is.
     """
 
     def refresh(self, weights: WeightBoard) -> int:
         """Take over the newest weights; gives their version."""
 
     def answers(self, requests: list[Request]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """For each request, in order, policy parameters float32 ``[rows, P]`` and values ``[rows]``, valid until the next call."""
+        """For each request, in order, policy parameters float32 ``[rows, P]`` and values ``[rows]``, valid until the
+        next call."""
 
 
 class CompiledEngine:
@@ -70,7 +72,9 @@ class TorchEngine:
         autocast: torch dtype to compute in, or None for float32.
     """
 
-    def __init__(self, model: nn.Module, arena: Arena, groups: int, autocast: torch.dtype | None, watch: Stopwatch) -> None:
+    def __init__(
+        self, model: nn.Module, arena: Arena, groups: int, autocast: torch.dtype | None, watch: Stopwatch
+    ) -> None:
         self._model, self._arena, self._autocast, self._watch = model, arena, autocast, watch
         self._flat = FlatWeights(model)
         self._joined = [np.empty((arena.rows * groups, *leaf.shape[3:]), leaf.dtype) for leaf in arena.obs]
@@ -84,7 +88,9 @@ class TorchEngine:
 
     def answers(self, requests: list[Request]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         with torch.inference_mode(), mixed_precision("cpu", self._autocast):
-            obs = tuple(self._join(i, [leaf[slot, t] for slot, _, t, _ in requests]) for i, leaf in enumerate(self._arena.obs))
+            obs = tuple(
+                self._join(i, [leaf[slot, t] for slot, _, t, _ in requests]) for i, leaf in enumerate(self._arena.obs)
+            )
             states = self._load_states(requests)
             self._watch.lap("copying")
             params, value, state = self._model(obs, states)
@@ -99,7 +105,8 @@ class TorchEngine:
         return torch.from_numpy(np.concatenate(blocks, out=self._joined[leaf][: len(blocks) * self._arena.rows]))
 
     def _load_states(self, requests: list[Request]) -> Tensor | None:
-        """The RNN states of all requested rows, zeroed where an episode begins; kept in the slot where a segment begins."""
+        """The RNN states of all requested rows, zeroed where an episode begins; kept in the slot where a segment
+        begins."""
         size = self._model.state_size
         if not size:
             return None
@@ -112,7 +119,9 @@ class TorchEngine:
     def _store_states(self, requests: list[Request], state: Tensor | None) -> None:
         if state is None:
             return
-        for (_, group, _, value_only), rows in zip(requests, state.numpy().reshape(len(requests), self._arena.rows, -1), strict=True):
+        for (_, group, _, value_only), rows in zip(
+            requests, state.numpy().reshape(len(requests), self._arena.rows, -1), strict=True
+        ):
             if not value_only:
                 self._states[group] = rows
 

@@ -1,4 +1,5 @@
-"""CUDA graphs: a forward pass of some twenty small kernels is recorded once, and from then on launched with one call of the driver."""
+"""CUDA graphs: a forward pass of some twenty small kernels is recorded once, and from then on launched with one call of
+the driver."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ _log = logging.getLogger(__name__)
 
 
 def record(work: Work, device: torch.device) -> Work:
-    """Record what work that is warmed up does in the current stream of a CUDA device; the result repeats it. On the CPU: the work itself.
+    """Record what work that is warmed up does in the current stream of a CUDA device; the result repeats it. On the
+    CPU: the work itself.
 
     Raises:
-        Exception: Whatever work raises when it does what cannot be recorded, such as waiting for the device. After that nothing more
+        Exception: Whatever work raises when it does what cannot be recorded, such as waiting for the device. After that
+            nothing more
             may be recorded in this process: PyTorch up to 2.11 goes on counting the failed recording as under way.
     """
     if device.type == "cpu":
@@ -36,7 +39,8 @@ class Recorder:
 
     Args:
         device: Where work is done.
-        tolerance: Largest difference between a result and that of its recording, in units of the largest number in it (at least 1).
+        tolerance: Largest difference between a result and that of its recording, in units of the largest number in it
+            (at least 1).
         enabled: Off: nothing is recorded.
 
     Attributes:
@@ -51,8 +55,8 @@ class Recorder:
 
         Args:
             work: Is run a few times.
-            results: Floats that it writes. A recording that gives other ones, as of work that draws random numbers or depends on more
-                than its memory, is not used.
+            results: Floats that it writes. A recording that gives other ones, as of work that draws random numbers or
+                depends on more than its memory, is not used.
         """
         if not self.enabled:
             return work

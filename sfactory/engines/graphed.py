@@ -1,9 +1,10 @@
 """The engine of policy workers on CUDA: padded batches, and for each size a forward pass that is recorded once.
 
-A batch costs the host one copy of all observations, flags and indices to the device, one launch, one copy of all answers back, and one
-wait. Requests are padded to the next of a few numbers of groups, because a recording is for one size. Weights are written in place; RNN
-states stay on the device, gathered and scattered by the groups' indices inside the recording. On the CPU the same code runs without
-streams and recordings, which is how the tests hold it to :class:`sfactory.engines.cpu.TorchEngine`.
+A batch costs the host one copy of all observations, flags and indices to the device, one launch, one copy of all
+answers back, and one wait. Requests are padded to the next of a few numbers of groups, because a recording is for one
+size. Weights are written in place; RNN states stay on the device, gathered and scattered by the groups' indices inside
+the recording. On the CPU the same code runs without streams and recordings, which is how the tests hold it to
+:class:`sfactory.engines.cpu.TorchEngine`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class _Pass(NamedTuple):
     """The forward pass for G groups.
 
     Attributes:
-        inputs: Observation leaves ``[G rows, *shape]``, bool ``first [G rows]``, and int64 ``[G]`` the groups whose states are read and
-            those whose states are written.
+        inputs: Observation leaves ``[G rows, *shape]``, bool ``first [G rows]``, and int64 ``[G]`` the groups whose
+            states are read and those whose states are written.
         outputs: Policy parameters ``[G rows, P]``, values ``[G rows]``, and the states that were read ``[G rows, S]``.
         run: Computes the outputs on the device.
     """
@@ -76,7 +77,9 @@ class GraphedEngine:
         self._stream, self._answered = self._module.Stream(device), self._module.Event()
         self._flat = FlatWeights(model)
         self._weights = torch.empty(self._flat.vector.shape, pin_memory=device.type == "cuda")
-        self._nobody = groups  # whose states padding reads and writes, and those of requests that shall leave none write
+        self._nobody = (
+            groups  # whose states padding reads and writes, and those of requests that shall leave none write
+        )
         self._states = torch.zeros(groups + 1, arena.rows, model.state_size, device=device)
         self._sizes, self._passes = padded_sizes(groups), dict[int, _Pass]()
         self.recorder = Recorder(device, TOLERANCE[autocast], graphs)
@@ -101,7 +104,9 @@ class GraphedEngine:
             outputs.download(3 if begun and self._states.numel() else 2)
             self._answered.record(self._stream)
         self._answered.synchronize()
-        params, value, states = (array[: len(requests) * self._arena.rows].reshape(*shape, *array.shape[1:]) for array in outputs.arrays)
+        params, value, states = (
+            array[: len(requests) * self._arena.rows].reshape(*shape, *array.shape[1:]) for array in outputs.arrays
+        )
         for i in begun:
             self._arena.rnn_state[requests[i][0]] = states[i]
         return zip(params, value, strict=True)
@@ -127,7 +132,8 @@ class GraphedEngine:
         return self._passes[size]
 
     def _fill(self, inputs: Packed, requests: list[Request]) -> None:
-        """Put requests into host memory. What is left of older ones in the padding is computed too, and read by nobody."""
+        """Put requests into host memory. What is left of older ones in the padding is computed too, and read by
+        nobody."""
         arena, (*obs, first, read, written) = self._arena, inputs.arrays
         read[:] = written[:] = self._nobody
         first[:] = True

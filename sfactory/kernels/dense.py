@@ -1,7 +1,7 @@
 """Fully connected layers in two compiled passes over CPU memory: all layers forward, all of them backward.
 
-A tile of the batch goes through all layers feature by feature, ``[features, TILE]``, so that it stays in the cache, and products and
-activations run over rows, many at once.
+A tile of the batch goes through all layers feature by feature, ``[features, TILE]``, so that it stays in the cache, and
+products and activations run over rows, many at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TILE = 256
 def _product(weight, bias, x, y, width):
     """``y = weight @ x + bias`` of the first columns of tiles ``[in, TILE]`` and ``[out, TILE]``.
 
-    Four outputs and four inputs at a time: sixteen weights stay in registers while rows pass by. Both blocks are one flat view each, so
-    that the compiler need not ask for each pair of lines whether they overlap.
+    Four outputs and four inputs at a time: sixteen weights stay in registers while rows pass by. Both blocks are one
+    flat view each, so that the compiler need not ask for each pair of lines whether they overlap.
     """
     for j in range(0, weight.shape[0], 4):
         out = y[j : j + 4].reshape(4 * TILE)
@@ -106,10 +106,13 @@ def forward_pass(x, mean, scale, limit, layers, tanh, kept, outs):
 
     Args:
         mean, scale, limit: The first layer takes ``(x - mean) * scale``, at most `limit` in size.
-        layers: Weights ``[out, in]`` and biases ``[out]``, filled up with zeros to multiples of four; the last one has no activation.
+        layers: Weights ``[out, in]`` and biases ``[out]``, filled up with zeros to multiples of four; the last one has
+            no activation.
         tanh: The activation; else relu.
-        kept: Takes the input and each layer's output, ``[tiles, features of all, TILE]``; one tile if nobody needs them afterwards.
-        outs: Arrays ``[N, K]``, each with the number of its first columns that take its share of the last layer's outputs.
+        kept: Takes the input and each layer's output, ``[tiles, features of all, TILE]``; one tile if nobody needs them
+            afterwards.
+        outs: Arrays ``[N, K]``, each with the number of its first columns that take its share of the last layer's
+            outputs.
     """
     rows, features = x.shape
     for tile in range(-(-rows // TILE)):
@@ -180,7 +183,8 @@ def backward_pass(gradients, layers, tanh, kept, of_layers):
 
 @njit(cache=True, nogil=True)
 def add_to(of_layers, hidden, heads):
-    """Add layers' gradients to those of their weights and biases; the heads' are one after another in the last layer's."""
+    """Add layers' gradients to those of their weights and biases; the heads' are one after another in the last
+    layer's."""
     for i in range(len(hidden)):  # zip, with one layer more in `of_layers`, would never give that one's memory back
         (of_weight, of_bias), (weight, bias) = of_layers[i], hidden[i]
         weight += of_weight[: weight.shape[0], : weight.shape[1]]

@@ -1,7 +1,9 @@
-"""Fully connected actor-critics on the CPU without tensor operations, in training and inference, by :mod:`sfactory.kernels.dense`.
+"""Fully connected actor-critics on the CPU without tensor operations, in training and inference, by
+:mod:`sfactory.kernels.dense`.
 
-Much of what a small network costs in tensor operations is Python's share, and a product of 64 by 64 costs less there than by a BLAS. For
-two layers of 64 a step of 32 rows is 6 times as fast, one of 1,024 twice; training 3.7 times with 128 samples, 1.8 times with 16,384.
+Much of what a small network costs in tensor operations is Python's share, and a product of 64 by 64 costs less there
+than by a BLAS. For two layers of 64 a step of 32 rows is 6 times as fast, one of 1,024 twice; training 3.7 times with
+128 samples, 1.8 times with 16,384.
 """
 
 from __future__ import annotations
@@ -37,10 +39,12 @@ WIDEST = 256
 class DenseNetwork:
     """An :class:`ActorCritic` with fully connected encoders of one float leaf and no core.
 
-    The passes are one for trunk and both heads, or where the critic has a trunk of its own, the policy's and the critic's.
+    The passes are one for trunk and both heads, or where the critic has a trunk of its own, the policy's and the
+    critic's.
 
     Args:
-        model: One that :meth:`fits`, whose parameters stay where they are in memory. For training they have their gradients' memory, too.
+        model: One that :meth:`fits`, whose parameters stay where they are in memory. For training they have their
+            gradients' memory, too.
     """
 
     def __init__(self, model: ActorCritic) -> None:
@@ -68,7 +72,9 @@ class DenseNetwork:
             return False
         leaves = model.observation.leaves
         encoders = [trunk.encoders[0] for trunk in (model.actor, model.critic) if trunk is not None]
-        return not model.state_size and len(leaves) == 1 and leaves[0].dtype == "float32" and all(map(_is_small, encoders))
+        return (
+            not model.state_size and len(leaves) == 1 and leaves[0].dtype == "float32" and all(map(_is_small, encoders))
+        )
 
     def refresh(self) -> None:
         """Take over the model's present weights; to be called after each change of them."""
@@ -97,7 +103,9 @@ class DenseNetwork:
         steps, width = obs.shape[:2]
         kept = self._tiles(-(-steps * width // TILE))
         params, value = self._forward(np.ascontiguousarray(obs.numpy()).reshape(steps * width, -1), kept)
-        return Outputs(torch.from_numpy(params.reshape(steps, width, -1)), torch.from_numpy(value.reshape(steps, width)), kept)
+        return Outputs(
+            torch.from_numpy(params.reshape(steps, width, -1)), torch.from_numpy(value.reshape(steps, width)), kept
+        )
 
     def backward(self, outputs: Outputs, of_params: Tensor, of_value: Tensor) -> None:
         """As :class:`sfactory.networks.Network` has it."""
@@ -133,7 +141,8 @@ class DenseNetwork:
         return params, value[:, 0]
 
     def _shares(self, params: Array, value: Array) -> list[tuple[tuple[Array, int], ...]]:
-        """For each pass what its heads give, or the gradients with respect to that: arrays, and how many of their first columns."""
+        """For each pass what its heads give, or the gradients with respect to that: arrays, and how many of their first
+        columns."""
         both = (params, params.shape[1] - self._log_std.size), (value, 1)
         return [both] if len(self._linears) == 1 else [both[:1], both[1:]]
 
@@ -146,7 +155,9 @@ class DenseNetwork:
     def _gradients(self) -> list[tuple[tuple[Layer, ...], ...]]:
         """For each pass the memory of the gradients of its layers, and of its heads."""
         return [
-            tuple(tuple((linear.weight.grad.numpy(), linear.bias.grad.numpy()) for linear in linears) for linears in both)
+            tuple(
+                tuple((linear.weight.grad.numpy(), linear.bias.grad.numpy()) for linear in linears) for linears in both
+            )
             for both in self._linears
         ]
 
@@ -159,7 +170,8 @@ def _is_small(encoder: nn.Module) -> bool:
 
 
 def _side_by_side(linears: Sequence[nn.Linear]) -> tuple[Layer, list[tuple[Array, Array]]]:
-    """Layers of the same input as one, filled up with zeros to multiples of four: views of the parameters if nothing is to be added.
+    """Layers of the same input as one, filled up with zeros to multiples of four: views of the parameters if nothing is
+    to be added.
 
     Returns:
         The layer, and the places in it with the parameters that have to be copied there when they change.

@@ -1,4 +1,5 @@
-"""Log-probability, entropy and their gradients for :mod:`sfactory.distributions`, each in one compiled pass over rows in CPU memory."""
+"""Log-probability, entropy and their gradients for :mod:`sfactory.distributions`, each in one compiled pass over rows
+in CPU memory."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _FORBIDDEN = np.float32(FORBIDDEN)
 
 @njit(cache=True, nogil=True)
 def densities(
-    params, categorical, continuous, mask, sizes, from_uniform, log_probs, probabilities, entropies, log_prob, exploration
+    params, categorical, continuous, mask, sizes, from_uniform, log_probs, probabilities, entropies, log_prob,
+    exploration
 ):  # fmt: skip
     """Fill the last five arrays.
 
@@ -23,10 +25,11 @@ def densities(
         params: float32 ``[N, P]``, P = logits + 2 D.
         categorical: int32 ``[N, K]``.
         continuous: float32 ``[N, D]``, before squashing.
-        mask: bool ``[N, logits]`` of allowed categories, or of size zero if there is no mask. A component whose mask allows nothing
-            counts as fully allowed.
+        mask: bool ``[N, logits]`` of allowed categories, or of size zero if there is no mask. A component whose mask
+            allows nothing counts as fully allowed.
         sizes: int32 ``[K]``, categories of each component.
-        from_uniform: Whether `exploration` is the KL divergence of the components from uniform policies, else the entropy.
+        from_uniform: Whether `exploration` is the KL divergence of the components from uniform policies, else the
+            entropy.
         log_probs, probabilities: float32 ``[N, logits]``, of the categories; for :func:`density_gradients`.
         entropies: float32 ``[N, K]``, of the components; for :func:`density_gradients`.
         log_prob: float32 ``[N]``, of the actions.
@@ -76,9 +79,11 @@ def densities(
 
 @njit(cache=True, nogil=True)
 def density_gradients(
-    params, categorical, continuous, log_probs, probabilities, entropies, sizes, from_uniform, of_log_prob, of_exploration, gradient
+    params, categorical, continuous, log_probs, probabilities, entropies, sizes, from_uniform, of_log_prob,
+    of_exploration, gradient
 ):  # fmt: skip
-    """Fill `gradient` ``[N, P]`` from the gradients of log_prob and exploration, ``[N]``; the others as :func:`densities` has them."""
+    """Fill `gradient` ``[N, P]`` from the gradients of log_prob and exploration, ``[N]``; the others as
+    :func:`densities` has them."""
     rows, dims = continuous.shape
     logits = log_probs.shape[1]
     for row in range(rows):
@@ -87,11 +92,15 @@ def density_gradients(
         begin = 0
         for k in range(sizes.size):
             for i in range(begin, begin + sizes[k]):
-                gradient[row, i] = -probabilities[row, i] * (weight + of_entropy * (log_probs[row, i] + entropies[row, k]))
+                gradient[row, i] = -probabilities[row, i] * (
+                    weight + of_entropy * (log_probs[row, i] + entropies[row, k])
+                )
             gradient[row, begin + categorical[row, k]] += weight
             begin += sizes[k]
         for d in range(dims):
             inverse = math.exp(-params[row, logits + dims + d])
             z = (continuous[row, d] - params[row, logits + d]) * inverse
             gradient[row, logits + d] = weight * z * inverse
-            gradient[row, logits + dims + d] = weight * (z * z - np.float32(1)) + (np.float32(0) if from_uniform else pull)
+            gradient[row, logits + dims + d] = weight * (z * z - np.float32(1)) + (
+                np.float32(0) if from_uniform else pull
+            )

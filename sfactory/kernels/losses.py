@@ -1,7 +1,7 @@
 """The loss of :mod:`sfactory.losses` with its gradients and sums in one compiled pass over CPU memory.
 
-Some seventy small tensor operations cost more than a small network on a CPU; this costs as much as a few of them. The gradients are
-written out, and the tests hold them to those that autograd finds for :func:`sfactory.losses.chunk_loss`.
+Some seventy small tensor operations cost more than a small network on a CPU; this costs as much as a few of them. The
+gradients are written out, and the tests hold them to those that autograd finds for :func:`sfactory.losses.chunk_loss`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ def loss_and_gradients(
     log_prob, value, exploration, advantages, returns, old_values, old_log_prob, valid, count,
     surrogate, clip, value_clip, value_coef, exploration_coef, of_log_prob, of_value, of_exploration, sums,
 ):  # fmt: skip
-    """Fill the gradients of log_prob, value and exploration, and `sums` as :func:`sfactory.losses.chunk_loss` gives them.
+    """Fill the gradients of log_prob, value and exploration, and `sums` as :func:`sfactory.losses.chunk_loss` gives
+    them.
 
     Args:
         log_prob to valid: Flat arrays, as in :func:`sfactory.losses.chunk_loss`.

@@ -1,6 +1,7 @@
 """The objective of :mod:`sfactory.objective` in compiled passes over CPU memory.
 
-A chunk takes two calls from Python where tensor operations take a hundred, each of which a learner's threads would take turns at.
+A chunk takes two calls from Python where tensor operations take a hundred, each of which a learner's threads would take
+turns at.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from sfactory.vtrace import vtrace_pass
 
 
 class _Taken(NamedTuple):
-    """The actions of a batch or of samples: C-contiguous arrays of all columns. `mask` has no columns if there is none."""
+    """The actions of a batch or of samples: C-contiguous arrays of all columns. `mask` has no columns if there is
+    none."""
 
     categorical: NDArray[np.int32]
     continuous: NDArray[np.float32]
@@ -102,13 +104,16 @@ class CompiledObjective(Objective):
     def estimate(self, evaluation: _Evaluation, batch: Batch, columns: Columns) -> Estimates:
         values = self.units.to_returns(torch.from_numpy(evaluation.value)).numpy()
         outcome = self._arrays(_Outcome, batch)
-        found = _estimates(_indices(columns), evaluation.log_prob, values, outcome, OWN_POLICY, *self._of_rewards, *self._of_vtrace)
+        found = _estimates(
+            _indices(columns), evaluation.log_prob, values, outcome, OWN_POLICY, *self._of_rewards, *self._of_vtrace
+        )
         return Estimates(*map(torch.from_numpy, (evaluation.log_prob, found[0], values[:-1], *found[1:])))
 
     def gradients(self, evaluation: _Evaluation, targets: Targets, columns: Columns, count: Tensor) -> Gradients:
         arrays = self._arrays(_Targets, targets)
         of_params, of_value, sums = _gradients(
-            _indices(columns), evaluation.actions, evaluation.value, evaluation.log_prob, evaluation.exploration, arrays,
+            _indices(columns), evaluation.actions, evaluation.value, evaluation.log_prob, evaluation.exploration,
+            arrays,
             self._sizes, self._from_uniform, float(count), *self._of_loss,
         )  # fmt: skip
         return Gradients(torch.from_numpy(of_params), torch.from_numpy(of_value), torch.from_numpy(sums))
@@ -119,7 +124,12 @@ class CompiledObjective(Objective):
         if last is not source:
             steps = len(source.advantages if isinstance(source, Targets) else source.continuous)
             tensors = (getattr(source, name) for name in kind._fields)
-            arrays = kind(*(np.empty((0, 0, 0), np.bool_) if x is None else np.ascontiguousarray(x[:steps].numpy()) for x in tensors))
+            arrays = kind(
+                *(
+                    np.empty((0, 0, 0), np.bool_) if x is None else np.ascontiguousarray(x[:steps].numpy())
+                    for x in tensors
+                )
+            )
             self._last[kind] = source, arrays
         return arrays
 
@@ -168,7 +178,9 @@ def _densities(columns, params, taken, sizes, from_uniform):
 
 
 @njit(cache=True, nogil=True)
-def _estimates(columns, log_prob, values, outcome, policy, reward_scale, reward_clip, weighted, gamma, lam, rho_bar, c_bar):
+def _estimates(
+    columns, log_prob, values, outcome, policy, reward_scale, reward_clip, weighted, gamma, lam, rho_bar, c_bar
+):
     """Log weights, advantages without them, returns and validity of a chunk, each ``[T, n]``.
 
     Args:
@@ -176,7 +188,11 @@ def _estimates(columns, log_prob, values, outcome, policy, reward_scale, reward_
         policy: Whose samples are valid.
         weighted: Whether V-trace's weights are those of the policies; off: all are 1.
     """
-    valid, rewards, finals = _columns(outcome.active, columns), _columns(outcome.reward, columns), _columns(outcome.final_value, columns)
+    valid, rewards, finals = (
+        _columns(outcome.active, columns),
+        _columns(outcome.reward, columns),
+        _columns(outcome.final_value, columns),
+    )
     terminated, truncated = _columns(outcome.terminated, columns), _columns(outcome.truncated, columns)
     log_weights = log_prob - _columns(outcome.log_prob, columns)
     for t in range(rewards.shape[0]):
@@ -187,7 +203,8 @@ def _estimates(columns, log_prob, values, outcome, policy, reward_scale, reward_
                 finals[t, i] = values[t + 1, i]
     returns, advantages = np.empty_like(rewards), np.empty_like(rewards)
     vtrace_pass(
-        log_weights if weighted else np.zeros_like(log_weights), rewards, values[:-1], values[-1], finals, terminated, truncated,
+        log_weights if weighted else np.zeros_like(log_weights), rewards, values[:-1], values[-1], finals, terminated,
+        truncated,
         gamma, lam, rho_bar, c_bar, returns, advantages,
     )  # fmt: skip
     return log_weights, advantages, returns, valid
@@ -204,13 +221,16 @@ def _gradients(
     of_params, of_value = np.zeros((value.shape[0], width, size), np.float32), np.zeros(value.shape, np.float32)
     of_log_prob, of_exploration, sums = np.empty(rows, np.float32), np.empty(rows, np.float32), np.empty(SUMS)
     loss_and_gradients(
-        log_prob.reshape(-1), value[:steps].reshape(-1), exploration.reshape(-1), _columns(targets.advantages, columns).reshape(-1),
+        log_prob.reshape(-1), value[:steps].reshape(-1), exploration.reshape(-1), _columns(targets.advantages,
+        columns).reshape(-1),
         _columns(targets.returns, columns).reshape(-1), _columns(targets.old_values, columns).reshape(-1),
         _columns(targets.old_log_prob, columns).reshape(-1), _columns(targets.valid, columns).reshape(-1),
-        count, surrogate, clip, value_clip, value_coef, exploration_coef, of_log_prob, of_value[:steps].reshape(-1), of_exploration, sums,
+        count, surrogate, clip, value_clip, value_coef, exploration_coef, of_log_prob, of_value[:steps].reshape(-1),
+        of_exploration, sums,
     )  # fmt: skip
     density_gradients(
-        actions.params, actions.categorical, actions.continuous, actions.log_probs, actions.probabilities, actions.entropies,
+        actions.params, actions.categorical, actions.continuous, actions.log_probs, actions.probabilities,
+        actions.entropies,
         sizes, from_uniform, of_log_prob, of_exploration, of_params[:steps].reshape(rows, size),
     )  # fmt: skip
     return of_params, of_value, sums

@@ -1,7 +1,9 @@
-"""The scans and steps of :mod:`sfactory.model.recurrence` with all elementwise work of a step in one compiled pass, for float32 on the CPU.
+"""The scans and steps of :mod:`sfactory.model.recurrence` with all elementwise work of a step in one compiled pass, for
+float32 on the CPU.
 
-The matrix products stay BLAS's. Of 128 units, products included, a sample of training costs 5.9 us (LSTM) and 4.2 (GRU) against 6.9 and
-5.4; without them a row of a step 0.29 and 0.14 against 1.06 and 0.59 (perf/kernels.py). The tests hold all of it to the plain versions.
+The matrix products stay BLAS's. Of 128 units, products included, a sample of training costs 5.9 us (LSTM) and 4.2 (GRU)
+against 6.9 and 5.4; without them a row of a step 0.29 and 0.14 against 1.06 and 0.59 (perf/kernels.py). The tests hold
+all of it to the plain versions.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class CompiledLSTMScan(Function):
         torch.mul(cell, keep[0], out=before_c[0])
         arrays = [tensor.numpy() for tensor in (gates, keep, before_h, before_c, squashed, out)]
         recurrent = weight.t()
-        for t, (x, h_in, gate) in enumerate(zip(projected.unbind(), before_h[:-1].unbind(), gates.unbind(), strict=True)):
+        for t, (x, h_in, gate) in enumerate(
+            zip(projected.unbind(), before_h[:-1].unbind(), gates.unbind(), strict=True)
+        ):
             torch.addmm(x, h_in, recurrent, out=gate)
             _lstm_forward(t, *arrays)
         ctx.save_for_backward(weight, keep, gates, before_h[:-1], before_c, squashed)
@@ -97,7 +101,10 @@ class CompiledGRUScan(Function):
         steps, rows, size = before.shape
         d_recurrent, d_new = torch.empty_like(gates), torch.empty_like(before)
         dh, carried = torch.zeros(2, rows, size).unbind()
-        arrays = [tensor.numpy() for tensor in (grad.contiguous(), keep, gates, from_state_n, before, dh, carried, d_recurrent, d_new)]
+        arrays = [
+            tensor.numpy()
+            for tensor in (grad.contiguous(), keep, gates, from_state_n, before, dh, carried, d_recurrent, d_new)
+        ]
         for t in range(steps - 1, -1, -1):
             _gru_backward(t, *arrays)
             torch.addmm(carried, d_recurrent[t], weight, out=dh)
@@ -134,7 +141,8 @@ def _gru_step(projected, recurred, state, after):
             after[row, j] = n + z * (state[row, j] - n)
 
 
-# Below, a loop writes to few arrays, because the compiler does sixteen units at once only where it can tell that no two arrays overlap.
+# Below, a loop writes to few arrays, because the compiler does sixteen units at once only where it can tell that no two
+# arrays overlap.
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
@@ -163,7 +171,8 @@ def _lstm_forward(t, gates, keep, before_h, before_c, squashed, out):
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 def _lstm_backward(t, grad, keep, gates, before_c, squashed, dh, dc, d_gates):
-    """Fill the gradients of step t's pre-activations; `dh` and `dc` come from step t + 1, and `dc` becomes what goes to step t - 1."""
+    """Fill the gradients of step t's pre-activations; `dh` and `dc` come from step t + 1, and `dc` becomes what goes to
+    step t - 1."""
     steps, rows, size = grad.shape
     for row in range(rows):
         kept = keep[min(t + 1, steps - 1), row, 0]
@@ -210,7 +219,8 @@ def _gru_forward(t, projected, recurred, gates, keep, from_state_n, before, out)
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 def _gru_backward(t, grad, keep, gates, from_state_n, before, dh, carried, d_recurrent, d_new):
-    """Fill the gradients of the state's shares of step t's pre-activations, and in `d_new` of the new state's pre-activation.
+    """Fill the gradients of the state's shares of step t's pre-activations, and in `d_new` of the new state's
+    pre-activation.
 
     `dh` comes from step t + 1, `carried` passes by the gates to step t - 1.
     """

@@ -24,12 +24,13 @@ def sample_rows(
     continuous: np.ndarray,
     log_prob: np.ndarray,
 ) -> None:
-    """Draw one action for each row by inverting each component's cumulative distribution, and record its log-probability.
+    """Draw one action for each row by inverting each component's cumulative distribution, and record its
+    log-probability.
 
     Args:
         params: float32 ``[N, P]``, P = logits + 2 D: logits, means, log standard deviations.
-        mask: bool ``[N, logits]`` of allowed categories, or of size zero if there is no mask. A component whose mask allows nothing
-            counts as fully allowed.
+        mask: bool ``[N, logits]`` of allowed categories, or of size zero if there is no mask. A component whose mask
+            allows nothing counts as fully allowed.
         sizes: int ``[K]``, categories of each component.
         uniforms: float32 ``[N, K]`` in [0, 1).
         normals: float32 ``[N, D]``, standard normal.

@@ -7,7 +7,8 @@ import numpy as np
 from torch import Tensor
 
 _SATURATED = np.float32(7.90531110763549805)
-# Numerator (odd powers 1 to 13) and denominator (even powers 0 to 6) of a minimax rational approximation, within 3e-7 of tanh.
+# Numerator (odd powers 1 to 13) and denominator (even powers 0 to 6) of a minimax rational approximation, within 3e-7
+# of tanh.
 _P = np.array(
     (
         4.89352455891786e-03, 6.37261928875436e-04, 1.48572235717979e-05, 5.12229709037114e-08,

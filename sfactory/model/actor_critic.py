@@ -35,7 +35,11 @@ class Trunk(nn.Module):
         width = sum(encoder.out_features for encoder in self.encoders)
         self.merge = None
         if len(self.encoders) > 1:
-            merged = config.features if any(leaf.is_image for leaf in observation.leaves) else (config.features, *config.hidden)[-1]
+            merged = (
+                config.features
+                if any(leaf.is_image for leaf in observation.leaves)
+                else (config.features, *config.hidden)[-1]
+            )
             self.merge = nn.Sequential(Dense(width, merged), ACTIVATIONS[config.activation]())
             width = merged
         self.core = _build_core(width, config)
@@ -64,7 +68,8 @@ class ActorCritic(nn.Module):
     Attributes:
         observation: What it reads.
         action: What it decides.
-        state_size: Floats S of the RNN state of one row: the actor's, then the critic's where that is separate; 0 without a core.
+        state_size: Floats S of the RNN state of one row: the actor's, then the critic's where that is separate; 0
+            without a core.
         normalizer: Of float observations, or None. The learner updates it.
         unit: Of the values. The learner sets it.
     """
@@ -89,7 +94,8 @@ class ActorCritic(nn.Module):
             state: float32 ``[N, S]``, already zero in rows whose episode begins; None without a core.
 
         Returns:
-            Policy parameters ``[N, P]`` (:mod:`sfactory.distributions`), values ``[N]`` and the next state ``[N, S]`` or None, all float32.
+            Policy parameters ``[N, P]`` (:mod:`sfactory.distributions`), values ``[N]`` and the next state ``[N, S]``
+            or None, all float32.
         """
         obs = obs if self.normalizer is None else self.normalizer(obs)
         of_actor, of_critic = self._split(state)
@@ -133,10 +139,11 @@ class ActorCritic(nn.Module):
 
 
 def shares_trunk(observation: ObservationSpec, config: ModelConfig) -> bool:
-    """Whether policy and value have one encoder and core: as asked for, else where these are large, for images and with a core.
+    """Whether policy and value have one encoder and core: as asked for, else where these are large, for images and with
+    a core.
 
-    A small trunk that serves both is worth less than it saves: the value's gradients, whose size follows the returns, then shape what
-    the policy sees.
+    A small trunk that serves both is worth less than it saves: the value's gradients, whose size follows the returns,
+    then shape what the policy sees.
     """
     if config.shared_critic is not None:
         return config.shared_critic
@@ -176,7 +183,9 @@ def _build_core(in_features: int, config: ModelConfig) -> nn.Module | None:
         if name in CORES:
             return CORES[name](in_features, config.core_size, config.core_layers)
         if ":" not in name:
-            raise ConfigError(f"unknown model.core {name!r}; known: none, {', '.join(CORES)}, or a callable or module:Class")
+            raise ConfigError(
+                f"unknown model.core {name!r}; known: none, {', '.join(CORES)}, or a callable or module:Class"
+            )
     role = f"model.core {name}"
     core: Core = construct(load_object(name, "model.core"), role, in_features, **config.kwargs)
     return checked_core(core, role, in_features)

@@ -25,7 +25,9 @@ def construct(make: Callable[..., Any], role: str, /, *args: Any, **kwargs: Any)
     try:
         made = make(*args, **kwargs)
     except TypeError as error:
-        raise ConfigError(f"{role} could not be made with the arguments {args} and model.kwargs {kwargs}: {error}") from error
+        raise ConfigError(
+            f"{role} could not be made with the arguments {args} and model.kwargs {kwargs}: {error}"
+        ) from error
     except Exception as error:
         trace = "".join(traceback.format_exception(error)).rstrip()
         raise ConfigError(f"{role} could not be made: {type(error).__name__}: {error}\n{trace}") from error
@@ -42,12 +44,15 @@ def checked_encoder(encoder: nn.Module, role: str, leaf: Leaf) -> nn.Module:
     """
     _require(encoder, role, out_features=int)
     features = _call(role, encoder, _zeros(leaf))
-    _require_shape(role, f"two observations {leaf.name} {leaf.shape}", features, (_ROWS, encoder.out_features), "(2, out_features)")
+    _require_shape(
+        role, f"two observations {leaf.name} {leaf.shape}", features, (_ROWS, encoder.out_features), "(2, out_features)"
+    )
     return encoder
 
 
 def checked_core(core: nn.Module, role: str, in_features: int) -> nn.Module:
-    """The core, if it has `out_features`, `state_size` and `unroll`, and one step gives an output and a state of these sizes.
+    """The core, if it has `out_features`, `state_size` and `unroll`, and one step gives an output and a state of these
+    sizes.
 
     Raises:
         ConfigError: If not.
@@ -62,7 +67,8 @@ def checked_core(core: nn.Module, role: str, in_features: int) -> nn.Module:
 
 
 def checked_model(model: nn.Module, role: str, observation: ObservationSpec, width: int) -> nn.Module:
-    """The model, if it has `state_size` and `unroll` and its forward gives policy parameters, a value and a state for each row.
+    """The model, if it has `state_size` and `unroll` and its forward gives policy parameters, a value and a state for
+    each row.
 
     Raises:
         ConfigError: If not.
@@ -71,7 +77,9 @@ def checked_model(model: nn.Module, role: str, observation: ObservationSpec, wid
     state = torch.zeros(_ROWS, model.state_size) if model.state_size else None
     answer = _call(role, model, tuple(map(_zeros, observation.leaves)), state)
     if not isinstance(answer, tuple) or len(answer) != 3:
-        raise ConfigError(f"{role} returned a {type(answer).__name__} from forward; it must return (params, value, state)")
+        raise ConfigError(
+            f"{role} returned a {type(answer).__name__} from forward; it must return (params, value, state)"
+        )
     _require_shape(role, "two observations", answer[0], (_ROWS, width), "(2, logits + 2 x continuous dimensions)")
     _require_shape(role, "two observations", answer[1], (_ROWS,), "(2,) values")
     if state is not None:
@@ -84,7 +92,9 @@ def _require(module: nn.Module, role: str, **attributes: Any) -> None:
         value = getattr(module, name, None)
         if not isinstance(value, kind):
             wanted = "an integer" if kind is int else "a method"
-            raise ConfigError(f"{role}: {type(module).__name__}.{name} is {value!r}; it must be {wanted} (see sfactory.model)")
+            raise ConfigError(
+                f"{role}: {type(module).__name__}.{name} is {value!r}; it must be {wanted} (see sfactory.model)"
+            )
 
 
 def _call(role: str, module: nn.Module, *inputs: Any) -> Any:
@@ -92,7 +102,9 @@ def _call(role: str, module: nn.Module, *inputs: Any) -> Any:
         with torch.no_grad():
             return module(*inputs)
     except Exception as error:
-        raise ConfigError(f"{role} failed on a batch of two zero observations: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{role} failed on a batch of two zero observations: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _require_shape(role: str, given: str, result: Any, shape: tuple[int, ...], meaning: str) -> None:

@@ -1,7 +1,7 @@
 """Recurrent cores: what a policy remembers between steps.
 
-The state of a core is one flat float32 vector per row. ``forward`` does one step; ``unroll`` does T steps over segments in which episodes
-may begin anywhere, and gives the same numbers.
+The state of a core is one flat float32 vector per row. ``forward`` does one step; ``unroll`` does T steps over segments
+in which episodes may begin anywhere, and gives the same numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from sfactory.model.recurrence import GRUScan, LSTMScan, gru_step, lstm_step
 KEEPING_GATE = 1
 """Which of a unit's gates keeps its memory: the LSTM's forget gate, the GRU's update gate."""
 KEEPING_BIAS = 1.0
-"""Its initial bias (Jozefowicz et al. 2015, section 2.2): at 0 half of the memory and of its gradient is lost at every step."""
+"""Its initial bias (Jozefowicz et al. 2015, section 2.2): at 0 half of the memory and of its gradient is lost at every
+step."""
 
 
 class Core(nn.Module):
@@ -116,7 +117,10 @@ class _GatedCore(Lowered, Core):
         return projected.to(weight.dtype)
 
     def _cast_weights(self, dtype: torch.dtype) -> list[LoweredLinear]:
-        return [LoweredLinear.of(self._parameter("weight_ih", layer), self._input_bias(layer), dtype) for layer in range(self.layers)]
+        return [
+            LoweredLinear.of(self._parameter("weight_ih", layer), self._input_bias(layer), dtype)
+            for layer in range(self.layers)
+        ]
 
     def _input_bias(self, layer: int) -> Tensor:
         raise NotImplementedError

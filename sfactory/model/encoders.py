@@ -55,11 +55,12 @@ class MLPEncoder(nn.Module):
 
 
 class NatureCNN(Lowered):
-    """Three convolutions and a linear layer (Mnih et al. 2015, "Human-level control through deep reinforcement learning").
+    """Three convolutions and a linear layer (Mnih et al. 2015, "Human-level control through deep reinforcement
+    learning").
 
-    Images with a side below 36 pixels, on which the original kernels do not fit, get three 3x3 convolutions with padding 1 and the same
-    numbers of channels; a convolution has stride 2 as long as the larger side is above 8 pixels, else 1. So a 7x7 grid keeps its resolution
-    and 28x28 comes down to 7x7.
+    Images with a side below 36 pixels, on which the original kernels do not fit, get three 3x3 convolutions with
+    padding 1 and the same numbers of channels; a convolution has stride 2 as long as the larger side is above 8 pixels,
+    else 1. So a 7x7 grid keeps its resolution and 28x28 comes down to 7x7.
 
     Args:
         leaf: An image, (H, W, C) or (C, H, W).
@@ -73,7 +74,9 @@ class NatureCNN(Lowered):
         convolutions: list[nn.Conv2d] = []
         for channels, kernel, stride, padding in table:
             if convolutions:
-                convolutions.append(orthogonal(nn.Conv2d(convolutions[-1].out_channels, channels, kernel, stride, padding)))
+                convolutions.append(
+                    orthogonal(nn.Conv2d(convolutions[-1].out_channels, channels, kernel, stride, padding))
+                )
             else:
                 convolutions.append(PixelConv(leaf, channels, kernel, stride, padding))
             sides = tuple((side + 2 * padding - kernel) // stride + 1 for side in sides)
@@ -90,7 +93,8 @@ class NatureCNN(Lowered):
 
 
 class ImpalaResNet(nn.Module):
-    """The large network of Espeholt et al. 2018 (IMPALA, figure 3): three stages of a convolution, a pooling and two residual blocks.
+    """The large network of Espeholt et al. 2018 (IMPALA, figure 3): three stages of a convolution, a pooling and two
+    residual blocks.
 
     Pooling with padding lets images of every size through.
 
@@ -105,7 +109,11 @@ class ImpalaResNet(nn.Module):
         sides = leaf.sides
         stages: list[nn.Module] = []
         for i, width in enumerate(channels):
-            first = PixelConv(leaf, width, 3, 1, 1) if i == 0 else orthogonal(nn.Conv2d(channels[i - 1], width, 3, padding=1))
+            first = (
+                PixelConv(leaf, width, 3, 1, 1)
+                if i == 0
+                else orthogonal(nn.Conv2d(channels[i - 1], width, 3, padding=1))
+            )
             stages += [first, nn.MaxPool2d(3, 2, 1), _Residual(width), _Residual(width)]
             sides = tuple((side + 1) // 2 for side in sides)
         self.stages = nn.Sequential(*stages)
@@ -149,10 +157,12 @@ KNOWN = ("auto", "mlp", *IMAGE_ENCODERS)
 def build_encoders(leaves: Sequence[Leaf], config: ModelConfig) -> nn.ModuleList:
     """One encoder for each leaf.
 
-    `auto` gives images a NatureCNN and everything else an MLP; a named image encoder is for the images among the leaves.
+    `auto` gives images a NatureCNN and everything else an MLP; a named image encoder is for the images among the
+    leaves.
 
     Raises:
-        ConfigError: On an unknown name, an image encoder without an image, or a user's encoder that breaks its contract.
+        ConfigError: On an unknown name, an image encoder without an image, or a user's encoder that breaks its
+            contract.
     """
     name = config.encoder
     if isinstance(name, str) and name in KNOWN:

@@ -12,7 +12,8 @@ LOG_STD_RANGE = (-5.0, 2.0)
 
 
 class PolicyHead(nn.Module):
-    """Features to ``params [..., P]``: categorical logits, Gaussian means and log standard deviations, clamped to [-5, 2].
+    """Features to ``params [..., P]``: categorical logits, Gaussian means and log standard deviations, clamped to [-5,
+    2].
 
     Args:
         in_features: Width of the features.
@@ -21,11 +22,15 @@ class PolicyHead(nn.Module):
         initial_log_std: Where they begin.
     """
 
-    def __init__(self, in_features: int, action: ActionSpec, adaptive_std: bool = False, initial_log_std: float = 0.0) -> None:
+    def __init__(
+        self, in_features: int, action: ActionSpec, adaptive_std: bool = False, initial_log_std: float = 0.0
+    ) -> None:
         super().__init__()
         self.dims, fixed = action.continuous, action.logits + action.continuous
         self.linear = orthogonal(nn.Linear(in_features, fixed + (self.dims if adaptive_std else 0)), 0.01)
-        self.log_std = nn.Parameter(torch.full((self.dims,), initial_log_std)) if self.dims and not adaptive_std else None
+        self.log_std = (
+            nn.Parameter(torch.full((self.dims,), initial_log_std)) if self.dims and not adaptive_std else None
+        )
         if adaptive_std:
             nn.init.constant_(self.linear.bias[fixed:], initial_log_std)
 

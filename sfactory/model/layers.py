@@ -56,12 +56,15 @@ class Dense(Lowered, nn.Linear):
 class PixelConv(nn.Conv2d):
     """The first convolution of an image encoder: takes the observation as it is stored.
 
-    Pixels stay uint8 until here and are converted once, to the dtype in which the convolution runs. Division by the largest pixel value
-    happens in the weights. Both image layouts enter in channels-last memory order, in which all later layers then run.
+    Pixels stay uint8 until here and are converted once, to the dtype in which the convolution runs. Division by the
+    largest pixel value happens in the weights. Both image layouts enter in channels-last memory order, in which all
+    later layers then run.
     """
 
     def __init__(self, leaf: Leaf, out_channels: int, kernel_size: int, stride: int, padding: int = 0) -> None:
-        super().__init__(leaf.shape[2] if leaf.channels_last else leaf.shape[0], out_channels, kernel_size, stride, padding)
+        super().__init__(
+            leaf.shape[2] if leaf.channels_last else leaf.shape[0], out_channels, kernel_size, stride, padding
+        )
         orthogonal(self)
         self.hwc = leaf.channels_last
         self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
@@ -105,7 +108,8 @@ def _to_channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class FlatInput(nn.Module):
-    """A leaf as float32 ``[N, out_features]``: categories one-hot, uint8 divided by the largest value, floats as they are."""
+    """A leaf as float32 ``[N, out_features]``: categories one-hot, uint8 divided by the largest value, floats as they
+    are."""
 
     def __init__(self, leaf: Leaf) -> None:
         super().__init__()

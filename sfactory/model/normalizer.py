@@ -16,7 +16,8 @@ _EPSILON = 1e-8
 def merge_moments(mean: Tensor, var: Tensor, count: Tensor, values: Tensor, valid: Tensor) -> None:
     """Merge a batch into running moments, in place and without a sync (Chan et al. 1979, the parallel update).
 
-    Values are centred on the running mean before they are squared, so float32 suffices. A batch without valid rows changes nothing, nor
+    Values are centred on the running mean before they are squared, so float32 suffices. A batch without valid rows
+    changes nothing, nor
     does one whose mean or variance is not finite: what is once in the moments stays there.
 
     Args:
@@ -43,9 +44,11 @@ def merge_moments(mean: Tensor, var: Tensor, count: Tensor, values: Tensor, vali
 
 
 class ObservationNormalizer(nn.Module):
-    """Float leaves with their running mean and standard deviation removed, clamped to [-10, 10]; other leaves pass unchanged.
+    """Float leaves with their running mean and standard deviation removed, clamped to [-10, 10]; other leaves pass
+    unchanged.
 
-    The moments are float32 buffers, so that they travel with the parameters. Before the first update the values pass as they are.
+    The moments are float32 buffers, so that they travel with the parameters. Before the first update the values pass as
+    they are.
 
     Args:
         leaves: Of the observation.
@@ -62,7 +65,10 @@ class ObservationNormalizer(nn.Module):
 
     def forward(self, obs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Normalise leaves ``[..., *leaf.shape]`` with any leading dimensions."""
-        return tuple(self._normalized(i, x) if is_float else x for i, (is_float, x) in enumerate(zip(self.floats, obs, strict=True)))
+        return tuple(
+            self._normalized(i, x) if is_float else x
+            for i, (is_float, x) in enumerate(zip(self.floats, obs, strict=True))
+        )
 
     def _normalized(self, index: int, x: Tensor) -> Tensor:
         mean, scale = self.mean_and_scale(index)
@@ -92,7 +98,8 @@ class ObservationNormalizer(nn.Module):
 
 
 class RunningMeanStd(nn.Module):
-    """Running mean and standard deviation of one quantity, as float64 scalars on a device; the host never waits for them.
+    """Running mean and standard deviation of one quantity, as float64 scalars on a device; the host never waits for
+    them.
 
     Before the first update the mean is 0 and the standard deviation 1.
     """
@@ -129,12 +136,14 @@ class ValueUnit(nn.Module):
 class CriticUnits:
     """The unit in which the critic predicts returns: in it their running mean is 0 and their standard deviation 1.
 
-    When the moments move, the critic's last layer is corrected so that it predicts the same returns as before (PopArt: van Hasselt et al.
-    2016, "Learning values across many orders of magnitude", algorithm 1). Without that every move would be an error in all its values,
-    which is largest at the start of a run, where episodes are short and the first returns tell little.
+    When the moments move, the critic's last layer is corrected so that it predicts the same returns as before (PopArt:
+    van Hasselt et al. 2016, "Learning values across many orders of magnitude", algorithm 1). Without that every move
+    would be an error in all its values, which is largest at the start of a run, where episodes are short and the first
+    returns tell little.
 
     Args:
-        model: Whose ``unit`` follows, and whose last layer is corrected by ``rescale_values(scale, shift)``, if it has such a method.
+        model: Whose ``unit`` follows, and whose last layer is corrected by ``rescale_values(scale, shift)``, if it has
+            such a method.
         normalize: Off: the unit is that of returns themselves, whatever they are.
 
     Attributes:

@@ -28,8 +28,8 @@ def full_precision(device: torch.device) -> AbstractContextManager:
 class Lowered(nn.Module):
     """Base of modules that can keep a copy of their weights in autocast's dtype, ready for use, between batches.
 
-    Autocast casts float32 weights at every call, and oneDNN brings them into its own order, which at the batch sizes of inference costs as
-    much as a fifth of the products.
+    Autocast casts float32 weights at every call, and oneDNN brings them into its own order, which at the batch sizes of
+    inference costs as much as a fifth of the products.
     """
 
     _lowered: Any = None
@@ -49,7 +49,8 @@ class Lowered(nn.Module):
 
 
 def lower_weights(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Let those modules of a model that can keep a copy of their present weights in autocast's dtype, used only while gradients are off.
+    """Let those modules of a model that can keep a copy of their present weights in autocast's dtype, used only while
+    gradients are off.
 
     A policy worker that computes under autocast calls this after each change of the weights; None drops the copies.
     """

@@ -1,12 +1,15 @@
 """Single steps and masked scans over time for LSTM and GRU; the scans have their gradients written out.
 
-Each scan takes the input's share of the gate pre-activations for all T steps (one matrix product, made by the caller) and adds the
-recurrent share step by step. The state is multiplied by ``keep[t]`` before step t, so that an episode may begin anywhere: no padding,
-no packing.
-The backward pass computes, for a block of steps at once, the factors by which the state's gradient must be multiplied, so that a step is
-one matrix product and a few elementwise operations, and forms the recurrent weights' gradient in one matrix product at the end.
+Each scan takes the input's share of the gate pre-activations for all T steps (one matrix product, made by the caller)
+and adds the
+recurrent share step by step. The state is multiplied by ``keep[t]`` before step t, so that an episode may begin
+anywhere: no padding, no packing.
+The backward pass computes, for a block of steps at once, the factors by which the state's gradient must be multiplied,
+so that a step is one matrix product and a few elementwise operations, and forms the recurrent weights' gradient in one
+matrix product at the end.
 
-Gate order and formulas are those of ``torch.nn.LSTM`` and ``torch.nn.GRU``. The same code runs on every device and never waits for it.
+Gate order and formulas are those of ``torch.nn.LSTM`` and ``torch.nn.GRU``. The same code runs on every device and
+never waits for it.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ def lstm_step(gates: Tensor, state: Tensor) -> Tensor:
 
 
 def gru_step(projected: Tensor, recurred: Tensor, state: Tensor) -> Tensor:
-    """The state ``[N, H]`` after the input's and the state's shares ``[N, 3 H]`` of the pre-activations and the state before."""
+    """The state ``[N, H]`` after the input's and the state's shares ``[N, 3 H]`` of the pre-activations and the state
+    before."""
     size = state.shape[1]
     r, z = (projected[:, : 2 * size] + recurred[:, : 2 * size]).sigmoid().chunk(2, -1)
     n = torch.addcmul(projected[:, 2 * size :], r, recurred[:, 2 * size :]).tanh()
@@ -89,7 +93,11 @@ class LSTMScan(Function):
         dh, dc = grad[-1], torch.zeros_like(grad[-1])
         for begin, end in _blocks_backward(steps, rows * size):
             i, f, g, o = gates[begin:end].unbind(2)
-            tanh_c, factors = squashed[begin:end], d_gates[begin:end]  # factors of dc for i, f, g and of dh for o, then the gradients
+            # Factors of dc for i, f, g and of dh for o, then the gradients.
+            tanh_c, factors = (
+                squashed[begin:end],
+                d_gates[begin:end],
+            )
             torch.mul(g * i, 1 - i, out=factors[:, :, 0])
             torch.mul(before_c[begin:end] * f, 1 - f, out=factors[:, :, 1])
             torch.mul(i, 1 - g * g, out=factors[:, :, 2])
@@ -151,7 +159,8 @@ class GRUScan(Function):
         dh = grad[-1]
         for begin, end in _blocks_backward(steps, rows * size):
             r, z, n = gates[begin:end].view(-1, rows, 3, size).unbind(2)
-            factors = d_recurrent[begin:end]  # of dh, for the recurrent share of each pre-activation, then the gradients
+            # Of dh, for the recurrent share of each pre-activation, then the gradients.
+            factors = d_recurrent[begin:end]
             to_new = torch.mul(1 - z, 1 - n * n, out=d_new[begin:end])
             torch.mul(to_new * from_state_n[begin:end], r * (1 - r), out=factors[:, :, 0])
             torch.mul(before[begin:end] - n, z * (1 - z), out=factors[:, :, 1])

@@ -24,8 +24,8 @@ class Bottleneck:
     """What limits a run.
 
     Attributes:
-        name: environments, policy workers, learner; synchronisation: sampling and learning alternate; slots: rollout workers wait for
-            a free slot while the learner waits for a batch; latency: everyone waits for messages.
+        name: environments, policy workers, learner; synchronisation: sampling and learning alternate; slots: rollout
+            workers wait for a free slot while the learner waits for a batch; latency: everyone waits for messages.
         reason: One sentence with the figures.
         advice: Flags to change, the most promising first.
     """
@@ -38,9 +38,9 @@ class Bottleneck:
 def find_bottleneck(profile: Profile) -> Bottleneck:
     """Name what limits a profiled run.
 
-    Where all cores are at work, it is what takes most of them: a worker that is kept from its core looks busy too. Else the slowest
-    stage is the one that does not wait, since the workers hand their results on through bounded stores. Where none is busy all the
-    time, the limit is the slots, or the time that messages take.
+    Where all cores are at work, it is what takes most of them: a worker that is kept from its core looks busy too. Else
+    the slowest stage is the one that does not wait, since the workers hand their results on through bounded stores.
+    Where none is busy all the time, the limit is the slots, or the time that messages take.
     """
     plan = profile.plan
     learns = not plan.sample_only
@@ -54,7 +54,9 @@ def find_bottleneck(profile: Profile) -> Bottleneck:
     if plan.config.serial:
         return Bottleneck("synchronisation", "all workers take turns in one process", ("a run without --serial",))
     if learns and plan.config.lag_free and busy[slowest] < SATURATED:
-        return Bottleneck("synchronisation", "sampling and learning wait for each other", ("--algo appo, without --sync",))
+        return Bottleneck(
+            "synchronisation", "sampling and learning wait for each other", ("--algo appo, without --sync",)
+        )
     if _is_full(profile):
         reason = f"{used} are at work, {profile.cpu(heaviest):.1f} of them here"
         return Bottleneck(NAMES[heaviest], reason, _advice(profile, heaviest))
@@ -63,7 +65,9 @@ def find_bottleneck(profile: Profile) -> Bottleneck:
     shares = profile.interval.phases("rollout")
     reason = f"no worker is busy more than {busy[slowest]:.0%} of the time, and {used} are at work"
     if plan.inline_inference or shares["blocked"] > shares["waiting"]:
-        return Bottleneck("slots", f"{reason}; rollout workers wait for free slots", (_raise(profile, "runtime.spare_batches"),))
+        return Bottleneck(
+            "slots", f"{reason}; rollout workers wait for free slots", (_raise(profile, "runtime.spare_batches"),)
+        )
     advice = (*_inline(profile), _raise(profile, "envs_per_worker"), _raise(profile, "workers"))
     return Bottleneck("latency", f"{reason}; rollout workers wait for actions", advice)
 
@@ -79,7 +83,10 @@ def _for_environments(profile: Profile) -> tuple[str, ...]:
         advice.append(_raise(profile, "envs_per_worker"))
     advice += _one_learner_thread(profile)
     if _is_full(profile):
-        advice.append(f"a faster environment or --env-backend (now {profile.plan.config.env_backend}); no core is to spare for --workers")
+        advice.append(
+            f"a faster environment or --env-backend (now {profile.plan.config.env_backend}); no core is to spare for "
+            "--workers"
+        )
     return tuple(advice)
 
 
@@ -114,10 +121,13 @@ def _lower_precision(profile: Profile, device: torch.device) -> list[str]:
 
 
 def _inline(profile: Profile) -> list[str]:
-    """Inference by the rollout workers themselves, where messages to policy workers may cost more than larger batches save."""
+    """Inference by the rollout workers themselves, where messages to policy workers may cost more than larger batches
+    save."""
     config = profile.plan.config
     on_cpu = devices.inference_device(config).type == "cpu"
-    return ["--runtime.policy-workers 0, with --workers 2 or more"] if on_cpu and not profile.plan.inline_inference else []
+    return (
+        ["--runtime.policy-workers 0, with --workers 2 or more"] if on_cpu and not profile.plan.inline_inference else []
+    )
 
 
 def _threads(profile: Profile, name: str, now: int, device: torch.device) -> list[str]:
@@ -129,7 +139,11 @@ def _one_learner_thread(profile: Profile) -> list[str]:
     config = profile.plan.config
     threads = devices.learner_threads(config)
     enough = devices.learner_device(config).type == "cpu" and profile.cpu("learner") < ONE_THREAD
-    return [f"--runtime.learner-threads 1 (now {threads})"] if threads > 1 and enough and not profile.plan.sample_only else []
+    return (
+        [f"--runtime.learner-threads 1 (now {threads})"]
+        if threads > 1 and enough and not profile.plan.sample_only
+        else []
+    )
 
 
 def _raise(profile: Profile, field: str) -> str:

@@ -1,6 +1,8 @@
-"""What this machine could do at most for a run: simulation, inference and training each alone, on all cores, and what they add up to.
+"""What this machine could do at most for a run: simulation, inference and training each alone, on all cores, and what
+they add up to.
 
-Each is measured with every core busy with the same work, because a core is slower while its neighbours work. Nothing of the data plane
+Each is measured with every core busy with the same work, because a core is slower while its neighbours work. Nothing of
+the data plane
 counts: no queues, no waiting, no copies between workers.
 """
 
@@ -46,7 +48,8 @@ ENDS = 0.01
 FROZEN_LR = 1e-9
 """Learning rate at which the weights stay plausible however often they are trained on the same batch."""
 ACTIONS = 64
-"""Sets of random actions that are drawn beforehand, because drawing them costs as much as a step of a small environment."""
+"""Sets of random actions that are drawn beforehand, because drawing them costs as much as a step of a small
+environment."""
 SINGLE_STEPS = 32
 """Env steps between two looks at the clock where environments are stepped one by one."""
 
@@ -57,7 +60,8 @@ class Ceiling:
 
     Attributes:
         simulation_s: Core seconds per env step of the environment alone, with random actions.
-        inference_s: Core seconds (on a GPU: seconds) per env step of the policy's answer, at the cheapest batch size that was tried.
+        inference_s: Core seconds (on a GPU: seconds) per env step of the policy's answer, at the cheapest batch size
+            that was tried.
         training_s: The same of the learner, over all epochs.
         cores: That the run may use.
         inference_rows: Rows of that cheapest batch.
@@ -128,13 +132,15 @@ def measure_ceiling(config: Config, seconds: float) -> Ceiling:
         best = int(np.argmax(answers))
         (training,) = measure(plan, [TRAINING], at_training, share)
     return Ceiling(
-        cores / simulation, at_inference / answers[best], at_training / training, cores, rows_of(plan, works[best]), config.batch_size,
+        cores / simulation, at_inference / answers[best], at_training / training, cores, rows_of(plan, works[best]),
+        config.batch_size,
         1, precision_of(plan, places[1]), places[0].type, places[1].type,
     )  # fmt: skip
 
 
 def inference_works(plan: workers.Plan) -> list[Work]:
-    """The ways of inference among which the cheapest is looked for: the model and the policy worker, at a request's size and at others."""
+    """The ways of inference among which the cheapest is looked for: the model and the policy worker, at a request's
+    size and at others."""
     most = min(plan.groups, slot_count(plan.config, plan.rows), MOST_GROUPS)
     return [
         *(Work("forward", rows) for rows in sorted({*FORWARD_ROWS, plan.rows, 4 * plan.rows})),
@@ -154,7 +160,9 @@ def precision_of(plan: workers.Plan, device: torch.device) -> str:
 
 def with_threads(plan: workers.Plan, threads: int) -> workers.Plan:
     """A plan whose learner and whose only policy worker have so many threads."""
-    runtime = dataclasses.replace(plan.config.runtime, learner_threads=threads, inference_threads=threads, policy_workers=1)
+    runtime = dataclasses.replace(
+        plan.config.runtime, learner_threads=threads, inference_threads=threads, policy_workers=1
+    )
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, runtime=runtime))
 
 
@@ -174,7 +182,9 @@ def measure(plan: workers.Plan, works: Sequence[Work], processes: int, seconds: 
         for process in range(processes):
             given = workers.SharedPlan(plan), wires, flags, process, tuple(works), seconds
             children.start(f"measure-{process}", workers.process_main, _measure_main, *given)
-        return np.sum(_results(children, processes, plan.config.runtime.step_timeout_s + seconds * len(works)), 0).tolist()
+        return np.sum(
+            _results(children, processes, plan.config.runtime.step_timeout_s + seconds * len(works)), 0
+        ).tolist()
 
 
 def _results(children: WorkerProcesses, processes: int, timeout: float) -> list[list[float]]:
@@ -190,14 +200,18 @@ def _results(children: WorkerProcesses, processes: int, timeout: float) -> list[
             raise RunFailed(f"measuring processes ended by themselves, with these exit codes: {ended}")
         if time.monotonic() - begin > timeout:
             hint = "an environment may hang (runtime.step_timeout_s sets the limit)"
-            raise RunFailed(f"{processes - len(results)} of {processes} measuring processes are not done after {timeout:.0f} s; {hint}")
+            raise RunFailed(
+                f"{processes - len(results)} of {processes} measuring processes are not done after {timeout:.0f} s; "
+                f"{hint}"
+            )
     return results
 
 
 def _measure_main(
     plan: workers.Plan, wires: workers.Wires, flags: SharedArray, process: int, works: Sequence[Work], seconds: float
 ) -> None:
-    """Measure in step with the other processes: all begin when all are ready, and none rests while another still measures."""
+    """Measure in step with the other processes: all begin when all are ready, and none rests while another still
+    measures."""
     keep_freed_memory()
 
     def meet(stage: int, meanwhile: Callable[[], object]) -> None:
@@ -269,7 +283,8 @@ def prepare(plan: workers.Plan, work: Work, process: int = 0) -> AbstractContext
 
 @contextmanager
 def _simulation(plan: workers.Plan, process: int) -> Iterator[Piece]:
-    """Random actions in a group's environments: as directly as they allow, because what sfactory adds to them is no part of the limit."""
+    """Random actions in a group's environments: as directly as they allow, because what sfactory adds to them is no
+    part of the limit."""
     config, env = plan.config, plan.env
     request = EnvRequest(plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, validate=False)
     group = make_group(request, env, config.envs_per_group, process * config.envs_per_group, config.seed)
@@ -294,7 +309,9 @@ def _random_actions(env: EnvSpec, rows: int, rng: np.random.Generator) -> tuple[
 
 def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator) -> Piece:
     group.reset(new_frame(env, group.rows))
-    turns = zip(cycle(group.envs), cycle(env.action.rows(*_random_actions(env, ACTIONS * SINGLE_STEPS, rng))), strict=False)
+    turns = zip(
+        cycle(group.envs), cycle(env.action.rows(*_random_actions(env, ACTIONS * SINGLE_STEPS, rng))), strict=False
+    )
 
     def piece() -> int:
         for _ in range(SINGLE_STEPS):

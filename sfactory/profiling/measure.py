@@ -63,8 +63,8 @@ class Profile:
         seconds: Measured.
         fps: Env steps per second: learned from, or only sampled where `plan.sample_only`.
         interval: What the processes did.
-        levels: Of the queues (``requests``: of all policy workers together, if they have processes of their own; ``free``,
-            ``finished``) and of the slots by state (``slots free``, ``slots filling``, ``slots finished``).
+        levels: Of the queues (``requests``: of all policy workers together, if they have processes of their own;
+            ``free``, ``finished``) and of the slots by state (``slots free``, ``slots filling``, ``slots finished``).
         lag_mean, lag_max: Policy lag in learner updates; NaN where nothing was learned.
     """
 
@@ -86,7 +86,8 @@ class Profile:
         return self.interval.busy(kind)
 
     def cpu(self, kind: str) -> float:
-        """Cores that the workers of a kind kept at work, all together; programs that environments start do not count."""
+        """Cores that the workers of a kind kept at work, all together; programs that environments start do not
+        count."""
         return float(self.interval.column(kind, "cpu_s").sum()) / self.seconds
 
     @property
@@ -111,8 +112,8 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
 
     Args:
         plan: From :func:`sfactory.runtime.planning.make_plan`; its number of steps does not matter.
-        seconds: To measure, after the warm-up: the start, the compilation of kernels and the env steps until the run has settled
-            (:func:`sfactory.config.lag.settling_steps`).
+        seconds: To measure, after the warm-up: the start, the compilation of kernels and the env steps until the run
+            has settled (:func:`sfactory.config.lag.settling_steps`).
         trace: File to write a trace of the measured time to.
         patience_s: Seconds in which the first batch must be trained; what has not settled by then is measured as it is.
 
@@ -122,7 +123,12 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
     """
     with temporary_folder() as folder, contextlib.nullcontext() if plan.config.serial else fork_server():
         log = dataclasses.replace(
-            plan.config.log, display="none", tensorboard=False, report_every_s=0.5, save_every_s=ENDLESS, milestone_every=0
+            plan.config.log,
+            display="none",
+            tensorboard=False,
+            report_every_s=0.5,
+            save_every_s=ENDLESS,
+            milestone_every=0,
         )
         config = dataclasses.replace(plan.config, run=str(folder / "run"), overwrite=False, steps=ENDLESS, log=log)
         observer = _Observer(seconds, patience_s, settling_steps(plan.config, plan.rows))
@@ -175,15 +181,20 @@ class _Observer:
     def profile(self, plan: Plan) -> Profile:
         """What was seen of a run that has ended."""
         if math.isnan(self._begin):
-            raise RunFailed(f"no batch was trained within {self._patience_s:.0f} s; lower batch_size, now {plan.config.batch_size}")
+            raise RunFailed(
+                f"no batch was trained within {self._patience_s:.0f} s; lower batch_size, now {plan.config.batch_size}"
+            )
         interval = Interval(self._names, self._before, self._after)
         fps = interval.rate("learner")
         if math.isnan(fps):
             raise RunFailed(
-                f"no batch was trained in the {self._seconds:g} s that were measured; measure for longer, or lower batch_size, "
+                f"no batch was trained in the {self._seconds:g} s that were measured; measure for longer, or lower "
+                "batch_size, "
                 f"now {plan.config.batch_size}"
             )
-        levels = {name: Level(float(np.mean([v for _, v in s])), max(v for _, v in s)) for name, s in self.samples.items()}
+        levels = {
+            name: Level(float(np.mean([v for _, v in s])), max(v for _, v in s)) for name, s in self.samples.items()
+        }
         lag_mean = float(np.mean([mean for mean, _ in self._lags])) if self._lags else math.nan
         lag_max = max((most for _, most in self._lags), default=math.nan)
         return Profile(

@@ -22,7 +22,13 @@ def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottlen
     """
     for table in (_time_table(profile), _store_table(profile), _speed_table(profile, ceiling)):
         console.print(table)
-    console.print(f"Bottleneck: {bottleneck.name}, {bottleneck.reason}", style="bold", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"Bottleneck: {bottleneck.name}, {bottleneck.reason}",
+        style="bold",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     for advice in bottleneck.advice:
         console.print(f"  try {advice}", markup=False, highlight=False, soft_wrap=True)
 
@@ -60,7 +66,9 @@ def _store_table(profile: Profile) -> Table:
 
 
 def _speed_table(profile: Profile, ceiling: float) -> Table:
-    table = Table("speed", "per second", title="env steps sampled" if profile.plan.sample_only else "env steps, learning included")
+    table = Table(
+        "speed", "per second", title="env steps sampled" if profile.plan.sample_only else "env steps, learning included"
+    )
     table.add_row("env steps", _count(profile.fps))
     table.add_row("frames", _count(profile.frames_per_s))
     table.add_row("ceiling, env steps", _count(ceiling))

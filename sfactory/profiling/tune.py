@@ -1,7 +1,8 @@
 """Tuning: finds by short real runs which processes, threads and sizes suit a machine and an environment.
 
-The search climbs one setting at a time, in the order of how much it usually matters, as long as a step brings more than noise; then the
-fastest settings run again for longer, and the best of them wins. Rollout, epochs, losses and model stay as they are. The batch size and
+The search climbs one setting at a time, in the order of how much it usually matters, as long as a step brings more than
+noise; then the fastest settings run again for longer, and the best of them wins. Rollout, epochs, losses and model stay
+as they are. The batch size and
 the number of environments do change: more env steps per second is not always more learning per second.
 """
 
@@ -80,7 +81,9 @@ class Tuning:
     signal: int | None = None
 
 
-def tune(plan: Plan, seconds: float, sample_only: bool = False, report: Callable[[Trial], None] = lambda trial: None) -> Tuning:
+def tune(
+    plan: Plan, seconds: float, sample_only: bool = False, report: Callable[[Trial], None] = lambda trial: None
+) -> Tuning:
     """Search for the fastest settings.
 
     Args:
@@ -90,7 +93,8 @@ def tune(plan: Plan, seconds: float, sample_only: bool = False, report: Callable
         report: Takes every trial as it ends.
 
     Raises:
-        Interrupted, EnvironmentFault, RunFailed: As :func:`profile_run`, in the first run. An interrupt after that ends the search.
+        Interrupted, EnvironmentFault, RunFailed: As :func:`profile_run`, in the first run. An interrupt after that ends
+            the search.
     """
     config = dataclasses.replace(plan.config, precision=_precision(plan))
     search = _Search(dataclasses.replace(plan, config=config, sample_only=sample_only), seconds, report)
@@ -105,7 +109,8 @@ def tune(plan: Plan, seconds: float, sample_only: bool = False, report: Callable
 
 
 def tuned_values(asked: Config, best: Config) -> dict[str, Any]:
-    """The settings to write to a YAML file: what was asked for besides the defaults, and every searched field of the best config.
+    """The settings to write to a YAML file: what was asked for besides the defaults, and every searched field of the
+    best config.
 
     With them and nothing else, ``python -m sfactory.train --config FILE`` trains what was tuned.
     """
@@ -125,7 +130,9 @@ def write_tuned(file: Path, asked: Config, tuning: Tuning) -> None:
     Raises:
         OSError: If the file cannot be written.
     """
-    head = f"# {len(tuning.trials)} runs on {devices.cores()} cores; the best did {tuning.profile.fps:,.0f} env steps/s\n"
+    head = (
+        f"# {len(tuning.trials)} runs on {devices.cores()} cores; the best did {tuning.profile.fps:,.0f} env steps/s\n"
+    )
     text = head + yaml.safe_dump(tuned_values(asked, tuning.plan.config), sort_keys=False)
     write_atomically(file, text.encode())
 
@@ -196,7 +203,8 @@ class _Search:
                 improved |= self._climb_along(name)
 
     def final(self) -> None:
-        """The fastest settings again, twice as long. Of those that are as good as the best, the first found wins: it changes least."""
+        """The fastest settings again, twice as long. Of those that are as good as the best, the first found wins: it
+        changes least."""
         order = list(self.profiles)
         fastest = sorted(order, key=lambda key: self.profiles[key].fps, reverse=True)[:FINALISTS]
         again: dict[tuple, float] = {}
@@ -219,7 +227,9 @@ class _Search:
         improved = False
         for direction in (1, -1):
             for value in self._values(name, direction):
-                if self._left() < (1 + 2 * FINALISTS) * self._run_s + (1 + FINALISTS) * self._start_s:  # the final's share of the time
+                if (
+                    self._left() < (1 + 2 * FINALISTS) * self._run_s + (1 + FINALISTS) * self._start_s
+                ):  # the final's share of the time
                     return improved
                 candidate = self._candidate(name, value)
                 if candidate is None:
@@ -248,11 +258,14 @@ class _Search:
             return
         most = {"workers": cores if cores <= 4 else 2 * cores, "runtime.groups": 4}.get(name, cores)
         least = 0 if name == "runtime.policy_workers" else 1
-        steps = sorted({*range(least, min(most, 4) + 1), *(2**k for k in range(3, 10) if 2**k <= most), most, max(1, cores - 1)})
+        steps = sorted(
+            {*range(least, min(most, 4) + 1), *(2**k for k in range(3, 10) if 2**k <= most), most, max(1, cores - 1)}
+        )
         yield from (v for v in (steps if direction == 1 else reversed(steps)) if (v - now) * direction > 0)
 
     def _candidate(self, name: str, value: Any) -> Settings | None:
-        """The best settings with one of them changed and others made to fit; None where that has been tried or cannot be."""
+        """The best settings with one of them changed and others made to fit; None where that has been tried or cannot
+        be."""
         settings = settings_of(self._fit({**self.best, name: value}))
         tried = {_key(trial.settings) for trial in self.trials}
         return None if _key(settings) in tried or settings[name] == self.best[name] else settings

@@ -1,4 +1,5 @@
-"""Checkpoints: weights, trainer state and a readable description, written so that a crash at any moment loses none of the earlier.
+"""Checkpoints: weights, trainer state and a readable description, written so that a crash at any moment loses none of
+the earlier.
 
 A checkpoint is three files with one stem::
 
@@ -6,8 +7,8 @@ A checkpoint is three files with one stem::
     checkpoint_000000200000.opt.pt        the trainer's state: tensors, numbers and strings, read with weights_only=True
     checkpoint_000000200000.json          env steps, return, ..., and the size and SHA-256 of the other two
 
-The JSON is written last, so a checkpoint exists exactly if its JSON does, and it is good if the hashes fit. Nothing is ever unpickled
-beyond what ``torch.load(weights_only=True)`` allows.
+The JSON is written last, so a checkpoint exists exactly if its JSON does, and it is good if the hashes fit. Nothing is
+ever unpickled beyond what ``torch.load(weights_only=True)`` allows.
 """
 
 from __future__ import annotations
@@ -49,12 +50,14 @@ class Snapshot:
 
     Attributes:
         model: Weights and buffers by name.
-        trainer: Optimizer, normalisers, schedules, RNG states, ...: tensors, numbers, strings and None in nested dicts, lists and tuples.
+        trainer: Optimizer, normalisers, schedules, RNG states, ...: tensors, numbers, strings and None in nested dicts,
+            lists and tuples.
         env_steps: Env steps trained on so far.
         frames: Frames simulated so far: env steps x frameskip.
         updates: Learner updates so far, which is the policy version.
         wall_s: Seconds trained so far, over all resumes.
-        episode_return: Mean return of recent episodes, by which the best checkpoint is chosen; None (or NaN) if none has ended.
+        episode_return: Mean return of recent episodes, by which the best checkpoint is chosen; None (or NaN) if none
+            has ended.
     """
 
     model: dict[str, Tensor]
@@ -67,7 +70,8 @@ class Snapshot:
 
 
 class CheckpointStore:
-    """The checkpoints of one run. Only the process that holds the run folder's lock may save; anyone may load at any time.
+    """The checkpoints of one run. Only the process that holds the run folder's lock may save; anyone may load at any
+    time.
 
     Args:
         folder: The run's ``checkpoints`` folder; a save makes it if it is not there.
@@ -88,7 +92,8 @@ class CheckpointStore:
 
         Raises:
             TypeError: If `snapshot.trainer` holds something that could not be loaded again; names the entry.
-            OSError: For example if the disk is full; all earlier checkpoints are then untouched and no temporary file is left.
+            OSError: For example if the disk is full; all earlier checkpoints are then untouched and no temporary file
+                is left.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in self.folder.glob(f"{TEMPORARY}*"):
@@ -124,16 +129,19 @@ class CheckpointStore:
         return self._load_first(self._newest_first)
 
     def load_again(self) -> Snapshot | None:
-        """:meth:`load_latest` within a run, whose folder may be away for a moment: no run begins at 0 again because of that.
+        """:meth:`load_latest` within a run, whose folder may be away for a moment: no run begins at 0 again because of
+        that.
 
         Raises:
-            CheckpointError: As :meth:`load_latest`; or if for `PATIENCE_S` there is no folder. A run makes it before anything else.
+            CheckpointError: As :meth:`load_latest`; or if for `PATIENCE_S` there is no folder. A run makes it before
+                anything else.
         """
         deadline = time.monotonic() + PATIENCE_S
         while (snapshot := self.load_latest()) is None and not self.folder.is_dir():
             if time.monotonic() > deadline:
                 raise CheckpointError(
-                    f"the folder {self.folder} is gone; put it back and give the same command again, or start anew with --overwrite"
+                    f"the folder {self.folder} is gone; put it back and give the same command again, or start anew "
+                    "with --overwrite"
                 )
             time.sleep(0.1)
         return snapshot
@@ -173,7 +181,8 @@ class CheckpointStore:
         return sorted(described, key=lambda stem: _rank(described[stem]), reverse=True)
 
     def _unused_stem(self, env_steps: int) -> str:
-        """A new name, also where env steps have not advanced since an earlier save: replacing three files is not one step."""
+        """A new name, also where env steps have not advanced since an earlier save: replacing three files is not one
+        step."""
         stem = f"checkpoint_{env_steps:012d}"
         taken = [_age(other)[1] for other in self._newest_first() if _age(other)[0] == env_steps]
         return f"{stem}_{max(taken) + 1}" if taken else stem
@@ -186,14 +195,18 @@ class CheckpointStore:
         return env_steps // self.milestone_every > last // self.milestone_every
 
     def _rotate(self, newest: str) -> None:
-        """Remove what is neither recent, best nor a milestone; the JSON first, so that a crash leaves no half of a checkpoint.
+        """Remove what is neither recent, best nor a milestone; the JSON first, so that a crash leaves no half of a
+        checkpoint.
 
-        Checkpoints with more env steps than the newest belong to a future that the run fell back from, for example because they could
-        not be read. They count neither as recent nor as best, or they would displace those of the run as it is.
+        Checkpoints with more env steps than the newest belong to a future that the run fell back from, for example
+        because they could not be read. They count neither as recent nor as best, or they would displace those of the
+        run as it is.
         """
         described = self._described(self._newest_first())
         if newest not in described:
-            raise FileNotFoundError(f"{self._path(newest, _JSON)} has gone since it was written; has somebody moved its folder?")
+            raise FileNotFoundError(
+                f"{self._path(newest, _JSON)} has gone since it was written; has somebody moved its folder?"
+            )
         past = [stem for stem in described if _age(stem) <= _age(newest)]
         kept = {*past[: self.keep], max(past, key=lambda stem: _rank(described[stem]))}
         kept |= {stem for stem, description in described.items() if description.get("milestone")}
@@ -227,7 +240,8 @@ class CheckpointStore:
                 _log.warning("checkpoint %s cannot be read: %s; trying the one before", self._path(stem, _JSON), error)
         if reasons:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} can be read ({'; '.join(f'{stem}: {why}' for stem, why in reasons.items())}); "
+                f"no checkpoint in {self.folder} can be read "
+                f"({'; '.join(f'{stem}: {why}' for stem, why in reasons.items())}); "
                 "restore the folder from a copy, or start anew with --overwrite"
             )
         return None
@@ -240,7 +254,8 @@ class CheckpointStore:
             raise _Unreadable(f"{error.strerror} ({error.filename})") from error
         if description["format"] > FORMAT:
             raise CheckpointError(
-                f"{self._path(stem, _JSON)} has format {description['format']}, this sfactory reads up to {FORMAT}; upgrade sfactory"
+                f"{self._path(stem, _JSON)} has format {description['format']}, this sfactory reads up to {FORMAT}; "
+                "upgrade sfactory"
             )
         for suffix, data in contents.items():
             expected = description["files"][suffix]
@@ -351,5 +366,6 @@ def _plain(value: Any, where: str) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
-        f"{where} is a {type(value).__qualname__}; a checkpoint holds tensors, numbers, strings and None, in dicts, lists and tuples"
+        f"{where} is a {type(value).__qualname__}; a checkpoint holds tensors, numbers, strings and None, in dicts, "
+        "lists and tuples"
     )

@@ -1,4 +1,5 @@
-"""What happens when a resumed run's config differs from the saved one, field by field. ``docs/resume.md`` is this table.
+"""What happens when a resumed run's config differs from the saved one, field by field. ``docs/resume.md`` is this
+table.
 
 ``python -m sfactory.runs.resume_rules`` prints that file.
 """
@@ -23,7 +24,8 @@ class Rule(NamedTuple):
     """What happens to a run whose config has changed in one field.
 
     Attributes:
-        verdict: refused: the saved weights, or what was learned with them, would not fit or would mean something else. warned: the run
+        verdict: refused: the saved weights, or what was learned with them, would not fit or would mean something else.
+            warned: the run
             goes on, but learns in another way from here on. safe: it goes on as it would have.
         why: For the user.
     """
@@ -84,7 +86,9 @@ RULES: dict[str, Rule] = {
     "model.model": _WEIGHTS,
     "model.kwargs": _WEIGHTS,
     "model.normalize_obs": _refused("the same weights would see other numbers"),
-    "optim.lr": _warned("other optimizer steps from here on; with optim.schedule adaptive_kl the adapted rate goes on instead"),
+    "optim.lr": _warned(
+        "other optimizer steps from here on; with optim.schedule adaptive_kl the adapted rate goes on instead"
+    ),
     "optim.schedule": _STEP,
     "optim.target_kl": _STEP,
     "optim.betas": _STEP,
@@ -134,16 +138,19 @@ RULES: dict[str, Rule] = {
 
 _INTRODUCTION = """# Resuming with another configuration
 
-The same command again resumes a run. Every field that differs from the saved one (`config.yaml` in the run folder) follows its rule:
+The same command again resumes a run. Every field that differs from the saved one (`config.yaml` in the run folder)
+follows its rule:
 
-- **refused**: exit status 2, nothing is changed. The saved weights, or what was learned with them, would not fit or would mean something
-  else. Ask for the saved value, start anew with `--overwrite`, or name another folder.
-- **warned**: the run goes on and says so. It learns in another way from here on, so its curve is not that of one configuration.
+- **refused**: exit status 2, nothing is changed. The saved weights, or what was learned with them, would not fit or
+  would mean something else. Ask for the saved value, start anew with `--overwrite`, or name another folder.
+- **warned**: the run goes on and says so. It learns in another way from here on, so its curve is not that of one
+  configuration.
 - **safe**: the run goes on as it would have.
 
-The environment itself is compared, too, as far as `spaces.json` in the run folder tells it. **Refused** are other spaces, an environment
-of another class, other values that a callable carries (in a closure, a partial, a default, or read from its module), and another lambda.
-**Warned** of is edited code of a class or of a function that makes environments.
+The environment itself is compared, too, as far as `spaces.json` in the run folder tells it. **Refused** are other
+spaces, an environment of another class, other values that a callable carries (in a closure, a partial, a default, or
+read from its module), and another lambda. **Warned** of is edited code of a class or of a function that makes
+environments.
 
 All refused fields are named at once. This file is printed by `python -m sfactory.runs.resume_rules`.
 
@@ -153,7 +160,8 @@ All refused fields are named at once. This file is printed by `python -m sfactor
 
 
 def check_resume(path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Compare the configs, as nested plain values, with which a run was begun and is to be continued; warn where the rules say so.
+    """Compare the configs, as nested plain values, with which a run was begun and is to be continued; warn where the
+    rules say so.
 
     Args:
         path: The run folder.
@@ -170,19 +178,23 @@ def check_resume(path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any])
             _log.warning("the run in %s continues with a changed setting: %s: %s -> %s: %s", path, field, old, new, why)
     if refused:
         raise ConfigError(
-            f"{path} holds a run that cannot continue with other settings (saved -> asked); ask for the saved ones, start anew with "
+            f"{path} holds a run that cannot continue with other settings (saved -> asked); ask for the saved ones, "
+            "start anew with "
             "--overwrite, or name another folder with --run:",
             *refused,
         )
 
 
 def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> None:
-    """Compare what is known of the environments with which a run was begun and is to be continued; warn where it may have changed.
+    """Compare what is known of the environments with which a run was begun and is to be continued; warn where it may
+    have changed.
 
-    Refused is what is another task: other spaces, another class, other values that a callable carries (as other env_kwargs are), and
-    another lambda, whose code is hardly more than the arguments that it passes. The code of a function or a class may be edited: who
-    mends a bug or adds a figure to info wants to go on, and who makes another game of it is warned. A callable that is the same in all
-    this and makes an environment of another class may choose among several, and is warned of, too.
+    Refused is what is another task: other spaces, another class, other values that a callable carries (as other
+        env_kwargs are), and
+    another lambda, whose code is hardly more than the arguments that it passes. The code of a function or a class may
+    be edited: who mends a bug or adds a figure to info wants to go on, and who makes another game of it is warned. A
+    callable that is the same in all this and makes an environment of another class may choose among several, and is
+    warned of, too.
 
     Args:
         path: The run folder.
@@ -195,12 +207,17 @@ def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> None:
         refused, noticed = _source_differences(saved.source, now.source)
     remedy = "name another folder with run= (--run), or start anew with overwrite (--overwrite)"
     if spaces or refused:
-        exception = "" if spaces else ". If it is the same task for all that, remove spaces.json, which tells them apart, from the folder"
+        exception = (
+            ""
+            if spaces
+            else ". If it is the same task for all that, remove spaces.json, which tells them apart, from the folder"
+        )
         problem = f"{path} holds a run of another environment (saved -> now); {remedy}{exception}:"
         raise ConfigError(problem, *(f"  {difference}" for difference in (*spaces, *refused)))
     if noticed:
         _log.warning(
-            "the environment of the run in %s has changed since (saved -> now), and the run goes on with it; if it is another task, %s: %s",
+            "the environment of the run in %s has changed since (saved -> now), and the run goes on with it; if it is "
+            "another task, %s: %s",
             path, remedy, "; ".join(noticed),
         )  # fmt: skip
 
@@ -216,7 +233,9 @@ def _source_differences(saved: EnvSource, now: EnvSource) -> tuple[list[str], li
     made = [f"what is made: {saved.made} -> {now.made}"] if saved.made != now.made else []
     same_python = saved.code.partition(" ")[0] == now.code.partition(" ")[0]  # else bytecode tells nothing
     edited = ["the code of what makes it has changed"] if same_python and saved.code != now.code else []
-    names = saved.values.keys() & now.values.keys() if saved.code != now.code else saved.values.keys() | now.values.keys()
+    names = (
+        saved.values.keys() & now.values.keys() if saved.code != now.code else saved.values.keys() | now.values.keys()
+    )
     pairs = {name: (saved.values.get(name, "none"), now.values.get(name, "none")) for name in sorted(names)}
     values = [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
     if made and (edited or saved.values != now.values or not now.code):

@@ -25,7 +25,8 @@ from sfactory.runs.space_codec import load_spec, save_spec
 CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 LOCK_S = 0.2
-"""How long a start waits for the folder: whoever asks whether a run lives there (:func:`is_held`) holds it for a moment."""
+"""How long a start waits for the folder: whoever asks whether a run lives there (:func:`is_held`) holds it for a
+moment."""
 STATUS, REPORTS = "status.json", "stall-*.txt"
 TENSORBOARD = "events.out.tfevents.*"
 
@@ -58,7 +59,8 @@ class RunFolder(os.PathLike):
         return self.path / SUMMARY
 
     def keep_spec(self, spec: EnvSpec) -> None:
-        """Write what the run's policy sees and does, for those who use it without its environment, and where that comes from."""
+        """Write what the run's policy sees and does, for those who use it without its environment, and where that comes
+        from."""
         with _telling_of(self.path):
             save_spec(self.path / SPACES, spec)
 
@@ -96,8 +98,9 @@ def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:
         env: What is known of the run's environment; None: it is not compared with that of the run in the folder.
 
     Raises:
-        ConfigError: If the folder cannot be made, holds something else than a run, is in use by a living run, or was begun with a config
-            or an environment that this one cannot continue (:mod:`sfactory.runs.resume_rules`); lists every such field.
+        ConfigError: If the folder cannot be made, holds something else than a run, is in use by a living run, or was
+            begun with a config or an environment that this one cannot continue (:mod:`sfactory.runs.resume_rules`);
+            lists every such field.
     """
     path = config.run_dir
     with _telling_of(path):
@@ -179,8 +182,12 @@ def _saved_values(path: Path) -> dict[str, Any] | None:
 
 
 def _take_lock(path: Path) -> int:
-    """Lock the folder until the returned descriptor is closed, at the latest when this process ends, however it ends."""
-    for name in (LOCK, METRICS):  # they are written in place: through a link, a stranger's run folder would have another file changed
+    """Lock the folder until the returned descriptor is closed, at the latest when this process ends, however it
+    ends."""
+    for name in (
+        LOCK,
+        METRICS,
+    ):  # they are written in place: through a link, a stranger's run folder would have another file changed
         if (path / name).is_symlink():
             raise ConfigError(f"{path / name} is a symbolic link, which sfactory does not write through; remove it")
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -190,7 +197,8 @@ def _take_lock(path: Path) -> int:
             if time.monotonic() > deadline:
                 holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
                 raise ConfigError(
-                    f"the run folder {path} is in use by a running process (pid {holder}); wait for it, stop it, or name another one with "
+                    f"the run folder {path} is in use by a running process (pid {holder}); wait for it, stop it, or "
+                    "name another one with "
                     "--run"
                 )
             time.sleep(0.01)

@@ -1,4 +1,5 @@
-"""Spaces as JSON: what a run's policy sees and does, kept in its folder so that the policy can be used without its environment.
+"""Spaces as JSON: what a run's policy sees and does, kept in its folder so that the policy can be used without its
+environment.
 
 A file holds data only. A Text leaf, from which nothing is learned, is kept without what it may contain.
 """
@@ -24,7 +25,20 @@ FORMAT = 1
 MAX_ENTRIES = 2**28
 """Numbers in the largest array that a file may ask for."""
 
-_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+_NUMBERS = (
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
 
 
 def save_spec(path: Path, spec: EnvSpec) -> None:
@@ -60,7 +74,9 @@ def load_spec(path: Path, squash: Literal["clip", "tanh"]) -> EnvSpec:
     try:
         described = json.loads(path.read_bytes())
         if described["format"] > FORMAT:
-            raise CheckpointError(f"{path} has format {described['format']}, this sfactory reads up to {FORMAT}; upgrade sfactory")
+            raise CheckpointError(
+                f"{path} has format {described['format']}, this sfactory reads up to {FORMAT}; upgrade sfactory"
+            )
         return EnvSpec(
             ObservationSpec.from_space(decode_space(described["observation"])),
             ActionSpec.from_space(decode_space(described["action"]), squash),
@@ -68,9 +84,13 @@ def load_spec(path: Path, squash: Literal["clip", "tanh"]) -> EnvSpec:
             source=_decode_source(described.get("source")),
         )
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing; copy the whole run folder, or resume the run once to have it written") from None
+        raise ConfigError(
+            f"{path} is missing; copy the whole run folder, or resume the run once to have it written"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged ({error!r}); restore it from a copy, or resume the run once to have it written") from None
+        raise CheckpointError(
+            f"{path} is damaged ({error!r}); restore it from a copy, or resume the run once to have it written"
+        ) from None
 
 
 def _decode_source(described: dict[str, Any] | None) -> EnvSource | None:
@@ -97,7 +117,9 @@ def check_spaces(ours: EnvSpec, theirs: EnvSpec, our_name: str, their_name: str)
     for what in ("observation", "action"):
         own, other = getattr(ours, what), getattr(theirs, what)
         if own != other:
-            raise ConfigError(f"{our_name} has the {what} space {own.space}, {their_name} has {other.space}; they must fit together")
+            raise ConfigError(
+                f"{our_name} has the {what} space {own.space}, {their_name} has {other.space}; they must fit together"
+            )
 
 
 def encode_space(space: Space) -> dict[str, Any]:
@@ -114,7 +136,12 @@ def encode_space(space: Space) -> dict[str, Any]:
         case spaces.Discrete():
             return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": space.dtype.name}
         case spaces.MultiDiscrete():
-            return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": space.dtype.name}
+            return {
+                "type": "MultiDiscrete",
+                "nvec": space.nvec.tolist(),
+                "start": space.start.tolist(),
+                "dtype": space.dtype.name,
+            }
         case spaces.MultiBinary():
             return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
         case spaces.Box():
@@ -122,7 +149,10 @@ def encode_space(space: Space) -> dict[str, Any]:
             return {"type": "Box", "shape": list(space.shape), "dtype": space.dtype.name, **bounds}
     if space.dtype is not None and space.dtype.kind == "U":
         return {"type": "Text"}
-    raise ConfigError(f"the space {space} cannot be written to a run folder; use Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple")
+    raise ConfigError(
+        f"the space {space} cannot be written to a run folder; use Box, Discrete, MultiDiscrete, MultiBinary, Dict and "
+        "Tuple"
+    )
 
 
 def decode_space(described: dict[str, Any]) -> Space:
@@ -139,17 +169,25 @@ def decode_space(described: dict[str, Any]) -> Space:
         case "Discrete":
             dtype = _dtype(described)
             # The argument is newer than the oldest Gymnasium that is supported.
-            return spaces.Discrete(described["n"], start=described["start"], **({} if dtype == np.int64 else {"dtype": dtype}))
+            return spaces.Discrete(
+                described["n"], start=described["start"], **({} if dtype == np.int64 else {"dtype": dtype})
+            )
         case "MultiDiscrete":
             dtype = _dtype(described)
-            return spaces.MultiDiscrete(np.array(described["nvec"], dtype), dtype, start=np.array(described["start"], dtype))
+            return spaces.MultiDiscrete(
+                np.array(described["nvec"], dtype), dtype, start=np.array(described["start"], dtype)
+            )
         case "MultiBinary":
             _check_size(np.atleast_1d(described["n"]).tolist())
             return spaces.MultiBinary(described["n"])
         case "Box":
             dtype, shape = _dtype(described), described["shape"]
             _check_size(shape)
-            return spaces.Box(_decode_bound(described["low"], shape, dtype), _decode_bound(described["high"], shape, dtype), dtype=dtype)
+            return spaces.Box(
+                _decode_bound(described["low"], shape, dtype),
+                _decode_bound(described["high"], shape, dtype),
+                dtype=dtype,
+            )
         case "Text":
             return spaces.Text(1)
     raise ValueError(f"unknown space {described['type']!r}")

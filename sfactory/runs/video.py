@@ -37,7 +37,9 @@ class VideoRecorder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cannot use the video folder {folder}: {error.strerror}; name another one with --video") from error
+            raise ConfigError(
+                f"cannot use the video folder {folder}: {error.strerror}; name another one with --video"
+            ) from error
         self._write_frames, self._folder, self._fps = imageio_ffmpeg.write_frames, folder, fps
         self._episode = -1
         self._size: tuple[int, int] | None = None
@@ -59,7 +61,9 @@ class VideoRecorder:
         """
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             kind = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else repr(image)
-            raise EnvironmentFault(f"render() returned {kind}; for a video (render_mode rgb_array) it must return uint8 [height, width, 3]")
+            raise EnvironmentFault(
+                f"render() returned {kind}; for a video (render_mode rgb_array) it must return uint8 [height, width, 3]"
+            )
         size = image.shape[1], image.shape[0]
         if self._writer is None:
             path = str(self._folder / f"episode_{self._episode:03d}.mp4")
@@ -68,7 +72,9 @@ class VideoRecorder:
             self._writer.send(None)
             self._size = size
         if size != self._size:
-            raise EnvironmentFault(f"render() returned an image of {size} pixels after one of {self._size}; they must be of one size")
+            raise EnvironmentFault(
+                f"render() returned an image of {size} pixels after one of {self._size}; they must be of one size"
+            )
         self._writer.send(np.ascontiguousarray(image))
 
     def close(self) -> None:

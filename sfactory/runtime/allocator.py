@@ -11,8 +11,8 @@ _NEVER = 2**31 - 1
 def keep_freed_memory() -> bool:
     """Let this process keep the memory of freed arrays for its next ones instead of handing it back to the system.
 
-    By default glibc maps every large block afresh and returns it when it is freed, so each training batch pays a page fault for every 4 KiB
-    of its activations. The process then keeps its peak size.
+    By default glibc maps every large block afresh and returns it when it is freed, so each training batch pays a page
+    fault for every 4 KiB of its activations. The process then keeps its peak size.
 
     Returns:
         Whether the C library could be told (glibc only).

@@ -1,5 +1,5 @@
-"""What the runner makes of faults of environments, which the run survives: it says them, not too often, and ends the run when there are
-too many."""
+"""What the runner makes of faults of environments, which the run survives: it says them, not too often, and ends the
+run when there are too many."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class FaultBudget:
         if faults <= LEAST or faults <= self._rate * env_steps:
             return None
         return (
-            f"environments have failed {faults} times in {env_steps} env steps ({faults / max(env_steps, 1):.2%}), more often than "
-            f"runtime.env_fault_rate {self._rate} allows; correct them, or raise it with --runtime.env-fault-rate. The last fault:\n"
+            f"environments have failed {faults} times in {env_steps} env steps ({faults / max(env_steps, 1):.2%}), "
+            "more often than "
+            f"runtime.env_fault_rate {self._rate} allows; correct them, or raise it with --runtime.env-fault-rate. The "
+            "last fault:\n"
             f"{self._last}"
         )

@@ -28,8 +28,9 @@ def ignore_interrupts() -> None:
 
 
 def end_at_once_when_interrupted() -> None:
-    """Let the signals that interrupt a command end it without a traceback, and those that ask for something do nothing, from here until
-    something is there to be saved. A script's background command, which begins with SIGINT ignored, is interrupted all the same."""
+    """Let the signals that interrupt a command end it without a traceback, and those that ask for something do nothing,
+    from here until something is there to be saved. A script's background command, which begins with SIGINT ignored, is
+    interrupted all the same."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end_at_once)
     for number in (signal.SIGUSR1, signal.SIGUSR2):

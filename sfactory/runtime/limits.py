@@ -1,7 +1,7 @@
 """What the system lets a run have: memory, descriptors, processes and disk. Checked before anything starts.
 
-The trajectories lie in anonymous memory (:mod:`sfactory.data.shared_memory`), which the size of /dev/shm does not limit; the memory that a
-container or the machine may use does.
+The trajectories lie in anonymous memory (:mod:`sfactory.data.shared_memory`), which the size of /dev/shm does not
+limit; the memory that a container or the machine may use does.
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 SERVER_MIB = 215 if torch.version.cuda is None else 475
-"""Private memory of the fork server, as measured: torch's libraries take most of it, and those of a CUDA build are larger."""
+"""Private memory of the fork server, as measured: torch's libraries take most of it, and those of a CUDA build are
+larger."""
 LEARNER_MIB, POLICY_MIB, ROLLOUT_MIB = 70, 15, 12
-"""Private memory of each kind of worker besides trajectories, weights and environments, as measured (perf/RESULTS.md)."""
+"""Private memory of each kind of worker besides trajectories, weights and environments, as measured
+(perf/RESULTS.md)."""
 OWN_DESCRIPTORS, DESCRIPTORS_PER_PROCESS = 24, 4
-"""What the runner opens for a run (shared blocks, reports, the server), and for each process of it: its pipe, its sentinel, and two
-while it starts."""
+"""What the runner opens for a run (shared blocks, reports, the server), and for each process of it: its pipe, its
+sentinel, and two while it starts."""
 SPARE_DESCRIPTORS = 64
 """For what libraries, environments and callbacks open."""
 MEMORY_SHARE = 0.9
 """The part of the free memory that a run may plan with: environments and activations need some, too."""
 MOST_ONE_HOT = 2**30
-"""Bytes of a minibatch's one-hot input, and of the first layer that takes it. So much takes seconds to be multiplied in each update."""
+"""Bytes of a minibatch's one-hot input, and of the first layer that takes it. So much takes seconds to be multiplied in
+each update."""
 SHARED_FOLDER = "/dev/shm"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -51,7 +54,8 @@ _log = logging.getLogger(__name__)
 
 
 def check_limits(plan: Plan, model: nn.Module) -> None:
-    """Make sure that the system has what a run needs. Soft limits that are too low are raised; scarce disk space is warned of.
+    """Make sure that the system has what a run needs. Soft limits that are too low are raised; scarce disk space is
+    warned of.
 
     Environments' own memory and descriptors are not known beforehand and not counted.
 
@@ -62,7 +66,9 @@ def check_limits(plan: Plan, model: nn.Module) -> None:
         ConfigError: With the figures, and what to do, for everything that does not suffice.
     """
     problems = [
-        problem for check in (_memory, _file_size, _shared_folder, _descriptors, _processes) if (problem := check(plan, model)) is not None
+        problem
+        for check in (_memory, _file_size, _shared_folder, _descriptors, _processes)
+        if (problem := check(plan, model)) is not None
     ]
     if problems:
         raise ConfigError(*problems)
@@ -70,8 +76,8 @@ def check_limits(plan: Plan, model: nn.Module) -> None:
 
 
 def check_model(plan: Plan) -> None:
-    """Make sure that there is memory for the model, before it is made, and that its input is not absurdly wide. Only a user's own parts
-    are not looked at.
+    """Make sure that there is memory for the model, before it is made, and that its input is not absurdly wide. Only a
+    user's own parts are not looked at.
 
     Raises:
         ConfigError: With the figures.
@@ -91,22 +97,28 @@ def check_model(plan: Plan) -> None:
         ) from error
     if needed > MEMORY_SHARE * (free := free_memory()).left:
         raise ConfigError(
-            f"training the model needs {needed / 2**30:.1f} GiB for weights, gradients and optimizer, and {free.by} leaves "
-            f"{max(0, free.left) / 2**30:.1f} GiB; lower model.hidden, model.features or model.core_size, or make the spaces smaller"
+            f"training the model needs {needed / 2**30:.1f} GiB for weights, gradients and optimizer, and {free.by} "
+            "leaves "
+            f"{max(0, free.left) / 2**30:.1f} GiB; lower model.hidden, model.features or model.core_size, or make the "
+            "spaces smaller"
         )
 
 
 def _check_one_hot(plan: Plan) -> None:
-    """Categories enter sfactory's encoders one-hot: a matrix of a minibatch's samples by all categories, nearly all of it zeros, times the
-    weights of a first layer."""
+    """Categories enter sfactory's encoders one-hot: a matrix of a minibatch's samples by all categories, nearly all of
+    it zeros, times the weights of a first layer."""
     config = plan.config
     samples, width = config.batch_size // config.optim.minibatches, next(iter(config.model.hidden), 1)
     most = MOST_ONE_HOT // (4 * max(samples, width))
     problems = [
-        f"the observation {leaf.name} has {categories} categories, which enter the network one-hot: {4 * samples * categories / 2**30:.1f} "
-        f"GiB for each minibatch of {samples} samples, and {4 * width * categories / 2**30:.1f} GiB of weights in a first layer of width "
-        f"{width}. At most {most} categories are sensible with these sizes ({MOST_ONE_HOT / 2**30:.0f} GiB for each of the two); let a "
-        "gymnasium.ObservationWrapper make fewer categories or coordinates of them, or write a model.encoder with an embedding"
+        f"the observation {leaf.name} has {categories} categories, which enter the network one-hot: "
+        f"{4 * samples * categories / 2**30:.1f} "
+        f"GiB for each minibatch of {samples} samples, and {4 * width * categories / 2**30:.1f} GiB of weights in a "
+        "first layer of width "
+        f"{width}. At most {most} categories are sensible with these sizes ({MOST_ONE_HOT / 2**30:.0f} GiB for each of "
+        "the two); let a "
+        "gymnasium.ObservationWrapper make fewer categories or coordinates of them, or write a model.encoder with an "
+        "embedding"
         for leaf in plan.env.observation.leaves
         if (categories := sum(leaf.sizes)) > most
     ]
@@ -125,10 +137,12 @@ class Limit(NamedTuple):
 
 
 def memory_needed(plan: Plan, model: nn.Module) -> int:
-    """Bytes that a run takes besides its environments and activations: trajectories, the learner's batch, weights with their
-    gradients and optimizer state, and processes."""
+    """Bytes that a run takes besides its environments and activations: trajectories, the learner's batch, weights with
+    their gradients and optimizer state, and processes."""
     config = plan.config
-    batch = arena_bytes(segment_fields(plan.env, model.state_size), segments_per_batch(config, plan.rows), config.rollout, plan.rows)
+    batch = arena_bytes(
+        segment_fields(plan.env, model.state_size), segments_per_batch(config, plan.rows), config.rollout, plan.rows
+    )
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     if config.serial:
         copies, processes = 6 + plan.policies, 0
@@ -143,11 +157,14 @@ def memory_needed(plan: Plan, model: nn.Module) -> int:
 def trajectory_bytes(plan: Plan, model: nn.Module) -> int:
     """Bytes of the arena."""
     config = plan.config
-    return arena_bytes(segment_fields(plan.env, model.state_size), slot_count(config, plan.rows), config.rollout, plan.rows)
+    return arena_bytes(
+        segment_fields(plan.env, model.state_size), slot_count(config, plan.rows), config.rollout, plan.rows
+    )
 
 
 def free_memory() -> Limit:
-    """Bytes that this process and its children may still take: of the machine, or of the tightest cgroup around them."""
+    """Bytes that this process and its children may still take: of the machine, or of the tightest cgroup around
+    them."""
     limits = [Limit(psutil.virtual_memory().available, "this machine")]
     for folder in _cgroups("memory"):
         for most, used, cache in (
@@ -155,7 +172,9 @@ def free_memory() -> Limit:
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
             if (limit := _number(folder / most)) is not None and (usage := _number(folder / used)) is not None:
-                limits.append(Limit(limit - usage + _statistic(folder / "memory.stat", cache), f"the memory limit of {folder}"))
+                limits.append(
+                    Limit(limit - usage + _statistic(folder / "memory.stat", cache), f"the memory limit of {folder}")
+                )
     return min(limits)
 
 
@@ -166,8 +185,10 @@ def _memory(plan: Plan, model: nn.Module) -> str | None:
     slots, trajectories = slot_count(config, plan.rows), trajectory_bytes(plan, model)
     return (
         f"the run needs {needed / 2**30:.1f} GiB of memory besides its environments, of which trajectories take "
-        f"{trajectories / 2**30:.1f} GiB ({slots} slots of rollout {config.rollout} x {plan.rows} rows), and {free.by} leaves "
-        f"{max(0, free.left) / 2**30:.1f} GiB; lower envs_per_worker, workers, rollout or batch_size, or free some memory"
+        f"{trajectories / 2**30:.1f} GiB ({slots} slots of rollout {config.rollout} x {plan.rows} rows), and {free.by} "
+        "leaves "
+        f"{max(0, free.left) / 2**30:.1f} GiB; lower envs_per_worker, workers, rollout or batch_size, or free some "
+        "memory"
     )
 
 
@@ -177,16 +198,21 @@ def _file_size(plan: Plan, model: nn.Module) -> str | None:
     if needed <= _finite(soft):
         return None
     return (
-        f"the trajectories need a block of {needed} bytes, and the limit on the size of files is {soft} (hard limit: {_finite(hard)}); "
+        f"the trajectories need a block of {needed} bytes, and the limit on the size of files is {soft} (hard limit: "
+        f"{_finite(hard)}); "
         "raise it with ulimit -f unlimited, or lower envs_per_worker, workers, rollout or batch_size"
     )
 
 
 def _shared_folder(plan: Plan, model: nn.Module) -> str | None:
-    """The queues between processes lie in /dev/shm or, where that has no room, in an unlinked file among the temporary ones."""
+    """The queues between processes lie in /dev/shm or, where that has no room, in an unlinked file among the temporary
+    ones."""
     if plan.config.serial or os.access(SHARED_FOLDER, os.W_OK | os.X_OK):
         return None
-    return f"{SHARED_FOLDER} is not a folder that can be written to; mount a tmpfs there (1 MiB suffices), or train with --serial"
+    return (
+        f"{SHARED_FOLDER} is not a folder that can be written to; mount a tmpfs there (1 MiB suffices), or train with "
+        "--serial"
+    )
 
 
 # Descriptors and processes
@@ -203,7 +229,11 @@ def descriptors_needed(plan: Plan) -> int:
 def _descriptors(plan: Plan, model: nn.Module) -> str | None:
     needed = descriptors_needed(plan)
     return _raise_limit(
-        resource.RLIMIT_NOFILE, needed, f"the run needs about {needed} open files", f"ulimit -n {needed}", "lower the number of workers"
+        resource.RLIMIT_NOFILE,
+        needed,
+        f"the run needs about {needed} open files",
+        f"ulimit -n {needed}",
+        "lower the number of workers",
     )
 
 
@@ -220,14 +250,21 @@ def threads_needed(plan: Plan) -> int:
 def _processes(plan: Plan, model: nn.Module) -> str | None:
     needed = threads_needed(plan)
     for folder in _cgroups("pids"):
-        if (most := _number(folder / "pids.max")) is not None and needed > (left := most - (_number(folder / "pids.current") or 0)):
-            return f"the run needs {needed} more processes and threads, and {folder}/pids.max leaves {left:g}; lower the number of workers"
+        if (most := _number(folder / "pids.max")) is not None and needed > (
+            left := most - (_number(folder / "pids.current") or 0)
+        ):
+            return (
+                f"the run needs {needed} more processes and threads, and {folder}/pids.max leaves {left:g}; lower the "
+                "number of workers"
+            )
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft == resource.RLIM_INFINITY or os.geteuid() == 0:
         return None
     running = sum(p.info["num_threads"] or 0 for p in psutil.process_iter(["uids", "num_threads"]) if _is_mine(p))
     told = f"the run needs {needed} more processes and threads besides your {running}"
-    return _raise_limit(resource.RLIMIT_NPROC, running + needed, told, f"ulimit -u {running + needed}", "lower the number of workers")
+    return _raise_limit(
+        resource.RLIMIT_NPROC, running + needed, told, f"ulimit -u {running + needed}", "lower the number of workers"
+    )
 
 
 def _is_mine(process: psutil.Process) -> bool:
@@ -235,7 +272,8 @@ def _is_mine(process: psutil.Process) -> bool:
 
 
 def _raise_limit(kind: int, needed: int, told: str, command: str, remedy: str) -> str | None:
-    """Raise a soft limit to its hard one if it is too low, here and for the workers; the problem in words if that is not enough."""
+    """Raise a soft limit to its hard one if it is too low, here and for the workers; the problem in words if that is
+    not enough."""
     soft, hard = resource.getrlimit(kind)
     if needed <= _finite(soft):
         return None
@@ -252,7 +290,9 @@ def _raise_limit(kind: int, needed: int, told: str, command: str, remedy: str) -
 
 def checkpoint_bytes(model: nn.Module) -> int:
     """Bytes of a checkpoint: weights, buffers, and Adam's two moments."""
-    return sum(tensor.nbytes for tensor in model.state_dict().values()) + 2 * sum(weights.nbytes for weights in model.parameters())
+    return sum(tensor.nbytes for tensor in model.state_dict().values()) + 2 * sum(
+        weights.nbytes for weights in model.parameters()
+    )
 
 
 def _warn_of_disk(plan: Plan, model: nn.Module) -> None:
@@ -260,7 +300,9 @@ def _warn_of_disk(plan: Plan, model: nn.Module) -> None:
     log, size = plan.config.log, checkpoint_bytes(model)
     milestones = plan.config.steps // log.milestone_every if log.milestone_every else 0
     needed = size * (log.keep + milestones + 2)  # the best, and the one that is being written
-    folder = next(path for path in (plan.config.run_dir.absolute(), *plan.config.run_dir.absolute().parents) if path.exists())
+    folder = next(
+        path for path in (plan.config.run_dir.absolute(), *plan.config.run_dir.absolute().parents) if path.exists()
+    )
     free, (most, _) = shutil.disk_usage(folder).free, resource.getrlimit(resource.RLIMIT_FSIZE)
     if needed > free:
         _log.warning(
@@ -268,7 +310,9 @@ def _warn_of_disk(plan: Plan, model: nn.Module) -> None:
             needed / MIB, folder, free / MIB,
         )  # fmt: skip
     elif size > _finite(most):
-        _log.warning("a checkpoint takes about %d bytes, and the limit on the size of files is %d (ulimit -f)", size, most)
+        _log.warning(
+            "a checkpoint takes about %d bytes, and the limit on the size of files is %d (ulimit -f)", size, most
+        )
 
 
 # Reading limits
@@ -290,7 +334,8 @@ def _cgroups(controller: str) -> Iterator[Path]:
             continue
         root = CGROUPS / controller if controllers else CGROUPS
         own = root / path.strip("/")
-        # Inside a container the path may be the one outside, which is not mounted; the root is then the container's own.
+        # Inside a container the path may be the one outside, which is not mounted; the root is then the container's
+        # own.
         for folder in (own, *own.parents):
             if not folder.is_relative_to(root):
                 break

@@ -41,7 +41,14 @@ class Drain:
         steps: int,
         watch: Stopwatch,
     ) -> None:
-        self._arena, self._finished, self._free, self._emit, self._steps, self._watch = arena, finished, free, emit, steps, watch
+        self._arena, self._finished, self._free, self._emit, self._steps, self._watch = (
+            arena,
+            finished,
+            free,
+            emit,
+            steps,
+            watch,
+        )
         weights.publish(FlatWeights(model).vector, 0)
         self.env_steps = 0
         self._reported = time.monotonic()

@@ -1,4 +1,5 @@
-"""The state of a living run as a whole: for `python -m sfactory.status`, and for the report that is written when something hangs."""
+"""The state of a living run as a whole: for `python -m sfactory.status`, and for the report that is written when
+something hangs."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class ProcessState:
 
     Attributes:
         silent_s: Seconds since its last sign of life.
-        doing: What it mostly did in the second before that, a phase of :data:`sfactory.telemetry.stopwatch.PHASES`; empty if it gave none.
+        doing: What it mostly did in the second before that, a phase of :data:`sfactory.telemetry.stopwatch.PHASES`;
+            empty if it gave none.
         idle_s: Seconds since it last finished a piece of work; None before the first.
         cpu_s: Of all its threads, so far.
     """
@@ -54,7 +56,9 @@ class ProcessState:
             return "gone"
         if self.silent_s >= SILENT_S:
             return f"silent for {self.silent_s:.0f} s" + (f"; before: {self.doing}" if self.doing else "")
-        return (self.doing or "alive") + (f"; last work {self.idle_s:.0f} s ago" if (self.idle_s or 0.0) >= SILENT_S else "")
+        return (self.doing or "alive") + (
+            f"; last work {self.idle_s:.0f} s ago" if (self.idle_s or 0.0) >= SILENT_S else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ class RunState:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-def observe(wires: Wires, processes: WorkerProcesses, before: np.ndarray, figures: dict[str, float] | None = None) -> RunState:
+def observe(
+    wires: Wires, processes: WorkerProcesses, before: np.ndarray, figures: dict[str, float] | None = None
+) -> RunState:
     """The state of the run that these wires and processes belong to.
 
     Args:
@@ -93,7 +99,8 @@ def observe(wires: Wires, processes: WorkerProcesses, before: np.ndarray, figure
         row = dict(zip(COLUMNS, now[i].tolist(), strict=True))
         phases = Interval([name], before[i : i + 1], now[i : i + 1]).phases(name.split("-")[0])
         doing = max(phases, key=phases.__getitem__) if phases else "" if row["counted"] else "starting"
-        process = name if wires.requests else name.replace("policy", "rollout")  # with inline inference nobody shares requests
+        # With inline inference nobody shares requests.
+        process = name if wires.requests else name.replace("policy", "rollout")
         rss = 0.0
         with contextlib.suppress(psutil.Error):
             rss = psutil.Process(pids[process]).memory_info().rss / 2**20 if process in pids else 0.0
@@ -103,12 +110,16 @@ def observe(wires: Wires, processes: WorkerProcesses, before: np.ndarray, figure
     queues = {f"requests of policy-{i}": len(queue) for i, queue in enumerate(wires.requests)}
     queues |= {f"ready of rollout-{i}": len(queue) for i, queue in enumerate(wires.ready)}
     queues |= {"free": len(wires.free), "finished": len(wires.finished)}
-    counts = {name: int((slots == kind).sum()) for name, kind in (("free", FREE), ("filling", FILLING), ("finished", FINISHED))}
+    counts = {
+        name: int((slots == kind).sum())
+        for name, kind in (("free", FREE), ("filling", FILLING), ("finished", FINISHED))
+    }
     return RunState(time.time(), os.getpid(), states, counts, queues, figures or {})
 
 
 def write_status(folder: Path, state: RunState) -> None:
-    """Keep the state in a run folder, whole at every moment. What cannot be written is left out: it is renewed every second."""
+    """Keep the state in a run folder, whole at every moment. What cannot be written is left out: it is renewed every
+    second."""
     temporary = temporary_for(folder / STATUS)
     with contextlib.suppress(OSError):
         temporary.write_text(json.dumps(asdict(state)))
@@ -140,7 +151,10 @@ def write_report(folder: Path, reason: str, state: RunState, processes: WorkerPr
     lines = [f"{datetime.now(UTC).isoformat(timespec='seconds')}  {reason}", ""]
     lines += [f"{name} {value:,.6g}" for name, value in state.figures.items()] + [""]
     for process in state.processes:
-        lines.append(f"{process.name:<12} pid {process.pid}  {process.sentence}  cpu {process.cpu_s:.1f} s  {process.rss_mb:.0f} MiB")
+        lines.append(
+            f"{process.name:<12} pid {process.pid}  {process.sentence}  cpu {process.cpu_s:.1f} s  "
+            f"{process.rss_mb:.0f} MiB"
+        )
     lines += ["", f"slots: {_counts(state.slots.items())}", f"queues: {_counts(state.queues.items())}"]
     for name, stacks in {**ask_for_stacks(processes.pids(), processes.folders), "runner": own_stacks()}.items():
         lines += ["", f"=== {name}", stacks.rstrip() or "(no answer)"]

@@ -1,4 +1,5 @@
-"""What a run will be, checked before it is: the config against its environment, its model, this machine, and what it resumes."""
+"""What a run will be, checked before it is: the config against its environment, its model, this machine, and what it
+resumes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,13 @@ def make_plan(config: Config) -> Plan:
     """
     check_types(config)
     source = resolve_env(config.env)
-    request = EnvRequest(source, config.env_kwargs, config.env_backend, config.model.squash, validate=config.runtime.validate_observations)
+    request = EnvRequest(
+        source,
+        config.env_kwargs,
+        config.env_backend,
+        config.model.squash,
+        validate=config.runtime.validate_observations,
+    )
     problems: list[str] = []
 
     def found(check: Callable[[], T]) -> T | None:
@@ -67,15 +74,19 @@ def notes_on(plan: Plan) -> list[str]:
     usual, segment = preset_value(config, "batch_size"), config.rollout * plan.rows
     if "batch_size" not in given_values(config) and config.batch_size != usual:
         notes.append(
-            f"batch_size is {config.batch_size:,}, not the preset's {usual:,}: it is a multiple of rollout {config.rollout} x rows "
-            f"{plan.rows} = {segment:,} that has room for {config.optim.minibatches} minibatches; --envs-per-worker, --rollout and "
+            f"batch_size is {config.batch_size:,}, not the preset's {usual:,}: it is a multiple of rollout "
+            f"{config.rollout} x rows "
+            f"{plan.rows} = {segment:,} that has room for {config.optim.minibatches} minibatches; --envs-per-worker, "
+            "--rollout and "
             "--optim.minibatches allow for others"
         )
     batches = -(-config.steps // config.batch_size)
     if (updates := batches * config.updates_per_batch) < FEW_UPDATES:
         notes.append(
-            f"{config.steps:,} steps are only {updates:,} updates ({batches:,} batches of {config.batch_size:,} x {config.epochs} epochs x "
-            f"{config.optim.minibatches} minibatches), too few for most tasks; raise --steps, --epochs or --optim.minibatches, or lower "
+            f"{config.steps:,} steps are only {updates:,} updates ({batches:,} batches of {config.batch_size:,} x "
+            f"{config.epochs} epochs x "
+            f"{config.optim.minibatches} minibatches), too few for most tasks; raise --steps, --epochs or "
+            "--optim.minibatches, or lower "
             "--batch-size"
         )
     return notes
@@ -96,7 +107,8 @@ def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
     differing = [name for name in (*saved, *(asked.keys() - saved.keys())) if saved.get(name) != asked.get(name)]
     if differing:
         raise ConfigError(
-            f"{folder} holds weights of another model (saved -> asked); ask for the saved one, start anew with --overwrite, or name "
+            f"{folder} holds weights of another model (saved -> asked); ask for the saved one, start anew with "
+            "--overwrite, or name "
             "another folder with --run:",
             *(f"  {name}: {saved.get(name, 'missing')} -> {asked.get(name, 'missing')}" for name in differing),
         )

@@ -1,10 +1,12 @@
-"""What worker processes share from their first moment. Imported by the server that they are forked from, and by nothing else: the import
-changes the process.
+"""What worker processes share from their first moment. Imported by the server that they are forked from, and by nothing
+else: the import changes the process.
 
 - All that workers import is imported once.
 - One compiled kernel is called, so that numba is initialised once (0.3 s for each process otherwise).
-- What has been made so far is kept out of garbage collections, which would unshare 50 MiB in a worker of many environments.
-- Orphans of a killed worker, such as the programs of its environments, become this process's children, where the runner finds them.
+- What has been made so far is kept out of garbage collections, which would unshare 50 MiB in a worker of many
+  environments.
+- Orphans of a killed worker, such as the programs of its environments, become this process's children, where the runner
+  finds them.
 
 Nothing here may start a thread: a fork would leave it behind.
 """

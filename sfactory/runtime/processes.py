@@ -1,7 +1,8 @@
-"""Worker processes: forked from one server that has imported what they need, heard over one pipe each, and never left behind.
+"""Worker processes: forked from one server that has imported what they need, heard over one pipe each, and never left
+behind.
 
-Each worker has a pipe of its own to the runner. A worker that is killed while it writes can tear its own last message, nothing else, and
-the end of a pipe tells at once that its worker is gone.
+Each worker has a pipe of its own to the runner. A worker that is killed while it writes can tear its own last message,
+nothing else, and the end of a pipe tells at once that its worker is gone.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ _started_here = False
 
 @contextlib.contextmanager
 def fork_server() -> Iterator[None]:
-    """Keep the server running that worker processes are forked from; it imports what they need while this process goes on.
+    """Keep the server running that worker processes are forked from; it imports what they need while this process goes
+    on.
 
-    May be nested, and used by several threads: the last one out stops the server, with every process that it or its workers have started.
-    A server that the user's program had started before is used and left alone.
+    May be nested, and used by several threads: the last one out stops the server, with every process that it or its
+    workers have started. A server that the user's program had started before is used and left alone.
     """
     global _users, _started_here
     with _lock:
@@ -93,7 +95,8 @@ def _launch(process: BaseProcess) -> None:
 
 def _stop_server() -> None:
     if (pid := server_pid()) is not None:
-        kill_tree(pid)  # rather than wait until it has imported everything, or for a child of an environment that keeps its pipe open
+        # Rather than wait until it has imported everything, or for a child of an environment that keeps its pipe open.
+        kill_tree(pid)
         forkserver._forkserver._stop()
 
 
@@ -117,7 +120,8 @@ def kill_tree(pid: int, spare_root: bool = False) -> None:
 
 @contextlib.contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Keep worker processes from importing the user's main script again: what they need of it comes pickled by value."""
+    """Keep worker processes from importing the user's main script again: what they need of it comes pickled by
+    value."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -137,7 +141,8 @@ class Outbox:
 
 
 class WorkerProcesses:
-    """The worker processes of one run, by name. Each has a folder of its own for temporary files, removed when it has ended.
+    """The worker processes of one run, by name. Each has a folder of its own for temporary files, removed when it has
+    ended.
 
     Attributes:
         gone: Whether they have been there and have ended.
@@ -161,7 +166,8 @@ class WorkerProcesses:
             remove_temporary_folder(self._folder)
 
     def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
-        """Start ``main(name, outbox, folder, *args)`` in a process of its own; `folder` is where its temporary files belong."""
+        """Start ``main(name, outbox, folder, *args)`` in a process of its own; `folder` is where its temporary files
+        belong."""
         self._folder = self._folder or make_temporary_folder()
         folder = self.folders[name] = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
         reader, writer = multiprocessing.Pipe(duplex=False)
@@ -196,7 +202,9 @@ class WorkerProcesses:
 
     def alive(self) -> set[str]:
         """Names of the workers that have not ended, or whose last messages have not been taken."""
-        return {name for name, process in self._processes.items() if process.exitcode is None or self._has_messages(name)}
+        return {
+            name for name, process in self._processes.items() if process.exitcode is None or self._has_messages(name)
+        }
 
     def _has_messages(self, name: str) -> bool:
         return name in self._inboxes and self._inboxes[name].poll()
@@ -215,7 +223,8 @@ class WorkerProcesses:
         return total
 
     def kill(self, names: Collection[str]) -> None:
-        """End workers and forget them; what their environments have started ends too, also if the worker itself is gone."""
+        """End workers and forget them; what their environments have started ends too, also if the worker itself is
+        gone."""
         processes = [self._processes.pop(name) for name in names]
         for process in processes:
             if process.exitcode is None:

@@ -19,7 +19,8 @@ from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Spe
 
 Status = Literal["completed", "interrupted", "failed"]
 FIGURES = (
-    "wall_s", "env_steps", "fps", "episode_return_mean", "learner_updates", "skipped_updates", "policy_lag_max", "restarts", "env_faults",
+    "wall_s", "env_steps", "fps", "episode_return_mean", "learner_updates", "skipped_updates", "policy_lag_max",
+    "restarts", "env_faults",
 )  # fmt: skip
 _NAMES = {f.name for f in dataclasses.fields(Report)}
 
@@ -58,7 +59,9 @@ class Reporter:
         config = plan.config
         slots, lag = slot_count(config, plan.rows), max_lag(config, plan.rows)
         self._plan, self._folder = plan, folder
-        self._display = Display(config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag)
+        self._display = Display(
+            config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag
+        )
         self._episodes = EpisodeWindow(config.log.episode_window)
         self._unwritten = False
         self.last: Report | None = None
@@ -105,11 +108,16 @@ class Reporter:
         speed = self._speed.report(progress.env_steps, frames)
         episodes = self._episodes.report()
         report = Report(
-            wall_s=speed.wall_s, env_steps=progress.env_steps, frames=frames, fps=speed.fps, frames_per_s=speed.frames_per_s,
-            episodes=episodes.episodes, episode_return_mean=episodes.return_mean, episode_return_min=episodes.return_min,
-            episode_return_max=episodes.return_max, episode_length_mean=episodes.length_mean, policy_lag_mean=progress.lag_mean,
-            policy_lag_max=progress.lag_max, learner_updates=progress.updates, skipped_updates=progress.skipped, lr=progress.lr,
-            extras=episodes.extras, **{name: value for name, value in progress.losses.items() if name in _NAMES}, **load,
+            wall_s=speed.wall_s, env_steps=progress.env_steps, frames=frames, fps=speed.fps,
+            frames_per_s=speed.frames_per_s,
+            episodes=episodes.episodes, episode_return_mean=episodes.return_mean,
+            episode_return_min=episodes.return_min,
+            episode_return_max=episodes.return_max, episode_length_mean=episodes.length_mean,
+            policy_lag_mean=progress.lag_mean,
+            policy_lag_max=progress.lag_max, learner_updates=progress.updates, skipped_updates=progress.skipped,
+            lr=progress.lr,
+            extras=episodes.extras, **{name: value for name, value in progress.losses.items() if name in _NAMES},
+            **load,
         )  # fmt: skip
         self.last, self.news = report, False
         self._write(report)
@@ -147,12 +155,17 @@ class Reporter:
     def nothing_to_do(self, snapshot: Snapshot) -> Result:
         """Say that the checkpoint has all the env steps that were asked for."""
         steps, returns = snapshot.env_steps, math.nan if snapshot.episode_return is None else snapshot.episode_return
-        self.note(f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps")
+        self.note(
+            f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps"
+        )
         self._display.close()
-        return Result("completed", steps, snapshot.wall_s, steps / max(snapshot.wall_s, 1e-9), returns, None, self._folder.path)
+        return Result(
+            "completed", steps, snapshot.wall_s, steps / max(snapshot.wall_s, 1e-9), returns, None, self._folder.path
+        )
 
     def _write(self, report: Report) -> None:
-        """Keep a report in the run folder. Training does not depend on it; rows that could not be written wait for the next time."""
+        """Keep a report in the run folder. Training does not depend on it; rows that could not be written wait for the
+        next time."""
         try:
             self._folder.restore(self._plan.env)
             self._writer.write(report)

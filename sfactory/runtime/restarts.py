@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class Restarts:
-    """Counts restarts and bounds those in a row without progress: a run goes on through rare deaths, and ends where death is certain.
+    """Counts restarts and bounds those in a row without progress: a run goes on through rare deaths, and ends where
+    death is certain.
 
     Args:
         limit: Restarts in a row without progress that are allowed.

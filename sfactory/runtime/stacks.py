@@ -19,7 +19,8 @@ _files: list[TextIO] = []
 
 
 def keep_stacks(folder: str | Path) -> None:
-    """Let this process write its stacks to a file in a folder: at SIGUSR2, also while it hangs in C code, and when it crashes."""
+    """Let this process write its stacks to a file in a folder: at SIGUSR2, also while it hangs in C code, and when it
+    crashes."""
     file = (Path(folder) / _FILE).open("a")
     _files.append(file)
     faulthandler.enable(file, all_threads=True)

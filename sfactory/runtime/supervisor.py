@@ -28,7 +28,16 @@ from sfactory.runtime.reporting import Reporter, Result, Status
 from sfactory.runtime.restarts import Restarts
 from sfactory.runtime.stacks import crash_in
 from sfactory.runtime.watchdog import Watchdog
-from sfactory.telemetry.control_block import STARTING_S, EnvironmentFaults, Episodes, Event, Fault, Finished, Progress, Saved
+from sfactory.telemetry.control_block import (
+    STARTING_S,
+    EnvironmentFaults,
+    Episodes,
+    Event,
+    Fault,
+    Finished,
+    Progress,
+    Saved,
+)
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.stopwatch import COLUMNS, WORKING, Interval
 
@@ -49,15 +58,18 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
 
     Args:
         config: What to train. The family's preset fills the fields that its creator left open.
-        callbacks: Called with every :class:`sfactory.telemetry.metrics.Report`; one that returns False ends the run as interrupted.
+        callbacks: Called with every :class:`sfactory.telemetry.metrics.Report`; one that returns False ends the run as
+            interrupted.
 
     Returns:
-        How the run ended. After Ctrl-C or SIGTERM, or a callback's False, the status is interrupted and the run is saved.
+        How the run ended. After Ctrl-C or SIGTERM, or a callback's False, the status is interrupted and the run is
+        saved.
 
     Raises:
         ConfigError: Before anything has started; names every problem.
         EnvironmentFault: Environments raised or broke their API more often than a run survives; it is saved.
-        RunFailed: A worker failed or vanished; the run is saved if the learner could, also if it was the learner that failed.
+        RunFailed: A worker failed or vanished; the run is saved if the learner could, also if it was the learner that
+            failed.
         Exception: What a callback raised; the run is saved.
     """
     return run_resolved(resolve(config), callbacks)
@@ -73,7 +85,8 @@ def run_plan(plan: workers.Plan, callbacks: Sequence[Callback] = (), observer: O
     """:func:`train` with what :func:`sfactory.runtime.planning.make_plan` gave.
 
     Args:
-        observer: Called about ten times a second with what the processes share, to be looked at; False ends the run as interrupted.
+        observer: Called about ten times a second with what the processes share, to be looked at; False ends the run as
+            interrupted.
     """
     with open_run(plan.config, plan.env) as folder:
         folder.keep_spec(plan.env)
@@ -101,7 +114,10 @@ class _Supervisor:
         config = plan.config
         self._reporter = Reporter(plan, folder)
         self._begin(snapshot, 0.0 if snapshot is None else snapshot.wall_s)
-        self._learner_restarts, self._sampling_restarts = Restarts(config.runtime.restarts), Restarts(config.runtime.restarts)
+        self._learner_restarts, self._sampling_restarts = (
+            Restarts(config.runtime.restarts),
+            Restarts(config.runtime.restarts),
+        )
         self._budget = FaultBudget(config.runtime.env_fault_rate, self._reporter.note)
         self._fault: Fault | None = None
         self._error: Exception | None = None
@@ -156,7 +172,8 @@ class _Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run in an orderly way, the second one at once; SIGUSR1 saves, SIGUSR2 reports, and both go on."""
+        """SIGINT and SIGTERM end the run in an orderly way, the second one at once; SIGUSR1 saves, SIGUSR2 reports, and
+        both go on."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -170,7 +187,8 @@ class _Supervisor:
             self._report_asked = True
 
         handlers = {
-            signal.SIGINT: interrupt, signal.SIGTERM: interrupt, signal.SIGUSR1: lambda *_: self._wires.board.request_save(),
+            signal.SIGINT: interrupt, signal.SIGTERM: interrupt,
+            signal.SIGUSR1: lambda *_: self._wires.board.request_save(),
             signal.SIGUSR2: ask_for_report,
         }  # fmt: skip
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -195,8 +213,13 @@ class _Supervisor:
         torch.set_num_threads(devices.learner_torch_threads(self._plan.config))
         training = workers.make_training(self._plan, self._wires, self._store)
         generation = self._reporter.progress.env_steps
-        policies = [workers.make_policy_worker(self._plan, self._wires, i, generation) for i in range(len(self._wires.requests))]
-        rollouts = [workers.make_rollout_worker(self._plan, self._wires, i, generation) for i in range(self._plan.config.workers)]
+        policies = [
+            workers.make_policy_worker(self._plan, self._wires, i, generation) for i in range(len(self._wires.requests))
+        ]
+        rollouts = [
+            workers.make_rollout_worker(self._plan, self._wires, i, generation)
+            for i in range(self._plan.config.workers)
+        ]
         end = training.rescue
         try:
             training.learner.start()
@@ -257,7 +280,10 @@ class _Supervisor:
         """Processes that ended by themselves or that show no sign of life, and what is wrong with each."""
         if self._fault is not None or self._finished is not None:
             return {}
-        lost = {name: _end_of(code, crash_in(self._processes.folders[name])) for name, code in self._processes.exit_codes().items()}
+        lost = {
+            name: _end_of(code, crash_in(self._processes.folders[name]))
+            for name, code in self._processes.exit_codes().items()
+        }
         board = self._wires.board
         table = board.snapshot()
         heartbeats = dict(zip(board.names, table[:, COLUMNS.index("heartbeat")].tolist(), strict=True))
@@ -268,21 +294,29 @@ class _Supervisor:
 
     def _new_watchdog(self) -> Watchdog:
         limit = self._plan.config.runtime.step_timeout_s
-        patient = max(limit, COMPUTE_TIMEOUT_S)  # only environments hang for reasons of their own; the others may have much to compute
-        return Watchdog({name: limit if name.startswith("rollout") else patient for name in self._wires.board.names}, patient + STARTING_S)
+        # Only environments hang for reasons of their own; the others may have much to compute.
+        patient = max(limit, COMPUTE_TIMEOUT_S)
+        return Watchdog(
+            {name: limit if name.startswith("rollout") else patient for name in self._wires.board.names},
+            patient + STARTING_S,
+        )
 
     def _write_report(self, reason: str) -> None:
         state = observe(self._wires, self._processes, self._last_status[1], self._reporter.figures())
         path = write_report(self._folder.path, reason, state, self._processes)
         self._reporter.note(
-            f"what every process does is in {path}" if path else "the report of what every process does could not be written"
+            f"what every process does is in {path}"
+            if path
+            else "the report of what every process does could not be written"
         )
 
     def _replace(self, lost: dict[str, str]) -> None:
-        """Start anew what cannot go on without the lost processes: everything, from the newest checkpoint, or all that samples.
+        """Start anew what cannot go on without the lost processes: everything, from the newest checkpoint, or all that
+        samples.
 
-        Whoever shares a queue with a killed process may find it locked for good, and a policy worker keeps the state of its groups'
-        episodes. So all sampling processes go with one of them; the learner, which shares no lock with them, stays as it is.
+        Whoever shares a queue with a killed process may find it locked for good, and a policy worker keeps the state of
+        its groups' episodes. So all sampling processes go with one of them; the learner, which shares no lock with
+        them, stays as it is.
         """
         what = "; ".join(f"{name}: {problem}" for name, problem in lost.items())
         whole = "learner" in lost
@@ -291,10 +325,17 @@ class _Supervisor:
         saved_steps = 0 if snapshot is None else snapshot.env_steps
         if not restarts.allow(saved_steps if whole else self._reporter.progress.env_steps):
             limit = self._plan.config.runtime.restarts
-            message = f"worker process lost: {what}; after {limit} restarts without any progress the run ends (runtime.restarts)"
+            message = (
+                f"worker process lost: {what}; after {limit} restarts without any progress the run ends "
+                "(runtime.restarts)"
+            )
             self._fault = Fault(next(iter(lost)), message, "")
             return
-        consequence = f"everything starts anew from the checkpoint at {saved_steps} env steps" if whole else "sampling starts anew"
+        consequence = (
+            f"everything starts anew from the checkpoint at {saved_steps} env steps"
+            if whole
+            else "sampling starts anew"
+        )
         self._reporter.note(f"worker process lost: {what}; {consequence}")
         if whole:
             self._processes.kill(self._processes.names)
@@ -306,7 +347,8 @@ class _Supervisor:
         self._start_sampling()
 
     def _await_end(self) -> None:
-        """Let the learner save, if it has trained, and all processes end; go on taking events, or a full pipe would hold them up."""
+        """Let the learner save, if it has trained, and all processes end; go on taking events, or a full pipe would
+        hold them up."""
         trained = self._wires.board.total("learner", "batches") > 0
         begin = time.monotonic()
         while alive := self._processes.alive():
@@ -335,7 +377,9 @@ class _Supervisor:
                 case Finished():
                     self._finished = event
                     if event.unsaved:
-                        self._fault = self._fault or Fault("learner", f"{event.unsaved}; what was learned since the last one is lost", "")
+                        self._fault = self._fault or Fault(
+                            "learner", f"{event.unsaved}; what was learned since the last one is lost", ""
+                        )
                 case Fault() if not self._ending():
                     self._fault = event
         if report and time.monotonic() - self._last_board[0] >= self._plan.config.log.report_every_s:
@@ -354,17 +398,22 @@ class _Supervisor:
         self._reporter.news = True
         board = self._wires.board
         rollouts = [name for name in board.names if name.startswith("rollout")]
-        faults, env_steps = (int(sum(board.total(name, column) for name in rollouts)) for column in ("env_faults", "rows"))
+        faults, env_steps = (
+            int(sum(board.total(name, column) for name in rollouts)) for column in ("env_faults", "rows")
+        )
         if (problem := self._budget.excess(faults, env_steps)) and not (self._ending() or self._finished):
             self._fault = Fault("runner", problem, "", bad_environment=True)
 
     def _tell_status(self) -> None:
         """Keep the state of the run where `python -m sfactory.status` finds it."""
-        write_status(self._folder.path, observe(self._wires, self._processes, self._last_status[1], self._reporter.figures()))
+        write_status(
+            self._folder.path, observe(self._wires, self._processes, self._last_status[1], self._reporter.figures())
+        )
         self._last_status = (time.monotonic(), self._wires.board.snapshot())
 
     def _report_the_end(self) -> None:
-        """Report what has come since the last time; the rollout workers' last episodes come after the learner's last message."""
+        """Report what has come since the last time; the rollout workers' last episodes come after the learner's last
+        message."""
         if self._reporter.news:
             self._report()
 
@@ -395,7 +444,9 @@ class _Supervisor:
             "restarts": self._learner_restarts.total + self._sampling_restarts.total,
             "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
             "env_faults": int(table[:, COLUMNS.index("env_faults")].sum()),
-            "rss_mb": math.nan if self._processes.gone else (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
+            "rss_mb": math.nan
+            if self._processes.gone
+            else (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
         }
 
     def _close(self) -> Result:

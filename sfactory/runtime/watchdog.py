@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 LOOK_S = 1.0
-"""What one look counts for at most. Whoever looks more seldom was held up, perhaps with everybody else: the machine slept, this process
-was stopped, or it was busy with a callback."""
+"""What one look counts for at most. Whoever looks more seldom was held up, perhaps with everybody else: the machine
+slept, this process was stopped, or it was busy with a callback."""
 
 
 class Watchdog:
@@ -31,7 +31,8 @@ class Watchdog:
         """What is wrong, by the name of the process, or of "sampling" if no single process is to blame.
 
         Args:
-            heartbeats: When each process last gave a sign of life, by the same clock; in the future if it is only about to start.
+            heartbeats: When each process last gave a sign of life, by the same clock; in the future if it is only about
+                to start.
             work: Any number that grows as long as anybody in the run works, rather than wait for others.
         """
         now = self._clock()

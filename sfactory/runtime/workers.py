@@ -93,13 +93,18 @@ class Plan:
 
 
 class SharedPlan:
-    """A plan on its way to a process: pickled by value, so that lambdas and classes of ``__main__`` or a notebook arrive whole.
+    """A plan on its way to a process: pickled by value, so that lambdas and classes of ``__main__`` or a notebook
+    arrive whole.
 
     Environments that the user's program has registered with Gymnasium by their class or a function travel with it.
     """
 
     def __init__(self, plan: Plan) -> None:
-        registered = [spec for spec in gymnasium.registry.values() if callable(spec.entry_point) or callable(spec.vector_entry_point)]
+        registered = [
+            spec
+            for spec in gymnasium.registry.values()
+            if callable(spec.entry_point) or callable(spec.vector_entry_point)
+        ]
         self._data = cloudpickle.dumps((plan, registered))
 
     def open(self) -> Plan:
@@ -115,7 +120,8 @@ class Wires:
 
     Attributes:
         requests: One queue per policy worker.
-        ready: One queue per rollout worker. With inline inference every rollout worker has its own of both, which nobody else sees.
+        ready: One queue per rollout worker. With inline inference every rollout worker has its own of both, which
+            nobody else sees.
         events: Whatever takes an event for the runner.
     """
 
@@ -131,7 +137,10 @@ class Wires:
 
 def worker_names(plan: Plan) -> list[str]:
     """Names of all workers, as on the board."""
-    policies, rollouts = (f"policy-{i}" for i in range(plan.policies)), (f"rollout-{i}" for i in range(plan.config.workers))
+    policies, rollouts = (
+        (f"policy-{i}" for i in range(plan.policies)),
+        (f"rollout-{i}" for i in range(plan.config.workers)),
+    )
     return ["learner", *policies, *rollouts]
 
 
@@ -158,7 +167,8 @@ def make_wires(plan: Plan, local: bool) -> Wires:
 
 
 def _sampling_queues(plan: Plan, local: bool) -> tuple[list[Queue], list[Queue]]:
-    """The queues of requests and of groups that are ready; none are shared where each rollout worker infers for itself."""
+    """The queues of requests and of groups that are ready; none are shared where each rollout worker infers for
+    itself."""
     if plan.inline_inference and not local:
         return [], []
 
@@ -170,7 +180,8 @@ def _sampling_queues(plan: Plan, local: bool) -> tuple[list[Queue], list[Queue]]
 
 
 def renew_sampling(plan: Plan, wires: Wires) -> Wires:
-    """Wires for new sampling processes, after all the old ones are dead: their queues are thrown away, the learner's side lives on."""
+    """Wires for new sampling processes, after all the old ones are dead: their queues are thrown away, the learner's
+    side lives on."""
     wires.board.begin_sampling()
     requests, ready = _sampling_queues(plan, local=False)
     return dataclasses.replace(wires, requests=requests, ready=ready)
@@ -194,12 +205,14 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
     """Rollout worker number `index`, with its environments.
 
     Args:
-        generation: How many env steps the run had when it was last resumed; new environments do not repeat old episodes.
+        generation: How many env steps the run had when it was last resumed; new environments do not repeat old
+            episodes.
     """
     config, watch = plan.config, wires.board.stopwatch(f"rollout-{index}")
     runtime = config.runtime
     request = EnvRequest(
-        plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, runtime.env_threads, runtime.validate_observations,
+        plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, runtime.env_threads,
+        runtime.validate_observations,
         replace=True,
     )  # fmt: skip
     count, seed = config.envs_per_group, derived_seed(config.seed, generation)
@@ -220,7 +233,16 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     seed = derived_seed(config.seed, generation) + 1 + index
     autocast = devices.autocast_dtype(config, plan.env, device)
     return PolicyWorker(
-        model, wires.arena, wires.weights, wires.requests[index], ready, device, seed, autocast, watch, config.runtime.cuda_graphs
+        model,
+        wires.arena,
+        wires.weights,
+        wires.requests[index],
+        ready,
+        device,
+        seed,
+        autocast,
+        watch,
+        config.runtime.cuda_graphs,
     )
 
 
@@ -230,7 +252,8 @@ def derived_seed(seed: int, generation: int) -> int:
 
 
 class Training:
-    """The learner and the keeping of its checkpoints; continues from the newest checkpoint of the store, if it has any."""
+    """The learner and the keeping of its checkpoints; continues from the newest checkpoint of the store, if it has
+    any."""
 
     def __init__(self, plan: Plan, wires: Wires, store: CheckpointStore) -> None:
         config, self._watch = plan.config, wires.board.stopwatch("learner")
@@ -299,11 +322,11 @@ class Training:
         self._emit(Finished(self.learner.env_steps, self.learner.done, error))
 
     def rescue(self) -> None:
-        """After an error, send the last statistics and save what was learned before it, if that is sound. Raises nothing: it is the error
-        that has to be told.
+        """After an error, send the last statistics and save what was learned before it, if that is sound. Raises
+        nothing: it is the error that has to be told.
 
-        Where the error came in the middle of a batch, weights and optimizer are those after the last finished update, for a step is one
-        operation on both; env steps are those of finished batches.
+        Where the error came in the middle of a batch, weights and optimizer are those after the last finished update,
+        for a step is one operation on both; env steps are those of finished batches.
         """
         with contextlib.suppress(Exception):
             self.learner.report()
@@ -311,19 +334,25 @@ class Training:
             if self.learner.env_steps > self._saved_steps:
                 snapshot = self.snapshot()
                 if unsound := self._unsound(snapshot):
-                    raise ValueError(f"not all numbers of {', '.join(unsound)} are finite; the checkpoint before, if there is one, stays")
+                    raise ValueError(
+                        f"not all numbers of {', '.join(unsound)} are finite; the checkpoint before, if there is one, "
+                        "stays"
+                    )
                 self.save(snapshot)
         except Exception as problem:
             self._emit(Saved(self.learner.env_steps, f"checkpoint not written: {said(problem)}"))
 
     def _unsound(self, snapshot: Snapshot) -> list[str]:
-        """Names of what training cannot go on from: parameters and trainer state that are not finite, and buffers that hold NaN.
+        """Names of what training cannot go on from: parameters and trainer state that are not finite, and buffers that
+        hold NaN.
 
         Infinity is in order in a buffer, for example in a mask of attention.
         """
         parameters = {name for name, _ in self._model.named_parameters()}
         unsound = [
-            name for name, tensor in snapshot.model.items() if not (_is_finite(tensor) if name in parameters else _has_no_nan(tensor))
+            name
+            for name, tensor in snapshot.model.items()
+            if not (_is_finite(tensor) if name in parameters else _has_no_nan(tensor))
         ]
         return unsound + [name for name, part in snapshot.trainer.items() if not _is_finite(part)]
 
@@ -344,13 +373,16 @@ def _has_no_nan(tensor: torch.Tensor) -> bool:
 
 
 class DryTraining:
-    """What takes training's place where only sampling is looked at: the policy stays as it was made, and nothing is kept."""
+    """What takes training's place where only sampling is looked at: the policy stays as it was made, and nothing is
+    kept."""
 
     def __init__(self, plan: Plan, wires: Wires) -> None:
         watch, self._emit = wires.board.stopwatch("learner"), wires.events.put
         torch.manual_seed(plan.config.seed)
         model = build_model(plan.env.observation, plan.env.action, plan.config.model)
-        self.learner = Drain(model, wires.arena, wires.weights, wires.finished, wires.free, self._emit, plan.config.steps, watch)
+        self.learner = Drain(
+            model, wires.arena, wires.weights, wires.finished, wires.free, self._emit, plan.config.steps, watch
+        )
 
     def save_if_due(self) -> None:
         """There is nothing to save."""
@@ -419,8 +451,11 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
             worker.close()
 
 
-def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., None], plan: SharedPlan, wires: Wires, *args: Any) -> None:
-    """The life of a worker process: signals are the runner's business, faults are reported, and nothing of it outlives the runner.
+def process_main(
+    name: str, outbox: Outbox, folder: str, target: Callable[..., None], plan: SharedPlan, wires: Wires, *args: Any
+) -> None:
+    """The life of a worker process: signals are the runner's business, faults are reported, and nothing of it outlives
+    the runner.
 
     Args:
         folder: Where this process and what it starts put their temporary files.
@@ -430,7 +465,8 @@ def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., N
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)  # programs that environments start shall still end at a SIGTERM
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))  # and so shall their forks
+    # And so shall their forks.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     keep_stacks(folder)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -446,7 +482,8 @@ def process_main(name: str, outbox: Outbox, folder: str, target: Callable[..., N
 
 
 def _schedule_as_batch() -> None:
-    """Let this process, when a message wakes it up, wait until the one on its core has had its turn: fewer switches, fuller batches.
+    """Let this process, when a message wakes it up, wait until the one on its core has had its turn: fewer switches,
+    fuller batches.
 
     The learner, for which all others wait, is left as it is.
     """
@@ -458,6 +495,9 @@ def _schedule_as_batch() -> None:
 def _end_with_parent(folder: str) -> None:
     connection.wait([parent_process().sentinel])
     kill_tree(os.getpid(), spare_root=True)
-    for left in (Path(folder).parent, get_temp_dir()):  # all workers' and the fork server's, which the runner has had no time to remove
+    for left in (
+        Path(folder).parent,
+        get_temp_dir(),
+    ):  # all workers' and the fork server's, which the runner has had no time to remove
         shutil.rmtree(left, ignore_errors=True)
     os._exit(1)

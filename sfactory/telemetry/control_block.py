@@ -1,6 +1,7 @@
 """What the processes of a run tell one another besides data: a stop flag, counters, and events.
 
-The board is a small table in shared memory: one row per worker, written by it alone, read by the runner. Events are rare and
+The board is a small table in shared memory: one row per worker, written by it alone, read by the runner. Events are
+    rare and
 typed: finished episodes, the learner's statistics, and faults.
 """
 
@@ -87,14 +88,16 @@ class Board:
         self._flags.array[1] += 1
 
     def begin_sampling(self) -> None:
-        """New sampling processes are about to start, and all the old ones are dead: the learner has to take their slots back first."""
+        """New sampling processes are about to start, and all the old ones are dead: the learner has to take their slots
+        back first."""
         self._flags.array[2] += 1
         sampling = [i for i, name in enumerate(self.names) if name != "learner"]
         self._table.array[sampling, 0] = time.monotonic() + STARTING_S
 
     @property
     def settled(self) -> bool:
-        """Whether the learner has taken back the slots of dead sampling processes, so that new ones may ask for slots."""
+        """Whether the learner has taken back the slots of dead sampling processes, so that new ones may ask for
+        slots."""
         return bool(self._flags.array[3] == self._flags.array[2])
 
     def settle(self, take_back: Callable[[], None]) -> None:

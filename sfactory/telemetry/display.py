@@ -26,8 +26,8 @@ _EXTRAS = 8
 class Display:
     """Shows reports on standard output.
 
-    The live panel is redrawn on updates only, by no thread, and leaves the cursor visible: whatever ends the process, Ctrl-C or a kill,
-    the terminal is as it should be.
+    The live panel is redrawn on updates only, by no thread, and leaves the cursor visible: whatever ends the process,
+    Ctrl-C or a kill, the terminal is as it should be.
 
     Args:
         mode: auto is live on a terminal and plain elsewhere.
@@ -139,7 +139,9 @@ class Display:
             body.add_row(_pairs(extras[:half]), _pairs(extras[half:]))
         title = Text(f" {self._title} ", style="bold")
         width = min(_WIDTH, self._running().console.width)
-        return Panel(Group(head, "", body), title=title, title_align="left", box=box.ROUNDED, padding=(0, 1), width=width)
+        return Panel(
+            Group(head, "", body), title=title, title_align="left", box=box.ROUNDED, padding=(0, 1), width=width
+        )
 
     def _results(self, report: Report) -> Table:
         rows = [
@@ -175,7 +177,9 @@ class Display:
 def _bar(completed: float, total: float) -> ProgressBar:
     from rich.progress_bar import ProgressBar
 
-    return ProgressBar(total=total, completed=completed, style="bright_black", complete_style="cyan", finished_style="cyan")
+    return ProgressBar(
+        total=total, completed=completed, style="bright_black", complete_style="cyan", finished_style="cyan"
+    )
 
 
 def _extras(report: Report) -> list[tuple[str, str]]:

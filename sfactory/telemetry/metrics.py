@@ -45,7 +45,8 @@ class Report:
         learner_updates: Gradient steps so far.
         skipped_updates: Of them those that changed nothing, because the gradient was not finite.
         kl: KL divergence of the new policy from the one with which its batch was begun (the proximal policy), in nats.
-        behaviour_kl: KL divergence of that one from the behaviour policy, which sampled: what the policy lag amounts to.
+        behaviour_kl: KL divergence of that one from the behaviour policy, which sampled: what the policy lag amounts
+            to.
         clip_fraction: Share of samples whose ratio PPO's clip cut off.
         explained_variance: 1 - Var(return - value) / Var(return).
         grad_norm: Before clipping.
@@ -109,7 +110,8 @@ class MetricsWriter:
         env_steps: Where a resumed run goes on. TensorBoard hides what was reported beyond; metrics.csv keeps every row.
 
     Raises:
-        ConfigError: If the metrics.csv to continue has columns unknown to this sfactory, or TensorBoard is wanted and not installed.
+        ConfigError: If the metrics.csv to continue has columns unknown to this sfactory, or TensorBoard is wanted and
+            not installed.
     """
 
     def __init__(self, run_folder: str | os.PathLike[str], config: Config, env_steps: int = 0) -> None:
@@ -123,7 +125,8 @@ class MetricsWriter:
         """Add one row; it is in the file when this returns. The first row brings the header.
 
         Raises:
-            OSError: For example if the disk is full. metrics.csv has whole rows only, and gets those that it lacks the next time.
+            OSError: For example if the disk is full. metrics.csv has whole rows only, and gets those that it lacks the
+                next time.
         """
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(_cell(getattr(report, f.name)) for f in _COLUMNS)
@@ -135,7 +138,8 @@ class MetricsWriter:
 
 
 def _mend_csv(path: Path) -> None:
-    """Make a metrics.csv fit to be continued: without the half row of a process that was killed while writing it, and with all columns."""
+    """Make a metrics.csv fit to be continued: without the half row of a process that was killed while writing it, and
+    with all columns."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
@@ -146,7 +150,9 @@ def _mend_csv(path: Path) -> None:
     rows = csv.DictReader(io.StringIO(data[:whole].decode(errors="replace")))
     names = [f.name for f in _COLUMNS]
     if rows.fieldnames is None or not set(rows.fieldnames) < set(names):
-        raise ConfigError(f"{path} has other columns than this sfactory writes; move it away, or name another folder with --run")
+        raise ConfigError(
+            f"{path} has other columns than this sfactory writes; move it away, or name another folder with --run"
+        )
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
@@ -268,7 +274,8 @@ class EpisodeWindow:
         Args:
             returns: ``[n]``, any float or integer type; copied.
             lengths: ``[n]``, in env steps; copied.
-            extras: Numeric entries of ``info``, one mapping per episode that had any. Values that are not finite are left out.
+            extras: Numeric entries of ``info``, one mapping per episode that had any. Values that are not finite are
+                left out.
         """
         self._returns.extend(np.array(returns, np.float64))
         self._lengths.extend(np.array(lengths, np.float64))
@@ -321,7 +328,9 @@ class Speedometer:
         clock: Seconds; monotonic.
     """
 
-    def __init__(self, wall_s: float = 0.0, env_steps: int = 0, frames: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, wall_s: float = 0.0, env_steps: int = 0, frames: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
         self._start = clock() - wall_s
         self._last = (wall_s, env_steps, frames)
@@ -342,7 +351,11 @@ class Speedometer:
         elapsed = wall_s - self._last[0]
         done_steps, done_frames = env_steps - self._last[1], frames - self._last[2]
         self._last = (wall_s, env_steps, frames)
-        return Speed(wall_s, done_steps / elapsed, done_frames / elapsed) if elapsed > 0 else Speed(wall_s, math.nan, math.nan)
+        return (
+            Speed(wall_s, done_steps / elapsed, done_frames / elapsed)
+            if elapsed > 0
+            else Speed(wall_s, math.nan, math.nan)
+        )
 
     def overall_fps(self, env_steps: int) -> float:
         """Env steps per second over the whole run."""

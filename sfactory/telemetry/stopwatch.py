@@ -1,7 +1,7 @@
 """Where the workers' time goes: each worker's stopwatch attributes all of its wall time to named phases.
 
-A lap costs about 0.2 us and stays in the worker; four times a second the totals go to the worker's row of the board, where the runner
-takes differences. On CUDA, work that runs by itself shows up in the phase that first waits for it.
+A lap costs about 0.2 us and stays in the worker; four times a second the totals go to the worker's row of the board,
+where the runner takes differences. On CUDA, work that runs by itself shows up in the phase that first waits for it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ PHASES = (
 """What a worker can be doing.
 
 - starting: making environments, models and buffers; the first resets.
-- waiting: for a message, or for its turn in a shared process; blocked: a rollout worker all of whose groups wait for a free slot.
+- waiting: for a message, or for its turn in a shared process; blocked: a rollout worker all of whose groups wait for a
+  free slot.
 - environment: stepping. copying: gathering and moving data, bookkeeping.
-- forward: the model, in the learner with targets and loss; sampling: drawing and writing actions. backward, optimizer: the learner's.
+- forward: the model, in the learner with targets and loss; sampling: drawing and writing actions. backward, optimizer:
+  the learner's.
 - weights: publishing or fetching them. queue: sending and fetching messages without a wait.
 - reporting: statistics and checkpoints.
 """
@@ -40,7 +42,17 @@ WORKING = ("starting", "environment", "forward", "backward")
 """Phases that no process is ever in while all of them wait for one another."""
 SIZES = 24
 """Classes of the size of a piece of work; class c counts those of 2^(c-1) up to 2^c - 1 rows."""
-COLUMNS = ("heartbeat", "cpu_s", "counted", "batches", "rows", "full_waits", "env_faults", *PHASES, *(f"size_{c}" for c in range(SIZES)))
+COLUMNS = (
+    "heartbeat",
+    "cpu_s",
+    "counted",
+    "batches",
+    "rows",
+    "full_waits",
+    "env_faults",
+    *PHASES,
+    *(f"size_{c}" for c in range(SIZES)),
+)
 FLUSH_EVERY_S = 0.25
 _COLUMN = {name: i for i, name in enumerate(COLUMNS)}
 _PHASES = slice(_COLUMN[PHASES[0]], _COLUMN[PHASES[0]] + len(PHASES))
@@ -59,13 +71,15 @@ class Household:
 
 
 class Stopwatch:
-    """One worker's account of its time and its work. Time runs from the construction; totals go on from those in the row.
+    """One worker's account of its time and its work. Time runs from the construction; totals go on from those in the
+    row.
 
     Args:
-        row: float64 ``[len(COLUMNS)]`` of the board: ``heartbeat`` (monotonic seconds), ``cpu_s`` (of all threads of the process, divided
-            among its workers by the time in which each was busy), ``counted`` (when work was last counted, monotonic seconds), ``batches``
-            and ``rows`` (of work done), ``full_waits`` (puts that found a queue full), ``env_faults`` (of environments, survived), seconds
-            of every phase, and pieces of work of every size. All are running totals.
+        row: float64 ``[len(COLUMNS)]`` of the board: ``heartbeat`` (monotonic seconds), ``cpu_s`` (of all threads of
+            the process, divided among its workers by the time in which each was busy), ``counted`` (when work was last
+            counted, monotonic seconds), ``batches`` and ``rows`` (of work done), ``full_waits`` (puts that found a
+            queue full), ``env_faults`` (of environments, survived), seconds of every phase, and pieces of work of every
+            size. All are running totals.
         household: Of the process, if other workers live in it.
     """
 
@@ -161,7 +175,8 @@ class Interval:
         return {2**c - 1: int(count) for c, count in enumerate(counts) if count}
 
     def rate(self, kind: str) -> float:
-        """Rows per second of all processes of a kind, each from the end of one piece of work to the end of another; NaN without one."""
+        """Rows per second of all processes of a kind, each from the end of one piece of work to the end of another; NaN
+        without one."""
         rows, seconds = self.column(kind, "rows"), self.column(kind, "counted")
         return float((rows[seconds > 0] / seconds[seconds > 0]).sum()) if (seconds > 0).any() else math.nan
 

@@ -1,4 +1,5 @@
-"""TensorBoard's event files. TensorBoard's own writer leaves the disk to a thread, which could only print that it is full."""
+"""TensorBoard's event files. TensorBoard's own writer leaves the disk to a thread, which could only print that it is
+full."""
 
 from __future__ import annotations
 
@@ -34,11 +35,15 @@ class EventFile:
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise ConfigError(
-                f"log.tensorboard is on and {error.name or 'tensorboard'} is not installed; pip install tensorboard, or turn "
+                f"log.tensorboard is on and {error.name or 'tensorboard'} is not installed; pip install tensorboard, "
+                "or turn "
                 "it off with --log.no-tensorboard"
             ) from error
         self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
-        self._path = Path(folder) / f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_numbers)}"
+        self._path = (
+            Path(folder)
+            / f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_numbers)}"
+        )
         self._begin = self._record(file_version="brain.Event:2")
         if env_steps:
             self._begin += self._record(step=env_steps, session_log=SessionLog(status=SessionLog.START))

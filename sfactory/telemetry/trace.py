@@ -1,7 +1,7 @@
 """Traces: what every process did when, on one clock, as a file for ui.perfetto.dev or chrome://tracing.
 
-Every stopwatch reads CLOCK_MONOTONIC, which is the same for all processes of a machine. A process that traces keeps its last laps in
-memory and writes them when it ends; :func:`write_trace` puts the parts of all processes together.
+Every stopwatch reads CLOCK_MONOTONIC, which is the same for all processes of a machine. A process that traces keeps its
+last laps in memory and writes them when it ends; :func:`write_trace` puts the parts of all processes together.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class TracingStopwatch(Stopwatch):
 
     Args:
         row: As of :class:`Stopwatch`.
-        path: Of the npz file: ``ends`` float64 ``[n]`` in monotonic seconds, in order, and ``phases`` uint8 ``[n]``, indices of PHASES.
-            A lap begins where the one before it ends, so the first one only says where the second begins.
+        path: Of the npz file: ``ends`` float64 ``[n]`` in monotonic seconds, in order, and ``phases`` uint8 ``[n]``,
+            indices of PHASES. A lap begins where the one before it ends, so the first one only says where the second
+            begins.
     """
 
     def __init__(self, row: np.ndarray, path: Path, household: Household | None = None) -> None:
@@ -51,14 +52,21 @@ class TracingStopwatch(Stopwatch):
 
 
 def write_trace(
-    file: Path, parts: Path, names: Sequence[str], begin: float, end: float, levels: Mapping[str, Sequence[tuple[float, float]]]
+    file: Path,
+    parts: Path,
+    names: Sequence[str],
+    begin: float,
+    end: float,
+    levels: Mapping[str, Sequence[tuple[float, float]]],
 ) -> None:
-    """Put the processes' parts together into one file in Chrome's trace event format (JSON object with ``traceEvents``).
+    """Put the processes' parts together into one file in Chrome's trace event format (JSON object with
+    ``traceEvents``).
 
     Args:
         file: To write.
         parts: Folder with the npz file of every process.
-        names: Of the processes, in the order in which they are shown. One that was killed has no part and shows no laps.
+        names: Of the processes, in the order in which they are shown. One that was killed has no part and shows no
+            laps.
         begin, end: Monotonic seconds; laps that lie outside are left out, and times count from `begin`.
         levels: Values over time by name, as (monotonic seconds, value), for example of queues.
 
@@ -72,7 +80,9 @@ def write_trace(
         if (part := parts / f"{name}.npz").exists():
             events += _laps(part, number, begin, end)
     for name, values in levels.items():
-        events += ({"ph": "C", "name": name, "pid": 0, "ts": _us(at - begin), "args": {name: value}} for at, value in values)
+        events += (
+            {"ph": "C", "name": name, "pid": 0, "ts": _us(at - begin), "args": {name: value}} for at, value in values
+        )
     write_atomically(file, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 
 
@@ -81,9 +91,12 @@ def _laps(part: Path, process: int, begin: float, end: float) -> Iterator[dict]:
         ends, phases = arrays["ends"], arrays["phases"]
     begins, ends, phases = ends[:-1], ends[1:], phases[1:]
     inside = (begins >= begin) & (ends <= end)
-    for lap_begin, lap_end, phase in zip(begins[inside].tolist(), ends[inside].tolist(), phases[inside].tolist(), strict=True):
+    for lap_begin, lap_end, phase in zip(
+        begins[inside].tolist(), ends[inside].tolist(), phases[inside].tolist(), strict=True
+    ):
         yield {
-            "ph": "X", "name": PHASES[phase], "pid": process, "tid": process, "ts": _us(lap_begin - begin), "dur": _us(lap_end - lap_begin),
+            "ph": "X", "name": PHASES[phase], "pid": process, "tid": process, "ts": _us(lap_begin - begin),
+            "dur": _us(lap_end - lap_begin),
         }  # fmt: skip
 
 

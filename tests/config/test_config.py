@@ -52,7 +52,9 @@ def test_later_sources_win_field_by_field(preset, tmp_path):
     assert (config.batch_size, config.rollout, config.epochs) == (Config().batch_size, 24, 5)
     assert (config.optim.lr, config.optim.minibatches, config.optim.eps) == (0.125, 2, OptimConfig().eps)
     assert parse("--config", str(file)).optim.lr == 0.001
-    assert parse("--config", str(file), "--env", "Other-v0").rollout == Config().rollout, "the flag's environment chooses the preset"
+    assert parse("--config", str(file), "--env", "Other-v0").rollout == Config().rollout, (
+        "the flag's environment chooses the preset"
+    )
     assert parse("--env=CartPole-v1", "--preset=none").rollout == Config().rollout
 
 
@@ -69,7 +71,11 @@ def test_unknown_keys_are_named_with_the_nearest(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("bath_size: 3\noptim: {lrr: 1}\nmodel: 5\n")
     said = problems_of(parse, "--config", str(file))
-    for part in ("unknown key bath_size; did you mean batch_size?", "unknown key optim.lrr; did you mean optim.lr?", "model is a group"):
+    for part in (
+        "unknown key bath_size; did you mean batch_size?",
+        "unknown key optim.lrr; did you mean optim.lr?",
+        "model is a group",
+    ):
         assert part in said
 
 
@@ -89,17 +95,26 @@ def test_values_of_a_wrong_type_are_all_named(tmp_path):
     for part in (
         "steps is 'many'; it must be a whole number", "rollout is 1.5", "sync is 'yes'; it must be true or false",
         "algo is 'a2c'; it must be one of appo, impala, ppo", "workers is 'two'; it must be a whole number or unset",
-        "model.hidden is 3; it must be a list of numbers", "optim.betas is (0.9,); it must be a list of 2 numbers", "env_kwargs is 3",
+        "model.hidden is 3; it must be a list of numbers", "optim.betas is (0.9,); it must be a list of 2 numbers",
+        "env_kwargs is 3",
     ):  # fmt: skip
         assert part in said, part
     assert "steps is '5'" in problems_of(validate, Config(env="x", steps="5"))
     assert "runtime is None" in problems_of(validate, Config(env="x", runtime=None))
     validate(
-        Config(env="CartPole-v1", workers=2, steps=np.int64(2048), optim=OptimConfig(lr=np.float32(0.5)), model=ModelConfig(hidden=[64]))
+        Config(
+            env="CartPole-v1",
+            workers=2,
+            steps=np.int64(2048),
+            optim=OptimConfig(lr=np.float32(0.5)),
+            model=ModelConfig(hidden=[64]),
+        )
     )
 
 
-@pytest.mark.parametrize("flags", [["--bath-size", "3"], ["--steps", "many"], ["--algo", "a2c"], ["--env-kwargs", "3"], ["stray"]])
+@pytest.mark.parametrize(
+    "flags", [["--bath-size", "3"], ["--steps", "many"], ["--algo", "a2c"], ["--env-kwargs", "3"], ["stray"]]
+)
 def test_bad_flags_end_with_status_2(flags, capsys):
     with pytest.raises(SystemExit) as caught:
         parse("--env", "CartPole-v1", *flags)
@@ -123,7 +138,14 @@ def test_every_bad_number_is_named():
     nested = {"runtime": RuntimeConfig(groups=0), "optim": OptimConfig(lr=0.0), "loss": LossConfig(gamma=1.5)}
     config = Config(env="x", steps=0, seed=-1, workers=0, **nested)
     said = problems_of(validate, config)
-    for name in ("steps is 0", "seed is -1", "workers is 0", "runtime.groups is 0", "optim.lr is 0.0", "loss.gamma is 1.5"):
+    for name in (
+        "steps is 0",
+        "seed is -1",
+        "workers is 0",
+        "runtime.groups is 0",
+        "optim.lr is 0.0",
+        "loss.gamma is 1.5",
+    ):
         assert name in said
     assert "env is not set" in problems_of(validate, Config())
 
@@ -143,8 +165,18 @@ def test_every_bad_number_is_named():
             "1000 is not a multiple of rollout 32 x rows 16 = 512; try 1024",
             {"batch_size": 1024},
         ),
-        (Config(env="x", workers=2), 3, "1024 is not a multiple of rollout 32 x rows 48 = 1536; try 1536", {"batch_size": 1536}),
-        (Config(env="x", workers=2, optim=OptimConfig(minibatches=3)), 1, "try 2", {"optim": OptimConfig(minibatches=2)}),
+        (
+            Config(env="x", workers=2),
+            3,
+            "1024 is not a multiple of rollout 32 x rows 48 = 1536; try 1536",
+            {"batch_size": 1536},
+        ),
+        (
+            Config(env="x", workers=2, optim=OptimConfig(minibatches=3)),
+            1,
+            "try 2",
+            {"optim": OptimConfig(minibatches=2)},
+        ),
     ],
 )
 def test_sizes_that_do_not_divide_come_with_a_remedy_that_works(config, rows, says, remedy):
@@ -172,7 +204,15 @@ def test_without_lag_there_are_slots_for_one_batch_alone():
 
 
 def test_a_config_survives_its_file():
-    config = resolve(Config(env="Pendulum-v1", run=Path("a/b"), seed=np.int64(3), env_kwargs={"g": 9.81}, model=ModelConfig(hidden=(8, 8))))
+    config = resolve(
+        Config(
+            env="Pendulum-v1",
+            run=Path("a/b"),
+            seed=np.int64(3),
+            env_kwargs={"g": 9.81},
+            model=ModelConfig(hidden=(8, 8)),
+        )
+    )
     assert from_dict(yaml.safe_load(yaml.safe_dump(to_dict(config)))) == config
     assert to_dict(Config(env=Config))["env"] == "<Config>"
 
@@ -183,7 +223,9 @@ def test_merging_nothing_changes_nothing():
 
 @pytest.mark.parametrize(("agents", "envs", "minibatches"), [(1, 32, 4), (3, 32, 4), (5, 6, 1), (2, 10, 3)])
 def test_a_batch_size_left_to_the_preset_fits_the_environment(agents, envs, minibatches):
-    config = fitted(resolve(Config(env="x", workers=2, envs_per_worker=envs, optim=OptimConfig(minibatches=minibatches))), agents)
+    config = fitted(
+        resolve(Config(env="x", workers=2, envs_per_worker=envs, optim=OptimConfig(minibatches=minibatches))), agents
+    )
     validate(config, agents)
     assert config.batch_size >= 256
 
@@ -228,12 +270,19 @@ def test_environments_that_were_asked_for_stay_and_groups_divide_those_that_were
 @pytest.mark.parametrize(("cores", "of_vectors", "of_images"), [(1, 1, 1), (2, 1, 2), (4, 3, 4), (16, 14, 16)])
 def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, of_vectors, of_images, monkeypatch):
     monkeypatch.setattr(devices, "cores", lambda: cores)
-    vectors, images = (probe(EnvRequest(resolve_env(env), {}, "auto", "clip")) for env in ("CartPole-v1", "sfactory/MemoryGrid"))
+    vectors, images = (
+        probe(EnvRequest(resolve_env(env), {}, "auto", "clip")) for env in ("CartPole-v1", "sfactory/MemoryGrid")
+    )
     for config in (Config(device="cpu"), Config(), Config(device="cpu", runtime=RuntimeConfig(inference_device="cpu"))):
         assert devices.rollout_processes(config, vectors) == devices.rollout_processes(config, None) == of_vectors
-        assert devices.rollout_processes(config, images) == (of_vectors if torch.cuda.is_available() and config == Config() else of_images)
+        assert devices.rollout_processes(config, images) == (
+            of_vectors if torch.cuda.is_available() and config == Config() else of_images
+        )
     assert devices.rollout_processes(Config(device="cuda"), images) == of_vectors
-    assert devices.rollout_processes(Config(device="cpu", runtime=RuntimeConfig(inference_device="cuda:0,cuda:1")), images) == of_vectors
+    assert (
+        devices.rollout_processes(Config(device="cpu", runtime=RuntimeConfig(inference_device="cuda:0,cuda:1")), images)
+        == of_vectors
+    )
     assert devices.rollout_processes(Config(workers=3), images) == 3
     assert devices.rollout_processes(Config(serial=True), images) == 1
 

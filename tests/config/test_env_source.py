@@ -97,7 +97,10 @@ def test_callables_that_differ_have_their_own_folders_and_refuse_one_another(kin
     assert folder_name(one) == folder_name(one)
     run = short_run(tmp_path / "run", one)
     said = refusal(run, other)
-    assert "holds a run of another environment (saved -> now); name another folder with run= (--run), or start anew with overwrite" in said
+    assert (
+        "holds a run of another environment (saved -> now); name another folder with run= (--run), or start anew with "
+        "overwrite" in said
+    )
     assert short_run(run, one, steps=256) == run
     assert steps_of(run) >= 256
     short_run(run, other, overwrite=True)
@@ -120,7 +123,11 @@ def test_the_variable_of_a_loop_in_a_script_tells_its_environments_apart_in_ever
     )
     names = [
         subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, check=True, env={**ENVIRONMENT, "PYTHONHASHSEED": seed}
+            [sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**ENVIRONMENT, "PYTHONHASHSEED": seed},
         ).stdout.splitlines()
         for seed in ("1", "2")
     ]
@@ -133,7 +140,8 @@ def test_the_variable_of_a_loop_in_a_script_tells_its_environments_apart_in_ever
 @pytest.mark.parametrize(
     ("env", "name"),
     [
-        ("CartPole-v1", "CartPole-v1"), ("ALE/Pong-v5", "ALE-Pong-v5"), ("my_package.envs:MyEnv-v0", "my_package.envs-MyEnv-v0"),
+        ("CartPole-v1", "CartPole-v1"), ("ALE/Pong-v5", "ALE-Pong-v5"), ("my_package.envs:MyEnv-v0",
+        "my_package.envs-MyEnv-v0"),
         (Counting, "environments.Counting"), (with_longest, "test_env_source.with_longest"),
     ],
 )  # fmt: skip
@@ -172,7 +180,9 @@ def test_an_edited_function_goes_on_with_a_warning(tmp_path, caplog):
 
 def test_an_edited_function_that_makes_another_environment_is_refused(tmp_path):
     run = short_run(tmp_path / "run", defined("def make():\n    return Counting()"))
-    assert "what is made: environments:Counting -> test_env_source:Sized" in refusal(run, defined("def make():\n    return Sized()"))
+    assert "what is made: environments:Counting -> test_env_source:Sized" in refusal(
+        run, defined("def make():\n    return Sized()")
+    )
 
 
 def test_an_edited_class_goes_on_with_a_warning(tmp_path, caplog):
@@ -252,7 +262,11 @@ def test_other_spaces_are_refused_with_the_way_out(tmp_path):
 
     run = short_run(tmp_path / "run", making(Counting))
     said = refusal(run, making(Wider))
-    for part in (f"observation space: {Counting.observation_space} -> {Wider.observation_space}", "--run", "--overwrite"):
+    for part in (
+        f"observation space: {Counting.observation_space} -> {Wider.observation_space}",
+        "--run",
+        "--overwrite",
+    ):
         assert part in said
     assert "remove spaces.json" not in said
 

@@ -12,8 +12,12 @@ from sfactory.data.chunks import ChunkThreads, chunk_columns, chunk_slices, sele
 
 @pytest.mark.parametrize("core", ["none", "gru"])
 @pytest.mark.parametrize("width", [3, 8, 100])
-@pytest.mark.parametrize("loss", [LossConfig(), LossConfig(normalize_returns=True, normalize_advantage=False, value_clip=0.2)])
-def test_chunks_have_the_gradient_and_statistics_of_the_whole_batch(core: str, width: int, loss: LossConfig, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "loss", [LossConfig(), LossConfig(normalize_returns=True, normalize_advantage=False, value_clip=0.2)]
+)
+def test_chunks_have_the_gradient_and_statistics_of_the_whole_batch(
+    core: str, width: int, loss: LossConfig, tmp_path
+) -> None:
     config = Config(
         env="CartPole-v1",
         preset="none",

@@ -37,7 +37,10 @@ def make_arena(slots: int = 3, rollout: int = 4, rows: int = 5) -> Arena:
 
 def test_every_field_has_its_own_aligned_memory():
     arena = make_arena()
-    arrays = [*arena.obs, *(getattr(arena, f.name) for f in segment_fields(env_spec(), 7) if not f.name.startswith("obs"))]
+    arrays = [
+        *arena.obs,
+        *(getattr(arena, f.name) for f in segment_fields(env_spec(), 7) if not f.name.startswith("obs")),
+    ]
     for number, array in enumerate(arrays):
         assert array.ctypes.data % 64 == 0
         array[...] = array.dtype.type(number % 2)
@@ -51,7 +54,10 @@ def test_every_field_has_its_own_aligned_memory():
 def test_one_step_of_a_group_is_a_contiguous_view():
     arena = make_arena()
     frame, outcome = arena.frame(1, 2), arena.outcome(1, 2)
-    assert all(leaf.flags.c_contiguous and np.shares_memory(leaf, whole) for leaf, whole in zip(frame.obs, arena.obs, strict=True))
+    assert all(
+        leaf.flags.c_contiguous and np.shares_memory(leaf, whole)
+        for leaf, whole in zip(frame.obs, arena.obs, strict=True)
+    )
     frame.obs[1][:] = 3.0
     outcome.reward[:] = 2.0
     assert (arena.obs[1][1, 2] == 3.0).all()
@@ -267,10 +273,12 @@ class TestSlotScheduler:
 
     @pytest.mark.parametrize("seed", range(12))
     def test_the_bound_holds_for_groups_of_any_speed_and_nothing_stalls(self, seed):
-        """A simulation of groups with random speeds: every batch's lag stays within the limit, and batches keep coming."""
+        """A simulation of groups with random speeds: every batch's lag stays within the limit, and batches keep
+        coming."""
         rng = np.random.default_rng(seed)
         config = Config(
-            env="x", workers=int(rng.integers(1, 5)), envs_per_worker=4, rollout=4, batch_size=8 * int(rng.integers(1, 5)),
+            env="x", workers=int(rng.integers(1, 5)), envs_per_worker=4, rollout=4, batch_size=8 * int(rng.integers(1,
+            5)),
             epochs=int(rng.integers(1, 3)), optim=OptimConfig(minibatches=int(rng.integers(1, 3))),
             runtime=RuntimeConfig(spare_batches=int(rng.integers(1, 4))),
         )  # fmt: skip
@@ -315,7 +323,9 @@ class TestSlotScheduler:
             if len(scheduler) < per_batch:
                 returns.give_back_all()
             kept = sum(len(slots) for _, slots in returns._kept)
-            assert kept + len(free) + len(queue) == int((arena.state == FREE).sum()), "no slot is lost or given back twice"
+            assert kept + len(free) + len(queue) == int((arena.state == FREE).sum()), (
+                "no slot is lost or given back twice"
+            )
         assert batches > 5
 
     def test_lag_free_runs_have_exactly_one_batch_of_slots(self):

@@ -1,4 +1,5 @@
-"""What travels between host and device in one copy arrives whole, and nothing is overwritten while it is still needed."""
+"""What travels between host and device in one copy arrives whole, and nothing is overwritten while it is still
+needed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from sfactory.data.staging import Packed, PackedInTurns
 from sfactory.data.weights import Publisher, WeightBoard
 
 CPU = torch.device("cpu")
-ARRAYS = [((3, 5), np.dtype(np.uint8)), ((2,), np.dtype(np.int64)), ((4, 0), np.dtype(np.float32)), ((7,), np.dtype(bool))]
+ARRAYS = [
+    ((3, 5), np.dtype(np.uint8)),
+    ((2,), np.dtype(np.int64)),
+    ((4, 0), np.dtype(np.float32)),
+    ((7,), np.dtype(bool)),
+]
 
 
 @pytest.fixture(params=[False, True], ids=["late", "eager"])
@@ -82,7 +88,8 @@ def test_weights_are_published_as_they_were_and_never_before_they_have_arrived(d
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize("algo", ["appo", "ppo"])
 def test_training_by_staged_batches_is_the_same(algo: str, sync: bool, tmp_path) -> None:
-    """The learner's way on CUDA, batches and weights by memory of their own, gives bit for bit the weights of the plain way."""
+    """The learner's way on CUDA, batches and weights by memory of their own, gives bit for bit the weights of the plain
+    way."""
     optim = OptimConfig(minibatches=2, schedule="adaptive_kl", lr=1e-3)
     config = busy_config("gru", algo=algo, sync=sync, epochs=2, optim=optim, loss=LossConfig(normalize_returns=True))
     vectors = []

@@ -1,4 +1,5 @@
-"""What policy workers and the learner do on CUDA, executed on the CPU: the same answers, and nothing that would wait for the device."""
+"""What policy workers and the learner do on CUDA, executed on the CPU: the same answers, and nothing that would wait
+for the device."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ from sfactory.telemetry.stopwatch import COLUMNS, Stopwatch
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 GROUPS, ROWS, STEPS = 5, 3, 4
-CORES = {"none": {}, "gru": {"core": "gru"}, "lstm, own critic": {"core": "lstm", "core_layers": 2, "shared_critic": False}}
+CORES = {
+    "none": {},
+    "gru": {"core": "gru"},
+    "lstm, own critic": {"core": "lstm", "core_layers": 2, "shared_critic": False},
+}
 
 
 def make_spec() -> EnvSpec:
@@ -66,11 +71,15 @@ def watch() -> Stopwatch:
     return Stopwatch(np.zeros(len(COLUMNS)))
 
 
-def make_engines(core: str, autocast: torch.dtype | None = None) -> tuple[Arena, WeightBoard, TorchEngine, GraphedEngine]:
+def make_engines(
+    core: str, autocast: torch.dtype | None = None
+) -> tuple[Arena, WeightBoard, TorchEngine, GraphedEngine]:
     """A plain and a graphed engine of one model."""
     spec = make_spec()
     torch.manual_seed(0)
-    model = build_model(spec.observation, spec.action, ModelConfig(hidden=(8,), features=16, core_size=4, **CORES[core])).eval()
+    model = build_model(
+        spec.observation, spec.action, ModelConfig(hidden=(8,), features=16, core_size=4, **CORES[core])
+    ).eval()
     arena = make_arena(spec, model.state_size)
     board = WeightBoard(FlatWeights(copy.deepcopy(model)).vector.numel())
     plain = TorchEngine(copy.deepcopy(model), arena, GROUPS, autocast, watch())
@@ -151,9 +160,15 @@ def test_the_host_waits_for_what_it_reads_and_overwrites(eager: bool, monkeypatc
 
 
 @pytest.mark.parametrize("core", ["none", "lstm"])
-@pytest.mark.parametrize("env", [Busy, vector_of(Busy, AutoresetMode.SAME_STEP)], ids=["single", "final values asked for"])
-def test_sampling_is_the_same_and_importance_weights_are_one(core: str, env: object, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = dataclasses.replace(busy_config(core, env), envs_per_worker=9, batch_size=288, runtime=RuntimeConfig(groups=3))
+@pytest.mark.parametrize(
+    "env", [Busy, vector_of(Busy, AutoresetMode.SAME_STEP)], ids=["single", "final values asked for"]
+)
+def test_sampling_is_the_same_and_importance_weights_are_one(
+    core: str, env: object, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(
+        busy_config(core, env), envs_per_worker=9, batch_size=288, runtime=RuntimeConfig(groups=3)
+    )
     segments = {}
     for name in ("plain", "graphed"):
         torch.manual_seed(0)
@@ -168,7 +183,9 @@ def test_sampling_is_the_same_and_importance_weights_are_one(core: str, env: obj
         finally:
             run.close()
         monkeypatch.setattr(
-            inference, "_engine_for", lambda model, arena, groups, device, *rest: GraphedEngine(model, arena, groups, device, *rest)
+            inference,
+            "_engine_for",
+            lambda model, arena, groups, device, *rest: GraphedEngine(model, arena, groups, device, *rest),
         )
     for f in dataclasses.fields(Batch):
         plain, graphed = (getattr(segments[name], f.name) for name in ("plain", "graphed"))
@@ -193,7 +210,9 @@ class TestRecorder:
         recorded = lambda: work()  # noqa: E731
         assert self.recorder(monkeypatch, lambda *_: recorded)(work, [y]) is recorded
 
-    @pytest.mark.parametrize("replay", [lambda y: None, lambda y: y.mul_(1.1).nan_to_num_(3.0)], ids=["writes nothing", "other numbers"])
+    @pytest.mark.parametrize(
+        "replay", [lambda y: None, lambda y: y.mul_(1.1).nan_to_num_(3.0)], ids=["writes nothing", "other numbers"]
+    )
     def test_a_wrong_recording_is_not(self, replay: Callable, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
         y = torch.zeros(4)
 
@@ -225,7 +244,8 @@ class TestRecorder:
             Recorder(CPU, 1e-3)(work, [])
 
 
-# A tensor on the device meta has a shape and no values: whatever would wait for a value raises, as it does in a CUDA graph.
+# A tensor on the device meta has a shape and no values: whatever would wait for a value raises, as it does in a CUDA
+# graph.
 
 
 @pytest.fixture
@@ -238,10 +258,13 @@ def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("core", CORES)
 def test_no_model_waits_for_the_device(encoder: str, core: str) -> None:
     spec = make_spec()
-    config = ModelConfig(encoder=encoder, hidden=(8,), features=16, core_size=4, normalize_obs=True, adaptive_std=True, **CORES[core])
+    config = ModelConfig(
+        encoder=encoder, hidden=(8,), features=16, core_size=4, normalize_obs=True, adaptive_std=True, **CORES[core]
+    )
     model = build_model(spec.observation, spec.action, config).to(META)
     obs = tuple(
-        torch.empty(6, *leaf.shape, dtype=torch.from_numpy(np.empty(0, leaf.dtype)).dtype, device=META) for leaf in spec.observation.leaves
+        torch.empty(6, *leaf.shape, dtype=torch.from_numpy(np.empty(0, leaf.dtype)).dtype, device=META)
+        for leaf in spec.observation.leaves
     )
     params, value, _ = model(obs, torch.empty(6, model.state_size, device=META))
     assert params.is_meta and value.is_meta
@@ -269,17 +292,34 @@ class _Given:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"env": Busy, "model": ModelConfig(core="lstm", normalize_obs=True), "loss": LossConfig(normalize_returns=True, exploration="kl")},
+        {
+            "env": Busy,
+            "model": ModelConfig(core="lstm", normalize_obs=True),
+            "loss": LossConfig(normalize_returns=True, exploration="kl"),
+        },
         {"env": Busy, "algo": "ppo", "epochs": 2, "optim": OptimConfig(minibatches=2, schedule="adaptive_kl")},
-        {"env": "Pendulum-v1", "algo": "impala", "model": ModelConfig(core="gru"), "loss": LossConfig(reward_clip=1.0, reward_scale=2.0)},
-        {"env": "CartPole-v1", "loss": LossConfig(value_clip=0.2), "optim": OptimConfig(schedule="linear", max_grad_norm=0.0)},
+        {
+            "env": "Pendulum-v1",
+            "algo": "impala",
+            "model": ModelConfig(core="gru"),
+            "loss": LossConfig(reward_clip=1.0, reward_scale=2.0),
+        },
+        {
+            "env": "CartPole-v1",
+            "loss": LossConfig(value_clip=0.2),
+            "optim": OptimConfig(schedule="linear", max_grad_norm=0.0),
+        },
     ],
     ids=["lstm", "ppo", "impala", "appo"],
 )
 def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner_module, "Assembler", _Given)
     monkeypatch.setattr(learner_module, "Publisher", _Given)
-    plan = make_plan(resolve(Config(preset="none", envs_per_worker=8, rollout=8, batch_size=64, serial=True, device="cpu", **changes)))
+    plan = make_plan(
+        resolve(
+            Config(preset="none", envs_per_worker=8, rollout=8, batch_size=64, serial=True, device="cpu", **changes)
+        )
+    )
     wires = workers.make_wires(plan, local=True)
     model = build_model(plan.env.observation, plan.env.action, plan.config.model).to(META)
     learner = Learner(
@@ -300,7 +340,9 @@ def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pyte
 
 def test_policy_workers_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "resolve_device", torch.device)
-    config = Config(env="x", workers=3, device="cuda:0", runtime=RuntimeConfig(policy_workers=3, inference_device="cuda:0,cuda:1"))
+    config = Config(
+        env="x", workers=3, device="cuda:0", runtime=RuntimeConfig(policy_workers=3, inference_device="cuda:0,cuda:1")
+    )
     validate(config)
     assert [str(devices.inference_device(config, worker)) for worker in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
     alone = dataclasses.replace(config, runtime=RuntimeConfig(policy_workers=3))

@@ -36,10 +36,12 @@ def test_the_backends_have_the_same_spec() -> None:
 
 
 @pytest.mark.parametrize("game", ["Pong", "Breakout", "SpaceInvaders"])
-@pytest.mark.parametrize("kwargs", [{}, {"frameskip": 1}, {"frameskip": 3}, {"episodic_life": True}, {"max_num_frames_per_episode": 1000}])
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"frameskip": 1}, {"frameskip": 3}, {"episodic_life": True}, {"max_num_frames_per_episode": 1000}]
+)
 def test_games_play_as_in_gymnasiums_wrappers_pixel_by_pixel(game: str, kwargs: dict[str, Any]) -> None:
-    """Without the random frames at the start, sticky actions, and FIRE, which Gymnasium's counts towards the limit; at which its picture is
-    that of the env step before, pooled with the last screen but one.
+    """Without the random frames at the start, sticky actions, and FIRE, which Gymnasium's counts towards the limit; at
+    which its picture is that of the env step before, pooled with the last screen but one.
     """
     kwargs = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.0, **kwargs}
     with Play(f"ALE/{game}-v5", 1, kwargs) as play, Play(f"ALE/{game}-v5", 1, kwargs, backend="gymnasium") as single:
@@ -159,7 +161,9 @@ def test_single_games_rest_after_a_truncation(backend: str) -> None:
 
 
 @pytest.mark.parametrize(("kwargs", "lives"), [({"episodic_life": True}, 1), ({}, 5)])
-def test_an_episode_terminates_with_the_game_or_if_asked_with_a_life(backend: str, kwargs: dict[str, Any], lives: int) -> None:
+def test_an_episode_terminates_with_the_game_or_if_asked_with_a_life(
+    backend: str, kwargs: dict[str, Any], lives: int
+) -> None:
     """Doing nothing but to begin, Breakout loses a life about every 25 env steps."""
     with Play("ALE/Breakout-v5", 1, kwargs, backend=backend) as play:
         steps = 1
@@ -177,7 +181,10 @@ def test_an_episode_terminates_with_the_game_or_if_asked_with_a_life(backend: st
 
 def test_games_differ_by_their_index_in_the_run_and_not_by_their_group(backend: str) -> None:
     whole = Play("ALE/Pong-v5", 4, backend=backend)
-    parts = [Play("ALE/Pong-v5", 1, first_index=0, backend=backend), Play("ALE/Pong-v5", 3, first_index=1, backend=backend)]
+    parts = [
+        Play("ALE/Pong-v5", 1, first_index=0, backend=backend),
+        Play("ALE/Pong-v5", 3, first_index=1, backend=backend),
+    ]
     for action in np.random.default_rng(0).integers(0, 6, 25):
         whole.step(np.full(4, action))
         for part in parts:
@@ -187,7 +194,8 @@ def test_games_differ_by_their_index_in_the_run_and_not_by_their_group(backend: 
 
 
 @pytest.mark.parametrize(
-    ("env", "probability"), [("ALE/Pong-v5", 0.25), ("ale_py:ALE/Pong-v5", 0.25), ("PongNoFrameskip-v0", 0.25), ("PongNoFrameskip-v4", 0.0)]
+    ("env", "probability"),
+    [("ALE/Pong-v5", 0.25), ("ale_py:ALE/Pong-v5", 0.25), ("PongNoFrameskip-v0", 0.25), ("PongNoFrameskip-v4", 0.0)],
 )
 def test_actions_stick_as_registered_for_the_id(backend: str, env: str, probability: float) -> None:
     with Play(env, 3, {"noop_max": 0}, backend=backend) as play:
@@ -202,7 +210,9 @@ def test_games_have_modes_and_can_be_filmed(backend: str) -> None:
     assert picture.shape == (210, 160, 3)
     if backend != "vector":
         settings = {"noop_max": 0, "repeat_action_probability": 0.0}
-        plays = [Play("ALE/SpaceInvaders-v5", 1, {**settings, **chosen}, backend=backend) for chosen in ({}, {"mode": 9})]
+        plays = [
+            Play("ALE/SpaceInvaders-v5", 1, {**settings, **chosen}, backend=backend) for chosen in ({}, {"mode": 9})
+        ]
         assert plays[0].spec == plays[1].spec
         for play in plays:
             for action in range(6):
@@ -223,7 +233,10 @@ def test_games_have_modes_and_can_be_filmed(backend: str) -> None:
         (EnvRequest("ALE/Pong-v5", {"frameskip": (2, 5)}), "frameskip is"),
         (EnvRequest("ALE/Pong-v5", {"noop_max": -1}), "noop_max is -1; .* at least 0"),
         (EnvRequest("ALE/Pong-v5", {"episodic_life": 1}), "episodic_life is 1; .* true or false"),
-        (EnvRequest("ALE/Pong-v5", {"repeat_action_probability": 25}), "repeat_action_probability is 25; .* from 0 to 1"),
+        (
+            EnvRequest("ALE/Pong-v5", {"repeat_action_probability": 25}),
+            "repeat_action_probability is 25; .* from 0 to 1",
+        ),
     ],
 )
 def test_what_cannot_be_made_is_a_config_error_that_helps(request_: EnvRequest, message: str) -> None:
@@ -242,8 +255,9 @@ from sfactory.envs import native
 from sfactory.envs.interface import EnvRequest
 assert not {"ale_py", "vizdoom", "envpool", "numba", "cv2"} & set(sys.modules), "imported too early"
 sys.modules |= {"ale_py": None, "vizdoom": None, "envpool": None}
-cases = [("ALE/Pong-v5", "auto", "atari"), ("PongNoFrameskip-v4", "gymnasium", "atari"), ("VizdoomBasic-v1", "auto", "vizdoom")]
-for env, backend, extra in [*cases, ("CartPole-v1", "envpool", "envpool")]:
+cases = [("ALE/Pong-v5", "auto", "atari"), ("PongNoFrameskip-v4", "gymnasium", "atari")]
+cases += [("VizdoomBasic-v1", "auto", "vizdoom"), ("CartPole-v1", "envpool", "envpool")]
+for env, backend, extra in cases:
     try:
         envs.probe(EnvRequest(env, {}, backend=backend))
     except envs.making.ConfigError as error:

@@ -53,7 +53,11 @@ def test_a_terminated_row_rests_one_step_alone() -> None:
 
 
 def test_rows_are_seeded_by_their_index_in_the_run() -> None:
-    with play("CartPole-v1", 4) as whole, play("CartPole-v1", 3, first_index=1) as part, play("CartPole-v1", 4, seed=2) as other:
+    with (
+        play("CartPole-v1", 4) as whole,
+        play("CartPole-v1", 3, first_index=1) as part,
+        play("CartPole-v1", 4, seed=2) as other,
+    ):
         np.testing.assert_array_equal(whole.obs[1:], part.obs)
         assert len(np.unique(whole.obs, axis=0)) == 4
         assert (whole.obs != other.obs).any(1).all()
@@ -64,7 +68,11 @@ def test_an_atari_id_means_the_same_game_as_elsewhere() -> None:
     for env in ("ALE/Pong-v5", "PongNoFrameskip-v4"):
         with play(env, 3, {"noop_max": 1}) as pool:
             other = envs.probe(EnvRequest(env, {}))
-            assert (pool.spec.observation, pool.spec.action, pool.spec.frameskip) == (other.observation, other.action, 4)
+            assert (pool.spec.observation, pool.spec.action, pool.spec.frameskip) == (
+                other.observation,
+                other.action,
+                4,
+            )
             for action in np.random.default_rng(0).integers(0, 6, 30):
                 pool.step(np.full(3, action))
             sticks = len({row.tobytes() for row in pool.obs}) > 1

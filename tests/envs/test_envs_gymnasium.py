@@ -32,7 +32,11 @@ class Scripted(gymnasium.Env):
     """Returns what it is told to: `results` are its step results, `first` its reset result."""
 
     def __init__(
-        self, results: list[Any] | None = None, first: Any = None, observation_space: Any = OBSERVATION, action_space: Any = None
+        self,
+        results: list[Any] | None = None,
+        first: Any = None,
+        observation_space: Any = OBSERVATION,
+        action_space: Any = None,
     ) -> None:
         self.observation_space = observation_space
         self.action_space = action_space or spaces.Discrete(2)
@@ -62,7 +66,9 @@ def step(group: Group, spec: EnvSpec, categorical: Any = None, continuous: Any =
     sizes = len(spec.action.sizes)
     group.step(
         np.zeros((rows, sizes), np.int32) if categorical is None else np.array(categorical, np.int32),
-        np.zeros((rows, spec.action.continuous), np.float32) if continuous is None else np.array(continuous, np.float32),
+        np.zeros((rows, spec.action.continuous), np.float32)
+        if continuous is None
+        else np.array(continuous, np.float32),
         outcome,
         after,
     )
@@ -95,7 +101,12 @@ def test_truncated_row_rests_once_and_terminated_row_does_not():
     seen = []
     for _ in range(4):
         after, outcome = step(group, spec)
-        seen.append((after.obs[0][0, 0], *(bool(x[0]) for x in (after.first, after.active, outcome.terminated, outcome.truncated))))
+        seen.append(
+            (
+                after.obs[0][0, 0],
+                *(bool(x[0]) for x in (after.first, after.active, outcome.terminated, outcome.truncated)),
+            )
+        )
     # observation, first, active, terminated, truncated
     assert seen == [
         (1.0, False, True, False, False),
@@ -201,12 +212,18 @@ def test_action_masks_of_info_and_of_observations(where: str):
 
     def seen(number: int) -> tuple[Any, dict[str, Any]]:
         obs = np.full(4, number, np.float32)
-        return (obs, {"action_mask": allowed[number]}) if where == "info" else ({"x": obs, "action_mask": allowed[number]}, {})
+        return (
+            (obs, {"action_mask": allowed[number]})
+            if where == "info"
+            else ({"x": obs, "action_mask": allowed[number]}, {})
+        )
 
     space = OBSERVATION if where == "info" else spaces.Dict({"x": OBSERVATION, "action_mask": spaces.MultiBinary(3)})
     ends = [(1, False, False), (2, False, True), (3, False, False)]
     results = [(seen(n)[0], 0.0, term, trunc, seen(n)[1]) for n, term, trunc in ends]
-    spec, group = group_of(Scripted, results=results, first=seen(0), observation_space=space, action_space=spaces.Discrete(3))
+    spec, group = group_of(
+        Scripted, results=results, first=seen(0), observation_space=space, action_space=spaces.Discrete(3)
+    )
     assert spec.masked
     assert len(spec.observation.leaves) == 1
     frame = new_frame(spec, 1)
@@ -362,16 +379,31 @@ class DeepMind:
     [
         ("CartPol-v1", {}, ["'CartPol-v1'", "did you mean CartPole-v1", "? An id that", "module:CartPol-v1"]),
         ("CartPole-v9", {}, ["did you mean", "CartPole-v1"]),
-        ("qqqqqq", {}, ["no environment is called 'qqqqqq'; no known id is like it. An id that a package registers", "module:qqqqqq"]),
+        (
+            "qqqqqq",
+            {},
+            [
+                "no environment is called 'qqqqqq'; no known id is like it. An id that a package registers",
+                "module:qqqqqq",
+            ],
+        ),
         ("environments:nope", {}, ["the module environments has no nope, and registers no such id; correct its name"]),
         ("environments:Countin", {}, ["has no Countin", "did you mean environments:Counting"]),
         ("environments:CartPol-v1", {}, ["has no CartPol-v1", "did you mean CartPole-v1"]),
         ("environments:MODES", {}, ["MODES of the module environments is [", "which cannot be called"]),
         ("environments", {}, ["the name of a module", "environments:name_of_a_class_or_function"]),
-        ("pettingzoo.sisl.multiwalker_v9", {}, ["the name of a module", "in it, too: pettingzoo.sisl.multiwalker_v9:parallel_env"]),
+        (
+            "pettingzoo.sisl.multiwalker_v9",
+            {},
+            ["the name of a module", "in it, too: pettingzoo.sisl.multiwalker_v9:parallel_env"],
+        ),
         ("json", {}, ["the name of a module", "json:name_of_a_class_or_function"]),
         (GAME, {}, ["pass what makes the environment in it, game_v1.parallel_env"]),
-        (DeepMind, {}, ["gymnasium.Env", "shimmy.dm_control_compatibility.DmControlCompatibilityV0", "pip install shimmy"]),
+        (
+            DeepMind,
+            {},
+            ["gymnasium.Env", "shimmy.dm_control_compatibility.DmControlCompatibilityV0", "pip install shimmy"],
+        ),
         ("no_such_module_x:Thing-v0", {}, ["no_such_module_x", "install"]),
         ("CartPole-v1", {"gravty": 3}, ["env_kwargs", "gravty", "sutton_barto_reward"]),
         (Counting, {"speed": 1}, ["env_kwargs", "speed", "Counting", "takes nothing"]),
@@ -414,7 +446,10 @@ def test_a_callable_that_returns_one_environment_again_is_refused():
 
 @pytest.mark.parametrize(
     ("entry_point", "package", "extra"),
-    [("gymnasium.envs.box2d:LunarLander", "Box2D", "box2d"), ("gymnasium.envs.mujoco.ant_v5:AntEnv", "mujoco", "mujoco")],
+    [
+        ("gymnasium.envs.box2d:LunarLander", "Box2D", "box2d"),
+        ("gymnasium.envs.mujoco.ant_v5:AntEnv", "mujoco", "mujoco"),
+    ],
 )
 def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, entry_point: str, package: str, extra: str):
     import importlib.util
@@ -424,7 +459,9 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, entr
 
     found = importlib.util.find_spec
     monkeypatch.setattr(gymnasium, "make", absent)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name, *rest))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name, *rest)
+    )
     gymnasium.register("Absent-v0", entry_point=entry_point)
     try:
         assert f"pip install -e .[{extra}]" in problem("Absent-v0")

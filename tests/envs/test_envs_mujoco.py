@@ -19,14 +19,36 @@ from sfactory.envs.families.mujoco import SharedSimulation
 from sfactory.envs.families.mujoco_tasks import TASKS
 
 NAMES = (
-    *("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5"),
+    *(
+        "Ant-v5",
+        "HalfCheetah-v5",
+        "Hopper-v5",
+        "Humanoid-v5",
+        "HumanoidStandup-v5",
+        "InvertedDoublePendulum-v5",
+        "InvertedPendulum-v5",
+    ),
     *("Pusher-v5", "Reacher-v5", "Swimmer-v5", "Walker2d-v5"),
 )
 OTHER_ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
-    ("Ant-v5", {"include_cfrc_ext_in_observation": False, "main_body": "torso", "contact_cost_weight": 0.1, "healthy_z_range": (0.5, 0.8)}),
-    ("HalfCheetah-v5", {"exclude_current_positions_from_observation": False, "frame_skip": 2, "forward_reward_weight": 3.0}),
+    (
+        "Ant-v5",
+        {
+            "include_cfrc_ext_in_observation": False,
+            "main_body": "torso",
+            "contact_cost_weight": 0.1,
+            "healthy_z_range": (0.5, 0.8),
+        },
+    ),
+    (
+        "HalfCheetah-v5",
+        {"exclude_current_positions_from_observation": False, "frame_skip": 2, "forward_reward_weight": 3.0},
+    ),
     ("Hopper-v5", {"healthy_state_range": (-1.0, 1.0), "healthy_reward": 2.0, "reset_noise_scale": 0.1}),
-    ("Humanoid-v5", {"include_cvel_in_observation": False, "contact_cost_range": (-1.0, 1e-3), "healthy_z_range": (1.2, 2.0)}),
+    (
+        "Humanoid-v5",
+        {"include_cvel_in_observation": False, "contact_cost_range": (-1.0, 1e-3), "healthy_z_range": (1.2, 2.0)},
+    ),
     ("HumanoidStandup-v5", {"impact_cost_range": (0.0, 1e-6), "exclude_current_positions_from_observation": False}),
     ("InvertedDoublePendulum-v5", {"healthy_reward": 3.0}),
     ("Pusher-v5", {"reward_near_weight": 2.0, "frame_skip": 3}),
@@ -72,7 +94,11 @@ def test_every_task_is_tested_and_is_one_that_gymnasium_has() -> None:
 def play_both(name: str, rows: int, kwargs: dict[str, Any], steps: int) -> None:
     """Compare a group with one of single environments, up to the first truncation."""
     with Play(name, rows, kwargs) as shared, Play(name, rows, kwargs, backend="gymnasium") as single:
-        assert (shared.spec.observation, shared.spec.action, shared.spec.frameskip) == (single.spec.observation, single.spec.action, 1)
+        assert (shared.spec.observation, shared.spec.action, shared.spec.frameskip) == (
+            single.spec.observation,
+            single.spec.action,
+            1,
+        )
         for angle in range(steps):
             for each in (shared, single):
                 each.step(np.sin(angle + np.arange(rows)))
@@ -121,7 +147,9 @@ def test_single_environments_can_be_had(options: dict[str, Any]) -> None:
 def test_an_own_id_with_the_same_class_shares_its_simulation_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
-    gymnasium.register("Slow-v0", "gymnasium.envs.mujoco.hopper_v5:HopperEnv", kwargs={"frame_skip": 8}, max_episode_steps=3)
+    gymnasium.register(
+        "Slow-v0", "gymnasium.envs.mujoco.hopper_v5:HopperEnv", kwargs={"frame_skip": 8}, max_episode_steps=3
+    )
     with Play("Slow-v0", 2) as play:
         assert isinstance(play.group.env, SharedSimulation)
         for _ in range(3):

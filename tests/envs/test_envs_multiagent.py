@@ -24,7 +24,9 @@ class Team(pettingzoo.ParallelEnv):
 
     metadata: ClassVar[dict[str, Any]] = {"name": "team"}
 
-    def __init__(self, events: Events | None = None, masked: str = "", start: tuple[str, ...] = ("a", "b", "c"), bad: str = "") -> None:
+    def __init__(
+        self, events: Events | None = None, masked: str = "", start: tuple[str, ...] = ("a", "b", "c"), bad: str = ""
+    ) -> None:
         self.possible_agents = ["a", "b", "c"]
         self.events, self.masked, self.start, self.bad = events or {}, masked, start, bad
         self.episode, self.seed = -1, 0
@@ -52,11 +54,17 @@ class Team(pettingzoo.ParallelEnv):
         events = self.events.get(self.count, {})
         gone = [agent for agent, event in events.items() if event == "vanish"]
         ended = [agent for agent, event in events.items() if event in ("die", "cut")]
-        shown = [agent for agent in self.agents if agent not in gone] + [agent for agent, event in events.items() if event == "come"]
+        shown = [agent for agent in self.agents if agent not in gone] + [
+            agent for agent, event in events.items() if event == "come"
+        ]
         self.agents = [agent for agent in shown if agent not in ended]
         return (
             {agent: self._see(agent) for agent in shown},
-            {agent: actions[agent] + (np.nan if self.bad == "nan" and agent == "b" else 0.5) for agent in shown if agent in actions},
+            {
+                agent: actions[agent] + (np.nan if self.bad == "nan" and agent == "b" else 0.5)
+                for agent in shown
+                if agent in actions
+            },
             {agent: events.get(agent) == "die" for agent in shown},
             {agent: events.get(agent) == "cut" for agent in shown},
             {agent: self._tell(agent) for agent in shown},
@@ -88,7 +96,10 @@ def play(spec: EnvSpec, group: Group, steps: int, actions: Any = 1) -> list[tupl
     group.reset(first)
     seen = [(first, Outcome(np.zeros(rows), np.zeros(rows, bool), np.zeros(rows, bool)))]
     for _ in range(steps):
-        after, outcome = new_frame(spec, rows), Outcome(np.full(rows, 9, np.float32), np.ones(rows, bool), np.ones(rows, bool))
+        after, outcome = (
+            new_frame(spec, rows),
+            Outcome(np.full(rows, 9, np.float32), np.ones(rows, bool), np.ones(rows, bool)),
+        )
         categorical = np.broadcast_to(np.asarray(actions, np.int32).reshape(-1, 1), (rows, len(spec.action.sizes)))
         group.step(categorical, np.zeros((rows, spec.action.continuous), np.float32), outcome, after)
         seen.append((after, outcome))
@@ -96,7 +107,8 @@ def play(spec: EnvSpec, group: Group, steps: int, actions: Any = 1) -> list[tupl
 
 
 def story(events: Events, steps: int, **kwargs: Any) -> list[str]:
-    """One word per row and step: the step shown (or - for a dead agent's zeros), then F(irst), A(ctive), t(erminated), u (truncated)."""
+    """One word per row and step: the step shown (or - for a dead agent's zeros), then F(irst), A(ctive), t(erminated),
+    u (truncated)."""
     spec, group = group_of(Team, events=events, **kwargs)
     lines = []
     for frame, outcome in play(spec, group, steps):
@@ -134,11 +146,22 @@ def test_an_agent_that_vanishes_is_truncated_with_what_it_last_saw():
 
 
 def test_the_next_episode_begins_at_once_when_all_died():
-    assert story({1: {"a": "die"}, 2: {"b": "die", "c": "die"}}, 3) == ["0FA 0FA 0FA", "-t 1A 1A", "0FA 0FAt 0FAt", "-t 1A 1A"]
+    assert story({1: {"a": "die"}, 2: {"b": "die", "c": "die"}}, 3) == [
+        "0FA 0FA 0FA",
+        "-t 1A 1A",
+        "0FA 0FAt 0FAt",
+        "-t 1A 1A",
+    ]
 
 
 def test_the_next_episode_begins_after_a_rest_when_one_was_truncated():
-    assert story({1: {"a": "die"}, 2: {"b": "die", "c": "cut"}}, 4) == ["0FA 0FA 0FA", "-t 1A 1A", "- -t 2u", "0FA 0FA 0FA", "-t 1A 1A"]
+    assert story({1: {"a": "die"}, 2: {"b": "die", "c": "cut"}}, 4) == [
+        "0FA 0FA 0FA",
+        "-t 1A 1A",
+        "- -t 2u",
+        "0FA 0FA 0FA",
+        "-t 1A 1A",
+    ]
 
 
 def test_rewards_reach_the_rows_that_acted():
@@ -177,7 +200,9 @@ def test_agents_must_share_their_spaces():
         general.probe(EnvRequest(Team, {"bad": "spaces"}))
 
 
-@pytest.mark.parametrize(("bad", "parts"), [("raise", ["(Team)", "the team broke up"]), ("nan", ["(Team), agent b", "reward is nan"])])
+@pytest.mark.parametrize(
+    ("bad", "parts"), [("raise", ["(Team)", "the team broke up"]), ("nan", ["(Team), agent b", "reward is nan"])]
+)
 def test_faults_name_environment_and_agent(bad: str, parts: list[str]):
     spec, group = group_of(Team, first_index=6, bad=bad)
     with pytest.raises(EnvironmentFault, match="environment 6") as caught:
@@ -195,7 +220,8 @@ def test_a_turn_based_environment_is_refused_with_the_way_out():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "truncates"), [("pettingzoo.butterfly.cooperative_pong_v6", True), ("pettingzoo.sisl.multiwalker_v9", False)]
+    ("name", "truncates"),
+    [("pettingzoo.butterfly.cooperative_pong_v6", True), ("pettingzoo.sisl.multiwalker_v9", False)],
 )
 def test_packaged_environments_play(name: str, truncates: bool):
     packaged = pytest.importorskip(name, exc_type=ImportError)

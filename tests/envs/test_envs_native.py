@@ -144,7 +144,9 @@ def best_actions(play: Play, cue_is_green: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("shuffle_doors", [False, True])
 @pytest.mark.parametrize("length", [1, 6])
-def test_whoever_remembers_the_cue_always_wins_and_whoever_inverts_it_always_loses(length: int, shuffle_doors: bool) -> None:
+def test_whoever_remembers_the_cue_always_wins_and_whoever_inverts_it_always_loses(
+    length: int, shuffle_doors: bool
+) -> None:
     for sign in (1, -1):
         play = memory_grid(length=length, shuffle_doors=shuffle_doors)
         cue_is_green = is_green(play.obs[:, :, 10, 6])

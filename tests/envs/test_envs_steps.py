@@ -19,7 +19,9 @@ def test_a_step_is_settled_as_by_numpy(rows: int, rests: bool) -> None:
     own_reward = np.full(rows, np.nan, np.float32)
     own_terminated, own_truncated, first, active = np.array(rng.random((4, rows)) < 0.5)
 
-    ended, finite = settle_step(reward, terminated, truncated, rests, resting, own_reward, own_terminated, own_truncated, first, active)
+    ended, finite = settle_step(
+        reward, terminated, truncated, rests, resting, own_reward, own_terminated, own_truncated, first, active
+    )
 
     terminates = terminated & ~began
     truncates = truncated & ~began & ~terminated
@@ -42,7 +44,10 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_stands(rows: int, value
         values[row] = value
         assert not all_finite(values)
         none = np.zeros(rows, bool)
-        for resting, finite in [(none.copy(), False), (np.arange(rows) == row, True)]:  # a row that was reset has no reward
+        for resting, finite in [
+            (none.copy(), False),
+            (np.arange(rows) == row, True),
+        ]:  # a row that was reset has no reward
             outcome = np.empty(rows, np.float32), none.copy(), none.copy(), none.copy(), none.copy()
             assert settle_step(values, none, none, True, resting, *outcome) == (0, finite)
 

@@ -90,7 +90,12 @@ def play(spec: EnvSpec, group: Group, steps: int) -> list[tuple[Frame, Finals | 
     group.reset(frames[0])
     finals = []
     for frame in frames[1:]:
-        group.step(np.zeros((group.rows, len(spec.action.sizes)), np.int32), np.zeros((group.rows, 0), np.float32), outcome, frame)
+        group.step(
+            np.zeros((group.rows, len(spec.action.sizes)), np.int32),
+            np.zeros((group.rows, 0), np.float32),
+            outcome,
+            frame,
+        )
         finals.append(group.finals)
     return list(zip(frames, [None, *finals], strict=True))
 
@@ -139,7 +144,11 @@ class Arrays(VectorEnv):
             raise ValueError("nothing goes")
         self.count += 1
         over = self.count == 2 + np.arange(self.num_envs)
-        info = {"final_obs": np.where(over[:, None], self._see(), np.nan), "final_info": {"score": self.count.copy()}} if over.any() else {}
+        info = (
+            {"final_obs": np.where(over[:, None], self._see(), np.nan), "final_info": {"score": self.count.copy()}}
+            if over.any()
+            else {}
+        )
         self.count[over] = 0
         terminated = over & (np.arange(self.num_envs) == 0)
         reward = np.ones(3 if self.bad == "reward" else self.num_envs)
@@ -183,7 +192,9 @@ def test_faults_name_the_environment_and_the_value(bad: str, parts: list[str]):
     with pytest.raises(EnvironmentFault) as caught:
         play(spec, group, 4)
     for part in parts:
-        assert part.replace("10 to 12", "10 to 13" if bad == "reward" else "10 to 12").replace("of 3", "of 4") in str(caught.value)
+        assert part.replace("10 to 12", "10 to 13" if bad == "reward" else "10 to 12").replace("of 3", "of 4") in str(
+            caught.value
+        )
 
 
 def test_what_the_step_of_an_autoreset_returns_does_not_count():
@@ -242,7 +253,9 @@ def test_the_own_vector_environment_of_an_id():
     ],
 )
 def test_auto_takes_an_ids_own_vector_environment_where_it_serves(env, kwargs, render_mode, backend, vector):
-    gymnasium.register("sfactory-tests/Unlimited-v0", CartPoleEnv, max_episode_steps=9, vector_entry_point=lambda num_envs: None)
+    gymnasium.register(
+        "sfactory-tests/Unlimited-v0", CartPoleEnv, max_episode_steps=9, vector_entry_point=lambda num_envs: None
+    )
     try:
         made = make_environments(EnvRequest(env, kwargs, render_mode=render_mode, backend=backend), 3)
     finally:

@@ -24,7 +24,8 @@ BASIC = "VizdoomBasic-v1"
 
 
 def shares(source: int, target: int) -> np.ndarray:
-    """How much of each output pixel ``[target, source]`` every input pixel covers, by brute force on a common fine grid."""
+    """How much of each output pixel ``[target, source]`` every input pixel covers, by brute force on a common fine
+    grid."""
     fine = np.zeros((target, source))
     for i in range(source * target):
         fine[i // source, i // target] += 1 / source
@@ -32,7 +33,9 @@ def shares(source: int, target: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("source", "target"), [((120, 160), (72, 128)), ((48, 64), (24, 16)), ((10, 12), (10, 12)), ((9, 13), (7, 7))])
+@pytest.mark.parametrize(
+    ("source", "target"), [((120, 160), (72, 128)), ((48, 64), (24, 16)), ((10, 12), (10, 12)), ((9, 13), (7, 7))]
+)
 def test_pictures_are_shrunk_by_area(source: tuple[int, int], target: tuple[int, int], channels: int) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*source, channels), dtype=np.uint8)
     out = np.empty((channels, *target), np.uint8)
@@ -57,7 +60,11 @@ def games() -> list[psutil.Process]:
 
 
 def left_behind() -> set[Path]:
-    places = (Path("/dev/shm").glob("ViZDoom*"), Path(tempfile.gettempdir()).glob("sfactory-vizdoom-*"), Path.cwd().glob("_vizdoom*"))
+    places = (
+        Path("/dev/shm").glob("ViZDoom*"),
+        Path(tempfile.gettempdir()).glob("sfactory-vizdoom-*"),
+        Path.cwd().glob("_vizdoom*"),
+    )
     return {path for place in places for path in place}
 
 
@@ -80,7 +87,8 @@ def test_observations_are_the_small_screen_planar_and_the_game_variables() -> No
 
 
 @pytest.mark.parametrize(
-    ("resolution", "native"), [((60, 80), (120, 160)), ((120, 160), (120, 160)), ((84, 84), (120, 160)), ((144, 256), (144, 256))]
+    ("resolution", "native"),
+    [((60, 80), (120, 160)), ((120, 160), (120, 160)), ((84, 84), (120, 160)), ((144, 256), (144, 256))],
 )
 def test_the_simulator_renders_no_larger_than_it_must(resolution: tuple[int, int], native: tuple[int, int]) -> None:
     with Play(BASIC, 1, {"resolution": list(resolution)}) as play:
@@ -89,7 +97,12 @@ def test_the_simulator_renders_no_larger_than_it_must(resolution: tuple[int, int
 
 
 def test_depth_labels_and_automap_are_leaves_too() -> None:
-    kwargs = {"depth_buffer_enabled": True, "labels_buffer_enabled": True, "automap_buffer_enabled": True, "frame_skip": 2}
+    kwargs = {
+        "depth_buffer_enabled": True,
+        "labels_buffer_enabled": True,
+        "automap_buffer_enabled": True,
+        "frame_skip": 2,
+    }
     with Play(BASIC, 1, kwargs) as play:
         shapes = {leaf.name: leaf.shape for leaf in play.spec.observation.leaves}
         assert play.spec.frameskip == 2
@@ -106,7 +119,10 @@ def test_depth_labels_and_automap_are_leaves_too() -> None:
 
 def test_a_timeout_truncates_with_a_true_final_observation_at_the_simulators_own_step() -> None:
     kwargs = {"episode_timeout": 23}
-    with Play(BASIC, 2, kwargs) as play, Play(BASIC, 1, kwargs | {"treat_episode_timeout_as_truncation": False}) as simulator:
+    with (
+        Play(BASIC, 2, kwargs) as play,
+        Play(BASIC, 1, kwargs | {"treat_episode_timeout_as_truncation": False}) as simulator,
+    ):
         for _ in range(2):
             for step in range(1, 7):
                 outcome, truth = play.step(np.zeros(2)), simulator.step(np.zeros(1))

@@ -1,4 +1,5 @@
-"""Compiled passes give back the arrays that they are given: not all code that numba takes does, and that loses memory at every update."""
+"""Compiled passes give back the arrays that they are given: not all code that numba takes does, and that loses memory
+at every update."""
 
 import gc
 
@@ -13,7 +14,10 @@ from sfactory.profiling.ceiling import SIMULATION, TRAINING, inference_works, pr
 
 CASES = {
     "dense": {"env": "sfactory/CartPole"},
-    "dense, critic of its own": {"env": "sfactory/Pendulum", "model": ModelConfig(shared_critic=False, adaptive_std=True)},
+    "dense, critic of its own": {
+        "env": "sfactory/Pendulum",
+        "model": ModelConfig(shared_critic=False, adaptive_std=True),
+    },
     "all there is": {
         "env": "sfactory/Pendulum",
         "algo": "ppo",

@@ -49,7 +49,9 @@ def test_blocks_hold_the_pixels_of_their_place(images: int, dtype: torch.dtype) 
     assert blocks.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(blocks, F.pixel_unshuffle(x, 4).to(dtype))
     of_pixels = pixel_blocks(x.permute(0, 2, 3, 1), True, dtype)
-    assert torch.equal(of_pixels, F.pixel_unshuffle(x, 4).to(dtype).unflatten(1, (3, 4, 4)).permute(0, 2, 3, 1, 4, 5).flatten(1, 3))
+    assert torch.equal(
+        of_pixels, F.pixel_unshuffle(x, 4).to(dtype).unflatten(1, (3, 4, 4)).permute(0, 2, 3, 1, 4, 5).flatten(1, 3)
+    )
 
 
 @pytest.mark.parametrize("hwc", [False, True])
@@ -57,10 +59,14 @@ def test_blocks_hold_the_pixels_of_their_place(images: int, dtype: torch.dtype) 
 def test_a_convolution_over_blocks_is_one_of_stride_four(kernel: int, hwc: bool) -> None:
     x, weight = pictures((2, 36, 44, 3) if hwc else (2, 3, 36, 44)), torch.randn(5, 3, kernel, kernel)
     expected = F.conv2d(x.permute(0, 3, 1, 2).float() if hwc else x.float(), weight, stride=4)
-    torch.testing.assert_close(F.conv2d(pixel_blocks(x, hwc, torch.float32), block_weight(weight, hwc)), expected, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(
+        F.conv2d(pixel_blocks(x, hwc, torch.float32), block_weight(weight, hwc)), expected, rtol=1e-4, atol=1e-2
+    )
 
 
-@pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (3, 72, 128), (1, 37, 61), (4, 38, 84), (20, 36, 40), (3, 28, 28), (7, 7, 3)])
+@pytest.mark.parametrize(
+    "shape", [(4, 84, 84), (72, 128, 3), (3, 72, 128), (1, 37, 61), (4, 38, 84), (20, 36, 40), (3, 28, 28), (7, 7, 3)]
+)
 def test_the_encoder_computes_what_plain_convolutions_do(shape: tuple[int, ...]) -> None:
     """With sides that are multiples of four and others, and with small images, whose layers have padding."""
     torch.manual_seed(0)
@@ -92,11 +98,18 @@ def test_a_chain_has_the_gradients_of_its_input_and_of_every_layer(dtype: torch.
     x = torch.randn(3, 6, 13, 11, generator=generator).to(dtype)
     shapes = [(8, 6, 3, 3), (16, 8, 4, 4), (5, 16, 3, 3)]
     settings = [((2, 2), (1, 1)), ((1, 1), (0, 0)), ((1, 1), (1, 1))]
-    given = [x, *(torch.randn(s, generator=generator).div(10) for s in shapes), *(torch.randn(s[0], generator=generator) for s in shapes)]
+    given = [
+        x,
+        *(torch.randn(s, generator=generator).div(10) for s in shapes),
+        *(torch.randn(s[0], generator=generator) for s in shapes),
+    ]
     weights = [tensor.requires_grad_() for tensor in given]
 
     def layers(dtype: torch.dtype) -> list[Convolution]:
-        return [Convolution(w.to(dtype), b.to(dtype), *s) for w, b, s in zip(weights[1:4], weights[4:], settings, strict=True)]
+        return [
+            Convolution(w.to(dtype), b.to(dtype), *s)
+            for w, b, s in zip(weights[1:4], weights[4:], settings, strict=True)
+        ]
 
     exact = torch.bfloat16 if dtype == torch.bfloat16 else torch.float64
     found, expected = relu_convolutions_in_turn(weights[0], layers(dtype)), weights[0].to(exact)
@@ -125,7 +138,9 @@ def test_a_gradient_is_cut_off_where_the_activation_is_zero_however_it_lies(dtyp
 @pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (1, 37, 61), (3, 28, 28), (7, 7, 3)])
 @pytest.mark.parametrize("images", [1, 19])
 @pytest.mark.parametrize("dtype", PRECISIONS)
-def test_weights_kept_in_onednn_order_give_the_same_features(dtype: torch.dtype, images: int, shape: tuple[int, ...]) -> None:
+def test_weights_kept_in_onednn_order_give_the_same_features(
+    dtype: torch.dtype, images: int, shape: tuple[int, ...]
+) -> None:
     model, x = NatureCNN(image_leaf(shape)), pictures((images, *shape))
     with torch.no_grad(), mixed_precision("cpu", None if dtype == torch.float32 else dtype):
         expected = model(x)

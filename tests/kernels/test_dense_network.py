@@ -1,4 +1,5 @@
-"""The fast paths of fully connected models are the models themselves: same numbers forwards, same gradients backwards."""
+"""The fast paths of fully connected models are the models themselves: same numbers forwards, same gradients
+backwards."""
 
 from __future__ import annotations
 
@@ -84,7 +85,9 @@ def test_other_models_run_as_they_are(observation: spaces.Space, config: dict, a
 @pytest.mark.parametrize("columns", [slice(2, 5), torch.tensor([6, 0, 3, 1])], ids=["slice", "indices"])
 @pytest.mark.parametrize("action", [DISCRETE, MIXED], ids=["discrete", "mixed"])
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-def test_training_has_the_outputs_and_gradients_of_autograd(config: dict, action: spaces.Space, columns: slice | torch.Tensor) -> None:
+def test_training_has_the_outputs_and_gradients_of_autograd(
+    config: dict, action: spaces.Space, columns: slice | torch.Tensor
+) -> None:
     model = normalized(model_of(spaces.Box(-np.inf, np.inf, (3, 5)), action, **config))
     with torch.no_grad():  # some of the deviations beyond their limits
         if config.get("adaptive_std"):

@@ -1,4 +1,5 @@
-"""Convolutions fused into passes over images, against torch's. Whole numbers that bfloat16 holds make every comparison an equality."""
+"""Convolutions fused into passes over images, against torch's. Whole numbers that bfloat16 holds make every comparison
+an equality."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ STACKS = {
     "one channel": ((1, 84, 84), False, [(32, 2, 1), (64, 4, 2)]),
     "rows and columns that no block has": ((1, 164, 236), False, [(32, 1, 1), (64, 9, 3), (32, 2, 2)]),
 }
-"""Shape of the stored images, whether their channels come last, and outputs, kernel and stride of each layer over blocks of pixels."""
+"""Shape of the stored images, whether their channels come last, and outputs, kernel and stride of each layer over
+blocks of pixels."""
 
 
 def whole_numbers(shape: tuple[int, ...], share: float, generator: torch.Generator) -> Tensor:
@@ -118,7 +120,9 @@ def test_images_may_lie_in_any_order() -> None:
     assert torch.equal(fused("of Atari", turned, layers), fused("of Atari", x, layers))
 
 
-@pytest.mark.parametrize("wrong", [torch.zeros(2, 4, 80, 84, dtype=torch.uint8), torch.zeros(2, 4, 84, 84)], ids=["shape", "dtype"])
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(2, 4, 80, 84, dtype=torch.uint8), torch.zeros(2, 4, 84, 84)], ids=["shape", "dtype"]
+)
 def test_other_images_are_refused(wrong: Tensor) -> None:
     _, layers = stack("of Atari", 1)
     with pytest.raises(ValueError, match=r"must be uint8 \(4, 84, 84\)"):
@@ -132,7 +136,9 @@ def test_other_images_are_refused(wrong: Tensor) -> None:
 )
 def test_what_does_not_fit_has_no_plan(shape: tuple[int, int, int], kernel: tuple[int, int, int], stride: int) -> None:
     outputs, down, across = kernel
-    layers = [Convolution(torch.randn(outputs, 16 * shape[0], down, across), torch.zeros(outputs), (stride, stride), (0, 0))]
+    layers = [
+        Convolution(torch.randn(outputs, 16 * shape[0], down, across), torch.zeros(outputs), (stride, stride), (0, 0))
+    ]
     assert fused_plan(shape, False, layers, torch.bfloat16) is None
 
 

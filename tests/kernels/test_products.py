@@ -1,4 +1,5 @@
-"""Products of bfloat16 matrices from address to address, against torch's. Whole numbers make every comparison an equality."""
+"""Products of bfloat16 matrices from address to address, against torch's. Whole numbers make every comparison an
+equality."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from sfactory.kernels.convolution import dots as dots_cpu
 from sfactory.kernels.convolution import tiles as tiles_cpu
 
 WAYS = [
-    pytest.param(way, id=way.__name__.split(".")[-1], marks=pytest.mark.skipif(not way.at_hand(), reason="this processor cannot do them"))
+    pytest.param(
+        way,
+        id=way.__name__.split(".")[-1],
+        marks=pytest.mark.skipif(not way.at_hand(), reason="this processor cannot do them"),
+    )
     for way in (dots_cpu, tiles_cpu)
 ]
 PARTS, LENGTH, STRIDE = 3, 64, 96
@@ -41,16 +46,38 @@ def test_sums_of_products(way: ModuleType) -> None:
     @njit
     def multiply(rows, left, right, total, kept):
         way.begin(kept.ctypes.data)
-        steps = left.shape[2] * 2, left.shape[1] * left.shape[2] * 2, right.shape[2] * 4, right.shape[1] * right.shape[2] * 4
+        steps = (
+            left.shape[2] * 2,
+            left.shape[1] * left.shape[2] * 2,
+            right.shape[2] * 4,
+            right.shape[1] * right.shape[2] * 4,
+        )
         left_step, left_part, right_step, right_part = steps
         addresses = left.ctypes.data, right.ctypes.data
-        way.multiply(rows, PARTS, LENGTH, addresses[0], left_step, left_part, addresses[1], right_step, right_part, total.ctypes.data)
+        way.multiply(
+            rows,
+            PARTS,
+            LENGTH,
+            addresses[0],
+            left_step,
+            left_part,
+            addresses[1],
+            right_step,
+            right_part,
+            total.ctypes.data,
+        )
         way.end(kept.ctypes.data)
 
     for rows in way.ROWS:
         left, right = whole(PARTS, rows, STRIDE, seed=rows), whole(PARTS, LENGTH, 32, seed=-rows)
         total = torch.full((rows + 1, 32), 7.0)
-        multiply(rows, bits(left), bits(in_pairs(right)).reshape(PARTS, LENGTH // 2, 32, 2), total.numpy(), np.zeros(64, np.uint8))
+        multiply(
+            rows,
+            bits(left),
+            bits(in_pairs(right)).reshape(PARTS, LENGTH // 2, 32, 2),
+            total.numpy(),
+            np.zeros(64, np.uint8),
+        )
         assert torch.equal(total[:rows], torch.bmm(left[:, :, :LENGTH].float(), right.float()).sum(0))
         assert torch.equal(total[rows], torch.full((32,), 7.0))
 
@@ -63,7 +90,19 @@ def test_products_added_to_a_total(way: ModuleType) -> None:
     def add(columns, length, left, right, total, kept):
         way.begin(kept.ctypes.data)
         addresses, steps = (left.ctypes.data, right.ctypes.data), (left.shape[1] * 2, right.shape[1] * 4)
-        way.add_product(columns, 1, length, addresses[0], steps[0], 0, addresses[1], steps[1], 0, total.ctypes.data, total.shape[1] * 4)
+        way.add_product(
+            columns,
+            1,
+            length,
+            addresses[0],
+            steps[0],
+            0,
+            addresses[1],
+            steps[1],
+            0,
+            total.ctypes.data,
+            total.shape[1] * 4,
+        )
         way.end(kept.ctypes.data)
 
     length = 50

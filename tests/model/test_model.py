@@ -38,7 +38,9 @@ OBSERVATIONS = {
     "discrete": spaces.Discrete(6, start=2),
     "multidiscrete": spaces.MultiDiscrete([[2, 3], [4, 2]]),
     "bits": spaces.MultiBinary(5),
-    "dict": spaces.Dict({"screen": spaces.Box(0, 255, (7, 9, 1), np.uint8), "pos": spaces.Box(-1, 1, (2,)), "level": spaces.Discrete(3)}),
+    "dict": spaces.Dict(
+        {"screen": spaces.Box(0, 255, (7, 9, 1), np.uint8), "pos": spaces.Box(-1, 1, (2,)), "level": spaces.Discrete(3)}
+    ),
 }
 ACTION = ActionSpec.from_space(spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,)))))
 
@@ -58,10 +60,14 @@ def _observations(spec: ObservationSpec, *shape: int, seed: int = 0) -> tuple[Te
 
 def _model(observation: spaces.Space, seed: int = 0, action: ActionSpec = ACTION, **config: Any) -> nn.Module:
     torch.manual_seed(seed)
-    return build_model(ObservationSpec.from_space(observation), action, ModelConfig(**{"features": 16, "core_size": 8, **config}))
+    return build_model(
+        ObservationSpec.from_space(observation), action, ModelConfig(**{"features": 16, "core_size": 8, **config})
+    )
 
 
-def _step_through(model: nn.Module, obs: tuple[Tensor, ...], first: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+def _step_through(
+    model: nn.Module, obs: tuple[Tensor, ...], first: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Unroll by `forward`, as policy workers do."""
     params, values = [], []
     for t in range(len(first)):
@@ -76,10 +82,17 @@ def _step_through(model: nn.Module, obs: tuple[Tensor, ...], first: Tensor, stat
 @pytest.mark.parametrize("core", ["none", "gru", "lstm"])
 @pytest.mark.parametrize(
     ("kind", "encoder"),
-    [*((kind, "auto") for kind in OBSERVATIONS), ("image_chw", "impala_resnet"), ("grid", "impala_resnet"), ("grid", "mlp")],
+    [
+        *((kind, "auto") for kind in OBSERVATIONS),
+        ("image_chw", "impala_resnet"),
+        ("grid", "impala_resnet"),
+        ("grid", "mlp"),
+    ],
 )
 def test_steps_and_unroll_agree(kind: str, encoder: str, core: str, shared: bool) -> None:
-    model = _model(OBSERVATIONS[kind], encoder=encoder, core=core, core_layers=2, shared_critic=shared, normalize_obs=True)
+    model = _model(
+        OBSERVATIONS[kind], encoder=encoder, core=core, core_layers=2, shared_critic=shared, normalize_obs=True
+    )
     obs = _observations(model.observation, STEPS, ROWS)
     if model.normalizer is not None:
         model.normalizer.update(obs, torch.ones(STEPS, ROWS, dtype=torch.bool))
@@ -109,12 +122,16 @@ def test_no_memory_crosses_an_episode_start(core: str) -> None:
     values[3:].sum().backward()
     assert (x.grad[:3] == 0).all()
     assert (x.grad[3:] != 0).any()
-    torch.testing.assert_close(values[3:], model.unroll((obs[0][3:],), first[3:], torch.zeros(ROWS, model.state_size))[1])
+    torch.testing.assert_close(
+        values[3:], model.unroll((obs[0][3:],), first[3:], torch.zeros(ROWS, model.state_size))[1]
+    )
 
 
 @pytest.mark.parametrize(("core", "reference"), [(GRUCore, nn.GRU), (LSTMCore, nn.LSTM)])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_cores_take_the_weights_of_torch_and_match_it(core: type[Core], reference: type[nn.RNNBase], layers: int) -> None:
+def test_cores_take_the_weights_of_torch_and_match_it(
+    core: type[Core], reference: type[nn.RNNBase], layers: int
+) -> None:
     torch.manual_seed(0)
     theirs = reference(4, 5, layers).double()
     ours = core(4, 5, layers).double()
@@ -157,7 +174,9 @@ def test_backward_in_several_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("core", [LSTMCore, GRUCore])
 @pytest.mark.parametrize(("steps", "rows", "size"), [(STEPS, ROWS, 5), (1, 3, 40), (9, 1, 33)])
-def test_compiled_scans_and_steps_are_the_plain_ones(core: type[Core], steps: int, rows: int, size: int, monkeypatch) -> None:
+def test_compiled_scans_and_steps_are_the_plain_ones(
+    core: type[Core], steps: int, rows: int, size: int, monkeypatch
+) -> None:
     torch.manual_seed(0)
     core = core(4, size, 2)
     x, first = torch.randn(steps, rows, 4, requires_grad=True), torch.rand(steps, rows) < 0.3
@@ -199,7 +218,10 @@ def test_bfloat16_stays_close_and_gives_float32(kind: str, core: str) -> None:
 @pytest.mark.parametrize("core", ["none", "lstm", "gru"])
 def test_lowered_weights_change_nothing_until_the_weights_do(core: str, kind: str) -> None:
     model = _model(OBSERVATIONS[kind], core=core, core_layers=2)
-    obs, state = _observations(model.observation, ROWS), torch.randn(ROWS, model.state_size) if model.state_size else None
+    obs, state = (
+        _observations(model.observation, ROWS),
+        torch.randn(ROWS, model.state_size) if model.state_size else None,
+    )
     encoder = model.actor.encoders[0]
     weights = [layer.weight for layer in (*encoder.convolutions, encoder.linear)]
     if core != "none":
@@ -246,7 +268,10 @@ def test_categories_enter_one_hot_and_bits_as_they_are() -> None:
 
 
 def test_several_leaves_are_merged_as_wide_as_features_only_where_one_is_an_image() -> None:
-    vectors, image = spaces.Tuple((spaces.Box(-1, 1, (3,)), spaces.Discrete(4))), spaces.Box(0, 255, (1, 12, 12), np.uint8)
+    vectors, image = (
+        spaces.Tuple((spaces.Box(-1, 1, (3,)), spaces.Discrete(4))),
+        spaces.Box(0, 255, (1, 12, 12), np.uint8),
+    )
     assert _model(vectors, features=512, hidden=(48, 24)).actor.out_features == 24
     assert _model(vectors, features=512, hidden=()).actor.out_features == 512
     assert _model(spaces.Tuple((*vectors, image)), features=512).actor.out_features == 512
@@ -270,7 +295,9 @@ def test_every_parameter_learns() -> None:
     for shared in (True, False):
         model = _model(OBSERVATIONS["dict"], core="lstm", shared_critic=shared, initial_log_std=-0.5)
         params, values = model.unroll(
-            _observations(model.observation, STEPS, ROWS), torch.zeros(STEPS, ROWS, dtype=torch.bool), torch.zeros(ROWS, model.state_size)
+            _observations(model.observation, STEPS, ROWS),
+            torch.zeros(STEPS, ROWS, dtype=torch.bool),
+            torch.zeros(ROWS, model.state_size),
         )
         (params.square().sum() + values.square().sum()).backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
@@ -278,7 +305,9 @@ def test_every_parameter_learns() -> None:
 
 def test_normalizer_matches_the_moments_of_all_valid_rows() -> None:
     rng = np.random.default_rng(0)
-    spec = ObservationSpec.from_space(spaces.Dict({"a": spaces.Box(-9, 9, (2,)), "n": spaces.Discrete(3), "s": spaces.Box(-9, 9, ())}))
+    spec = ObservationSpec.from_space(
+        spaces.Dict({"a": spaces.Box(-9, 9, (2,)), "n": spaces.Discrete(3), "s": spaces.Box(-9, 9, ())})
+    )
     normalizer = ObservationNormalizer(spec.leaves)
     assert all(buffer.dtype == torch.float32 for buffer in normalizer.buffers())
     a, s = rng.normal(1000.0, 0.5, (40, 8, 2)).astype(np.float32), rng.normal(-3.0, 2.0, (40, 8)).astype(np.float32)
@@ -287,7 +316,9 @@ def test_normalizer_matches_the_moments_of_all_valid_rows() -> None:
     n = torch.zeros(40, 8, dtype=torch.int32)
     for t in range(0, 40, 8):
         part = slice(t, t + 8)
-        normalizer.update((torch.from_numpy(a[part]), n[part], torch.from_numpy(s[part])), torch.from_numpy(valid[part]))
+        normalizer.update(
+            (torch.from_numpy(a[part]), n[part], torch.from_numpy(s[part])), torch.from_numpy(valid[part])
+        )
     before = normalizer.mean_0.clone()
     normalizer.update((torch.full((1, 8, 2), 5.0), n[:1], torch.zeros(1, 8)), torch.zeros(1, 8, dtype=torch.bool))
     assert torch.equal(normalizer.mean_0, before)

@@ -1,4 +1,5 @@
-"""perf/gpu.py, rehearsed on the CPU: its comparisons hold and would fail, and no stage that breaks costs another one."""
+"""perf/gpu.py, rehearsed on the CPU: its comparisons hold and would fail, and no stage that breaks costs another
+one."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def test_a_check_that_breaks_is_not_ok() -> None:
     assert all(not result["ok"] and "illegal memory access" in result["error"] for result in results.values())
 
 
-def test_stages_that_fail_hang_or_come_too_late_leave_the_others_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_that_fail_hang_or_come_too_late_leave_the_others_their_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each stage is a process; here a small program stands in for perf.gpu."""
     (tmp_path / "perf").mkdir()
     (tmp_path / "perf" / "gpu.py").write_text(
@@ -64,7 +67,12 @@ def test_stages_that_fail_hang_or_come_too_late_leave_the_others_their_results(t
     out, names = tmp_path / "out" / "gpu.json", ["machine", "answers", "learner", "pong"]
     gpu.run_all(names, gpu.Task("cpu", 0.1, True), 60.0, out)
     stages = json.loads(out.read_text())["stages"]
-    assert {name: stages[name]["status"] for name in names} == {"machine": "failed", "answers": "ok", "learner": "late", "pong": "missed"}
+    assert {name: stages[name]["status"] for name in names} == {
+        "machine": "failed",
+        "answers": "ok",
+        "learner": "late",
+        "pong": "missed",
+    }
     assert "no driver" in stages["machine"]["printed"]
     assert stages["answers"]["result"]["fps"] == 5.0
     with contextlib.suppress(psutil.NoSuchProcess):  # what a stage has started must end with it
@@ -82,7 +90,9 @@ def test_workloads_are_valid_for_their_bars(name: str) -> None:
 
 
 def test_a_stage_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--stage", "machine", "--out", str(tmp_path / "answer.json")])
+    monkeypatch.setattr(
+        sys, "argv", ["gpu", "--device", "cpu", "--stage", "machine", "--out", str(tmp_path / "answer.json")]
+    )
     threads = torch.get_num_threads()
     try:
         assert gpu.main() == 0

@@ -1,4 +1,5 @@
-"""perf/peers.py without any peer: its settings are valid, its drivers are asked and read rightly, its tables say what was measured."""
+"""perf/peers.py without any peer: its settings are valid, its drivers are asked and read rightly, its tables say what
+was measured."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from rich.console import Console
 
 from perf import peers
 from perf.peer_scripts.window import Window
-from perf.peers import PEERS, SCORES, WORKLOADS, PeerError, measure_peer, read_metrics, run_driver, score_table, throughput_table
+from perf.peers import (
+    PEERS,
+    SCORES,
+    WORKLOADS,
+    PeerError,
+    measure_peer,
+    read_metrics,
+    run_driver,
+    score_table,
+    throughput_table,
+)
 from sfactory.config import from_command_line
 
 DRIVER = """
@@ -30,7 +41,8 @@ exec(asked["setting"]["program"])
 
 @pytest.fixture
 def venvs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of environments in which one peer is built: this Python, with a driver that does what its setting says."""
+    """A folder of environments in which one peer is built: this Python, with a driver that does what its setting
+    says."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "stable_baselines3_driver.py").write_text(DRIVER)
     monkeypatch.setattr(peers, "SCRIPTS", tmp_path / "scripts")
@@ -48,7 +60,9 @@ def run(venvs: Path, program: str, limit_s: float = 10.0) -> tuple[dict | None, 
 
 class TestDriver:
     def test_its_answer_is_found_in_what_it_prints(self, venvs: Path) -> None:
-        program = "print('x' * 300_000); print('RESULTS soon'); print('RESULT {\"fps\": 12.5}', flush=True); time.sleep(60)"
+        program = (
+            "print('x' * 300_000); print('RESULTS soon'); print('RESULT {\"fps\": 12.5}', flush=True); time.sleep(60)"
+        )
         answer, seconds = run(venvs, program)
         assert answer == {"fps": 12.5}
         assert seconds < 10
@@ -63,7 +77,10 @@ class TestDriver:
 
     def test_without_an_answer_in_time_there_is_none_and_nothing_lives_on(self, venvs: Path) -> None:
         mark = venvs / "child"
-        program = f"import subprocess; open({str(mark)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid)); time.sleep(60)"
+        program = (
+            f"import subprocess; open({str(mark)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid)); "
+            "time.sleep(60)"
+        )
         begin = time.monotonic()
         assert run(venvs, program, 1.5)[0] is None
         assert time.monotonic() - begin < 10
@@ -75,13 +92,16 @@ class TestDriver:
             run_driver("torchrl", tmp_path, {}, 1.0)
 
     def test_it_runs_without_a_gpu(self, venvs: Path) -> None:
-        assert run(venvs, "import os; print('RESULT ' + json.dumps({'fps': len(os.environ['CUDA_VISIBLE_DEVICES'])}), flush=True)")[0] == {
-            "fps": 0
-        }
+        assert run(
+            venvs,
+            "import os; print('RESULT ' + json.dumps({'fps': len(os.environ['CUDA_VISIBLE_DEVICES'])}), flush=True)",
+        )[0] == {"fps": 0}
 
 
 class TestWindow:
-    def test_it_counts_between_the_first_reports_after_warm_up_and_end(self, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_counts_between_the_first_reports_after_warm_up_and_end(
+        self, capsys, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         clock = iter([100.0, 101.0, 102.5, 104.0, 107.0, 108.0])
         monkeypatch.setattr(time, "monotonic", lambda: next(clock))
         window = Window(warmup=2.0, seconds=3.0)
@@ -94,8 +114,12 @@ class TestSettings:
     @pytest.mark.parametrize("name", WORKLOADS)
     def test_sfactory_plays_the_peers_game_with_their_sizes(self, name: str) -> None:
         workload = WORKLOADS[name]
-        same, throughput = (from_command_line(shlex.split(flags), "test") for flags in (workload.same, workload.throughput))
-        assert same.env == throughput.env and same.rollout == throughput.rollout and same.epochs == throughput.epochs == 1
+        same, throughput = (
+            from_command_line(shlex.split(flags), "test") for flags in (workload.same, workload.throughput)
+        )
+        assert (
+            same.env == throughput.env and same.rollout == throughput.rollout and same.epochs == throughput.epochs == 1
+        )
         assert (same.model.core, same.model.hidden, same.model.features) == (throughput.model.core, (64, 64), 512)
         assert same.precision == "float32" and same.batch_size == 1024
         for peer, tuned in workload.peers.items():
@@ -136,8 +160,13 @@ class TestTables:
     def test_ratios_are_of_medians_and_of_the_right_rows(self) -> None:
         speeds = {"sfactory, same": [80.0, 100.0, 120.0], "sfactory, throughput": [400.0]}
         speeds |= {"sample-factory": [25.0, 50.0, 1000.0], "torchrl": [None, None]}
-        measurements = [{"workload": "pong", "trainer": trainer, "fps": fps} for trainer, values in speeds.items() for fps in values]
-        rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in self.shown(throughput_table(measurements)).splitlines()]
+        measurements = [
+            {"workload": "pong", "trainer": trainer, "fps": fps} for trainer, values in speeds.items() for fps in values
+        ]
+        rows = [
+            [cell.strip() for cell in line.split("│")[1:-1]]
+            for line in self.shown(throughput_table(measurements)).splitlines()
+        ]
         found = {row[1]: row[2:] for row in rows if len(row) == 7}
         assert found["sample-factory"] == ["50", "25 to 1,000", "3", "2.0 x", "8.0 x"]
         assert found["sfactory, same"][3:] == ["1.0 x", "4.0 x"]
@@ -146,7 +175,8 @@ class TestTables:
     def test_a_missed_score_is_shown_as_missed(self) -> None:
         rows = [{"workload": "cartpole", "trainer": "sfactory", "seconds": 7.6, "score": 500.0, "target": 475.0}]
         rows += [
-            {"workload": "cartpole", "trainer": "torchrl", "seconds": 40.0, "score": score, "target": 475.0} for score in (None, 300.0)
+            {"workload": "cartpole", "trainer": "torchrl", "seconds": 40.0, "score": score, "target": 475.0}
+            for score in (None, 300.0)
         ]
         shown = self.shown(score_table(rows))
         assert "40.0 (missed), 40.0 (missed)" in shown and "none, 300" in shown
@@ -187,9 +217,16 @@ def test_a_run_of_sfactory_is_measured_and_ended(monkeypatch: pytest.MonkeyPatch
 def test_a_round_runs_each_trainer_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
     monkeypatch.setattr(peers, "measure_sfactory", lambda flags, *_: ran.append(flags) or 1.0)
-    monkeypatch.setattr(peers, "measure_peer", lambda peer, venvs, setting, *_: ran.append((peer, setting["batch_size"])) or 2.0)
+    monkeypatch.setattr(
+        peers, "measure_peer", lambda peer, venvs, setting, *_: ran.append((peer, setting["batch_size"])) or 2.0
+    )
     args = argparse.Namespace(peers=["sample-factory"], venvs=Path(), warmup=1.0, seconds=1.0)
     rows = peers.throughput_round("cartpole", args)
-    assert [row["trainer"] for row in rows] == ["sfactory, same", "sample-factory, usual", "sample-factory", "sfactory, throughput"]
+    assert [row["trainer"] for row in rows] == [
+        "sfactory, same",
+        "sample-factory, usual",
+        "sample-factory",
+        "sfactory, throughput",
+    ]
     assert ran[1:3] == [("sample-factory", 1024), ("sample-factory", 16384)]
     assert ran[0] == WORKLOADS["cartpole"].same and ran[3] == WORKLOADS["cartpole"].throughput

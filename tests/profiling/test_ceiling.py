@@ -11,13 +11,23 @@ from small_plans import small_config, small_plan
 
 from sfactory.config import ModelConfig, OptimConfig
 from sfactory.errors import RunFailed
-from sfactory.profiling.ceiling import SIMULATION, TRAINING, Ceiling, inference_works, measure, measure_ceiling, prepare, rows_of
+from sfactory.profiling.ceiling import (
+    SIMULATION,
+    TRAINING,
+    Ceiling,
+    inference_works,
+    measure,
+    measure_ceiling,
+    prepare,
+    rows_of,
+)
 
 CEILING = Ceiling(3e-6, 1e-6, 4e-6, 4, 256, 1024, 1, "float32", "cpu", "cpu")
 
 
 @pytest.mark.parametrize(
-    ("inference", "learner", "expected"), [("cpu", "cpu", 500_000), ("cpu", "cuda", 1_000_000), ("cuda", "cuda", 4 / 3e-6)]
+    ("inference", "learner", "expected"),
+    [("cpu", "cpu", 500_000), ("cpu", "cuda", 1_000_000), ("cuda", "cuda", 4 / 3e-6)],
 )
 def test_cores_pay_for_what_no_gpu_does(inference, learner, expected):
     ceiling = dataclasses.replace(CEILING, inference_device=inference, learner_device=learner)
@@ -39,7 +49,9 @@ class Walled(Counting):
         return super().step(action)
 
 
-@pytest.mark.parametrize("env", [Walled, *(vector_of(Walled, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)])
+@pytest.mark.parametrize(
+    "env", [Walled, *(vector_of(Walled, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)]
+)
 def test_simulation_counts_steps_and_begins_new_episodes(env):
     with prepare(small_plan(env), SIMULATION) as piece:
         Walled.steps = Walled.resets = 0
@@ -48,7 +60,9 @@ def test_simulation_counts_steps_and_begins_new_episodes(env):
     assert counted == Walled.steps
 
 
-@pytest.mark.parametrize("env", [Busy, vector_of(Busy, AutoresetMode.SAME_STEP), "sfactory/CartPole", "sfactory/Pendulum"])
+@pytest.mark.parametrize(
+    "env", [Busy, vector_of(Busy, AutoresetMode.SAME_STEP), "sfactory/CartPole", "sfactory/Pendulum"]
+)
 def test_simulation_acts_as_the_environment_allows(env):
     with prepare(small_plan(env), SIMULATION) as piece:
         assert sum(piece() for _ in range(30)) > 0
@@ -64,7 +78,9 @@ def test_simulation_acts_as_the_environment_allows(env):
     ids=["plain", "epochs", "everything"],
 )
 def test_inference_and_training_count_all_their_samples(env, core, settings):
-    plan = small_plan(env, model=ModelConfig(core=core, hidden=(16,), features=16, core_size=8, normalize_obs=True), **settings)
+    plan = small_plan(
+        env, model=ModelConfig(core=core, hidden=(16,), features=16, core_size=8, normalize_obs=True), **settings
+    )
     for work in inference_works(plan):
         with prepare(plan, work) as piece:
             assert [piece() for _ in range(10)] == [rows_of(plan, work)] * 10
@@ -73,7 +89,8 @@ def test_inference_and_training_count_all_their_samples(env, core, settings):
 
 
 def test_the_learner_trains_on_plausible_samples(monkeypatch):
-    """Importance weights far from 1 would be cut by V-trace, and the numbers of a run that has gone wrong cost other times."""
+    """Importance weights far from 1 would be cut by V-trace, and the numbers of a run that has gone wrong cost other
+    times."""
     from sfactory.profiling.measure import ceiling
 
     learners = []

@@ -28,7 +28,20 @@ from sfactory.telemetry.trace import LAPS_KEPT, TracingStopwatch
 from sfactory.train import main as train_main
 
 pytestmark = pytest.mark.timeout(120)
-SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128", "--device", "cpu"]
+SMALL = [
+    "--preset",
+    "none",
+    "--workers",
+    "1",
+    "--envs-per-worker",
+    "8",
+    "--rollout",
+    "16",
+    "--batch-size",
+    "128",
+    "--device",
+    "cpu",
+]
 OUT = ["--tune-out", "best.yaml"]
 PROCESSES = ["learner", "policy-0", "rollout-0"]
 
@@ -136,7 +149,17 @@ def test_one_process_can_be_profiled(place, capsys):
 
 def test_what_is_tuned_can_be_trained(place, capsys):
     values = profile(
-        capsys, "--env", "sfactory/CartPole", *SMALL, "--model.core", "gru", "--seconds", "4", "--tune", "--tune-out", "best.yaml"
+        capsys,
+        "--env",
+        "sfactory/CartPole",
+        *SMALL,
+        "--model.core",
+        "gru",
+        "--seconds",
+        "4",
+        "--tune",
+        "--tune-out",
+        "best.yaml",
     )
     assert values["tuned"] == "best.yaml"
     assert [path.name for path in place.iterdir()] == ["best.yaml"]
@@ -145,14 +168,32 @@ def test_what_is_tuned_can_be_trained(place, capsys):
     assert config.rollout == 16
     assert config.model.core == "gru"
     assert settings_of(config) == values["settings"]
-    assert train_main(["--config", "best.yaml", "--steps", "2000", "--run", "run", "--log.display", "none", "--log.no-tensorboard"]) == 0
+    assert (
+        train_main(
+            [
+                "--config",
+                "best.yaml",
+                "--steps",
+                "2000",
+                "--run",
+                "run",
+                "--log.display",
+                "none",
+                "--log.no-tensorboard",
+            ]
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
         (["--env", "CartPole-v1", "--seconds", "0"], "seconds is 0; it must be above 0"),
-        (["--env", "CartPole-v1", "--trace", "nowhere/trace.json"], "trace is nowhere/trace.json, which cannot be written"),
+        (
+            ["--env", "CartPole-v1", "--trace", "nowhere/trace.json"],
+            "trace is nowhere/trace.json, which cannot be written",
+        ),
         (["--env", "CartPole-v1", "--tune-out", "best.yaml"], "nothing is tuned; add --tune"),
         (["--env", "CartPole-v1", "--tune", "--serial"], "serial is on"),
         (["--env", "CartPole-v1", "--rollout", "32", "--envs-per-worker", "32", "--batch-size", "1000"], "try 1024"),
@@ -238,7 +279,9 @@ def plan_for(**changes):
     return make_plan(resolve(Config(**settings | changes)))
 
 
-def profile_of(plan, busy: dict[str, float], cpu: dict[str, float], fps: float = 1000.0, blocked: float = 0.0) -> Profile:
+def profile_of(
+    plan, busy: dict[str, float], cpu: dict[str, float], fps: float = 1000.0, blocked: float = 0.0
+) -> Profile:
     """A profile of ten seconds with given busy shares and cores at work."""
     names = ["learner", "policy-0", "rollout-0"]
     after = np.zeros((3, len(COLUMNS)))
@@ -248,7 +291,9 @@ def profile_of(plan, busy: dict[str, float], cpu: dict[str, float], fps: float =
         row[COLUMNS.index("blocked")] = 10 * blocked if kind == "rollout" else 0
         row[COLUMNS.index("waiting")] = 10 * (1 - busy[kind]) - row[COLUMNS.index("blocked")]
         row[COLUMNS.index("cpu_s")] = 10 * cpu[kind]
-    return Profile(plan, 1.0, 10.0, fps, Interval(names, np.zeros_like(after), after), {"requests": Level(0, 0)}, 1.0, 2.0)
+    return Profile(
+        plan, 1.0, 10.0, fps, Interval(names, np.zeros_like(after), after), {"requests": Level(0, 0)}, 1.0, 2.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,7 +312,9 @@ def test_the_bottleneck_comes_with_its_flag(busy, cpu, blocked, name, flag, monk
     monkeypatch.setattr("sfactory.config.devices.cores", lambda: 4)
     plan = plan_for(runtime=RuntimeConfig(learner_threads=1), batch_size=1024)
     kinds = ("learner", "policy", "rollout")
-    found = find_bottleneck(profile_of(plan, dict(zip(kinds, busy, strict=True)), dict(zip(kinds, cpu, strict=True)), blocked=blocked))
+    found = find_bottleneck(
+        profile_of(plan, dict(zip(kinds, busy, strict=True)), dict(zip(kinds, cpu, strict=True)), blocked=blocked)
+    )
     assert found.name == name
     assert any(flag in advice for advice in found.advice)
 
@@ -312,7 +359,12 @@ class FakeRuns:
         if config.runtime.groups == 1:
             raise RunFailed("no batch was trained within 15 s")
         speed = 1000.0 * config.workers * min(config.envs_per_worker, 128) / (config.runtime.policy_workers or 2)
-        return profile_of(plan, {"learner": 0.5, "policy": 0.5, "rollout": 0.5}, {"learner": 0.5, "policy": 0.5, "rollout": 0.5}, speed)
+        return profile_of(
+            plan,
+            {"learner": 0.5, "policy": 0.5, "rollout": 0.5},
+            {"learner": 0.5, "policy": 0.5, "rollout": 0.5},
+            speed,
+        )
 
 
 def test_tuning_finds_the_fastest_within_its_time_and_keeps_what_is_learned(monkeypatch):

@@ -1,4 +1,5 @@
-"""What a user would lose: hours of training, to a kill, a full disk, a flipped bit, or a second process in the same folder."""
+"""What a user would lose: hours of training, to a kill, a full disk, a flipped bit, or a second process in the same
+folder."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ def snapshot(env_steps: int, episode_return: float | None = None) -> Snapshot:
     generator = torch.Generator().manual_seed(env_steps)
     return Snapshot(
         model={"weight": torch.randn(4, 3, generator=generator), "count": torch.tensor(env_steps)},
-        trainer={"optimizer": {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}]}},
+        trainer={
+            "optimizer": {
+                "state": {0: {"step": torch.tensor(1.0)}},
+                "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}],
+            }
+        },
         env_steps=env_steps,
         frames=4 * env_steps,
         updates=env_steps // 10,
@@ -77,7 +83,13 @@ def test_round_trip_continues_training_exactly(tmp_path: Path) -> None:
     loaded = CheckpointStore(tmp_path / "checkpoints").load_latest()
 
     assert path.name == "checkpoint_000000000128.json" and saved_steps(path.parent) == [128]
-    assert (loaded.env_steps, loaded.frames, loaded.updates, loaded.wall_s, loaded.episode_return) == (128, 512, 7, 3.25, 19.5)
+    assert (loaded.env_steps, loaded.frames, loaded.updates, loaded.wall_s, loaded.episode_return) == (
+        128,
+        512,
+        7,
+        3.25,
+        19.5,
+    )
     assert all(torch.equal(loaded.model[name], tensor) for name, tensor in model.state_dict().items())
     assert loaded.trainer["numpy"] == numpy_state
     assert loaded.trainer["plain"] == [None, True, 2, 2.5, "x", (1, (2,)), {1: {"a": []}}, 0.5, 7]
@@ -117,7 +129,9 @@ def test_rotation_keeps_the_latest_the_best_and_milestones(tmp_path: Path) -> No
     assert CheckpointStore(tmp_path).load_best().env_steps == 700
 
 
-def test_a_folder_that_goes_right_after_a_save_is_a_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_goes_right_after_a_save_is_a_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     rotate = store._rotate
 
@@ -157,7 +171,9 @@ def test_load_best_without_returns_is_the_latest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_torn_file_at_every_sixteenth_falls_back_and_says_so(tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_file_at_every_sixteenth_falls_back_and_says_so(
+    tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store = CheckpointStore(tmp_path)
     store.save(snapshot(10))
     path = store.save(snapshot(20)).with_suffix("").with_name(f"checkpoint_000000000020{suffix}")
@@ -264,7 +280,9 @@ def test_a_malicious_pickle_is_refused_even_with_fitting_hashes(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("failing_write", [1, 2, 3])
-def test_a_full_disk_leaves_the_last_one_and_no_debris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_write: int) -> None:
+def test_a_full_disk_leaves_the_last_one_and_no_debris(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_write: int
+) -> None:
     store = CheckpointStore(tmp_path)
     store.save(snapshot(10))
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -328,7 +346,11 @@ def test_a_kill_at_any_moment_leaves_a_loadable_one(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     step = 0
     with subprocess.Popen(
-        [sys.executable, "-c", _SAVER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", _SAVER, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
     ) as saver:
         for kill in range(12):
             print(step, file=saver.stdin, flush=True)
@@ -411,7 +433,11 @@ def began(path: Path, **values: object) -> None:
 
 def test_the_config_is_saved_and_read_back(tmp_path: Path) -> None:
     asked = config(
-        tmp_path / "a", env_kwargs={"k": [1, 2.5]}, model=ModelConfig(hidden=(8, 4)), optim=OptimConfig(eps=1e-8), overwrite=True
+        tmp_path / "a",
+        env_kwargs={"k": [1, 2.5]},
+        model=ModelConfig(hidden=(8, 4)),
+        optim=OptimConfig(eps=1e-8),
+        overwrite=True,
     )
     with open_run(asked) as run:
         assert not run.resumed and Path(run) == tmp_path / "a"
@@ -450,7 +476,9 @@ def test_resume_refuses_what_changes_the_meaning_of_the_weights(tmp_path: Path) 
     assert open_run(config(tmp_path, env_kwargs={"a": 1})).resumed, "the lock of the refused attempt is gone"
 
 
-def test_resume_allows_what_does_not_and_warns_of_what_changes_the_curve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_resume_allows_what_does_not_and_warns_of_what_changes_the_curve(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     began(tmp_path)
     asked = config(tmp_path, steps=7, workers=3, log=LogConfig(keep=9), device="cpu")
     with open_run(asked) as run:
@@ -490,7 +518,13 @@ def test_overwrite_removes_the_run_and_nothing_else(tmp_path: Path) -> None:
     with open_run(config(tmp_path, env="Acrobot-v1", overwrite=True)) as run:
         assert not run.resumed
         files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-        assert files == {".lock", "config.yaml", "notes.txt", "checkpoints/mine.safetensors", "checkpoints/checkpoint_mine.json"}
+        assert files == {
+            ".lock",
+            "config.yaml",
+            "notes.txt",
+            "checkpoints/mine.safetensors",
+            "checkpoints/checkpoint_mine.json",
+        }
         assert CheckpointStore(run.checkpoints).load_latest() is None
 
 

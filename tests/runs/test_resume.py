@@ -22,8 +22,10 @@ from sfactory.runtime.supervisor import train
 
 BASE = {"env": "CartPole-v1", "steps": 128, "preset": "none", "device": "cpu", "model": {"core": "gru", "core_size": 8}}
 OTHERS: dict[str, Any] = {
-    "env": "Acrobot-v1", "env_kwargs": {"sutton_barto_reward": True}, "device": "cuda:7", "preset": "classic", "workers": 3,
-    "model.encoder": "nature_cnn", "model.core": "lstm", "model.model": "mine:Model", "model.kwargs": {"a": 1}, "model.hidden": [8],
+    "env": "Acrobot-v1", "env_kwargs": {"sutton_barto_reward": True}, "device": "cuda:7", "preset": "classic",
+    "workers": 3,
+    "model.encoder": "nature_cnn", "model.core": "lstm", "model.model": "mine:Model", "model.kwargs": {"a": 1},
+    "model.hidden": [8],
     "model.shared_critic": True,
     "optim.betas": [0.5, 0.9], "loss.max_lag": 99, "runtime.inference_device": "cpu", "runtime.learner_threads": 2,
     "runtime.inference_threads": 2, "runtime.policy_workers": 2,
@@ -64,7 +66,9 @@ FIELDS = {field: hint for field, hint in all_fields().items() if field not in NO
 
 
 def test_every_field_has_a_rule_and_every_rule_a_field():
-    assert list(RULES) == list(all_fields()), "in the order of Config; sfactory/runs/resume_rules.py says what a changed field means"
+    assert list(RULES) == list(all_fields()), (
+        "in the order of Config; sfactory/runs/resume_rules.py says what a changed field means"
+    )
 
 
 def test_the_documentation_is_the_table():
@@ -83,7 +87,9 @@ def test_a_changed_field_follows_its_rule(field, tmp_path, caplog):
     if RULES[field].verdict == "refused":
         with pytest.raises(ConfigError) as caught:
             open_run(changed)
-        assert [line for line in caught.value.problems if line.startswith(f"  {field}: ")] == list(caught.value.problems[1:])
+        assert [line for line in caught.value.problems if line.startswith(f"  {field}: ")] == list(
+            caught.value.problems[1:]
+        )
         assert len(caught.value.problems) == 2
         assert (tmp_path / "config.yaml").read_bytes() == before
         return
@@ -121,10 +127,14 @@ def test_a_damaged_config_of_a_run_is_not_compared_blindly(tmp_path):
 # Real runs
 
 CONTINUED = {
-    "steps": 512, "seed": 5, "algo": "impala", "precision": "bfloat16", "workers": 2, "envs_per_worker": 8, "rollout": 16,
-    "batch_size": 128, "epochs": 3, "optim.lr": 0.125, "optim.schedule": "linear", "optim.minibatches": 2, "optim.betas": [0.5, 0.9],
-    "loss.gamma": 0.5, "loss.exploration": "kl", "runtime.groups": 4, "runtime.policy_workers": 2, "runtime.spare_batches": 3,
-    "log.keep": 1, "log.milestone_every": 64, "log.episode_window": 3, "model.initial_log_std": 2.0, "env_backend": "gymnasium",
+    "steps": 512, "seed": 5, "algo": "impala", "precision": "bfloat16", "workers": 2, "envs_per_worker": 8,
+    "rollout": 16,
+    "batch_size": 128, "epochs": 3, "optim.lr": 0.125, "optim.schedule": "linear", "optim.minibatches": 2,
+    "optim.betas": [0.5, 0.9],
+    "loss.gamma": 0.5, "loss.exploration": "kl", "runtime.groups": 4, "runtime.policy_workers": 2,
+    "runtime.spare_batches": 3,
+    "log.keep": 1, "log.milestone_every": 64, "log.episode_window": 3, "model.initial_log_std": 2.0,
+    "env_backend": "gymnasium",
 }  # fmt: skip
 
 

@@ -23,7 +23,12 @@ SPACES = [
     spaces.MultiDiscrete([2, 3], dtype=np.int32),
     spaces.MultiBinary(5),
     spaces.MultiBinary([2, 3]),
-    spaces.Dict([("z", spaces.Discrete(2)), ("a", spaces.Tuple((spaces.Box(0, 1, (1,)), spaces.Dict({"x": spaces.MultiBinary(2)}))))]),
+    spaces.Dict(
+        [
+            ("z", spaces.Discrete(2)),
+            ("a", spaces.Tuple((spaces.Box(0, 1, (1,)), spaces.Dict({"x": spaces.MultiBinary(2)})))),
+        ]
+    ),
 ]
 
 
@@ -39,11 +44,15 @@ def test_a_space_survives_json_exactly(space):
 
 
 def spec(observation, action=None, **known) -> EnvSpec:
-    return EnvSpec(ObservationSpec.from_space(observation), ActionSpec.from_space(action or spaces.Discrete(2), "tanh"), **known)
+    return EnvSpec(
+        ObservationSpec.from_space(observation), ActionSpec.from_space(action or spaces.Discrete(2), "tanh"), **known
+    )
 
 
 def test_a_spec_survives_its_file(tmp_path):
-    observation = spaces.Dict(mission=spaces.Text(9), image=spaces.Box(0, 255, (7, 7, 3), np.uint8), action_mask=spaces.MultiBinary(2))
+    observation = spaces.Dict(
+        mission=spaces.Text(9), image=spaces.Box(0, 255, (7, 7, 3), np.uint8), action_mask=spaces.MultiBinary(2)
+    )
     before = spec(observation, agents=3, frameskip=4, masked=True, family="multiagent", render_fps=12.5)
     save_spec(tmp_path / "spaces.json", before)
     after = load_spec(tmp_path / "spaces.json", "tanh")

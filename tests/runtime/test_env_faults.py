@@ -63,7 +63,9 @@ def new_outcome(rows: int) -> Outcome:
 
 def step(group: Group, spec: EnvSpec) -> tuple[Frame, Outcome]:
     after, outcome = new_frame(spec, group.rows), new_outcome(group.rows)
-    group.step(np.zeros((group.rows, len(spec.action.sizes)), np.int32), np.zeros((group.rows, 0), np.float32), outcome, after)
+    group.step(
+        np.zeros((group.rows, len(spec.action.sizes)), np.int32), np.zeros((group.rows, 0), np.float32), outcome, after
+    )
     return after, outcome
 
 
@@ -125,7 +127,21 @@ class Scheduled(Counting):
         raise RuntimeError("it does not even close")
 
 
-FAULTS = ["raise", "exit", "tuple", "none", "shape", "dtype", "nan", "inf reward", "reward", "big reward", "mask", "empty mask", "info"]
+FAULTS = [
+    "raise",
+    "exit",
+    "tuple",
+    "none",
+    "shape",
+    "dtype",
+    "nan",
+    "inf reward",
+    "reward",
+    "big reward",
+    "mask",
+    "empty mask",
+    "info",
+]
 FAULTS += ["reset"]
 
 
@@ -277,7 +293,9 @@ def test_seeds_of_environments_made_anew_are_all_different():
 class Fragile(VectorEnv):
     """Counts up; episodes end after 5 steps by truncation. `faults` says what goes wrong in which step of its life."""
 
-    def __init__(self, num_envs: int = 1, mode: AutoresetMode = AutoresetMode.NEXT_STEP, faults: dict[int, str] | None = None):
+    def __init__(
+        self, num_envs: int = 1, mode: AutoresetMode = AutoresetMode.NEXT_STEP, faults: dict[int, str] | None = None
+    ):
         self.num_envs, self.mode, self.faults, self.life, self.closed = num_envs, mode, faults or {}, 0, False
         self.metadata = {"autoreset_mode": mode}
         self.single_observation_space, self.single_action_space = spaces.Box(-1e9, 1e9, (2,)), spaces.Discrete(2)
@@ -354,7 +372,9 @@ def test_a_vector_environment_that_fails_is_made_anew_as_a_whole(fault: str, mod
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize(("fault", "at"), [("nan", 3), ("nan", 5), ("reward", 3), ("reward", 5)])
-def test_a_row_of_a_vector_environment_with_impossible_values_is_told_and_made_harmless(fault: str, at: int, mode: AutoresetMode):
+def test_a_row_of_a_vector_environment_with_impossible_values_is_told_and_made_harmless(
+    fault: str, at: int, mode: AutoresetMode
+):
     spec, healthy = group_of(Fragile, 3, mode=mode)
     _, group = group_of(Fragile, 3, first_index=4, mode=mode, faults={at: fault, at + 1: fault})
     healthy.reset(new_frame(spec, 3))
@@ -371,7 +391,9 @@ def test_a_row_of_a_vector_environment_with_impossible_values_is_told_and_made_h
         # what an environment gives as the reward of a step in which it was reset does not count
         if fault == "reward" and mode is AutoresetMode.NEXT_STEP and number == at + 1 == 6:
             is_bad = False
-        assert [(list(b.rows), b.environment, b.count) for b in group.broken] == ([([1], "environment 5 (Fragile)", 1)] if is_bad else [])
+        assert [(list(b.rows), b.environment, b.count) for b in group.broken] == (
+            [([1], "environment 5 (Fragile)", 1)] if is_bad else []
+        )
         if is_bad and fault == "nan":
             is_final = number == 5 and mode is not AutoresetMode.NEXT_STEP
             assert got.active[1] == is_final, "an observation that was made up is not acted upon"
@@ -464,7 +486,8 @@ def test_a_multi_agent_environment_is_made_anew_for_all_its_agents():
             if number != at and not (fault == "reset" and number == 2 * at):
                 assert not broken, (fault, number)
                 continue
-            assert broken == {f"environment {name} (Team)".replace("Team", Team.__qualname__.replace("<", "").replace(">", "")):
+            assert broken == {f"environment {name} (Team)".replace("Team", Team.__qualname__.replace("<",
+            "").replace(">", "")):
                               [0, 1] if name == "4" else [2, 3] for name in named}  # fmt: skip
             assert Team.made == before + len(named)
             assert after.first[2:].all() and after.active[2:].all()
@@ -478,7 +501,8 @@ def test_a_multi_agent_environment_is_made_anew_for_all_its_agents():
 
 
 class Script:
-    """A group whose rows follow a random script: ends, rests, finals, and breakages of random rows. Keeps what it has done."""
+    """A group whose rows follow a random script: ends, rests, finals, and breakages of random rows. Keeps what it has
+    done."""
 
     def __init__(self, rows: int, seed: int) -> None:
         self.rows, self.finals = rows, None
@@ -534,7 +558,9 @@ def test_the_rollout_worker_masks_exactly_the_fragments_of_broken_rows(seed: int
     requests, ready, free, finished = (LocalQueue() for _ in range(4))
     board, events, script = Board(["rollout-0"]), [], Script(rows, seed)
     watch = board.stopwatch("rollout-0")
-    worker = RolloutWorker([(0, script)], arena, WeightBoard(1), [requests], ready, free, finished, events.append, watch)
+    worker = RolloutWorker(
+        [(0, script)], arena, WeightBoard(1), [requests], ready, free, finished, events.append, watch
+    )
     free.put_many(list(range(slots)))
     worker.start()
     segments = []
@@ -561,8 +587,12 @@ def test_the_rollout_worker_masks_exactly_the_fragments_of_broken_rows(seed: int
     counted = sum(sum(event.counts.values()) for event in faults)
     assert counted == 1 + sum(len(broken) for _, _, broken in script.steps) == board.total("rollout-0", "env_faults")
     assert faults[0].first == Breakage([1], "environment 1", "in the first reset")
-    lengths = [length for event in events if not isinstance(event, EnvironmentFaults) for length in event.lengths.tolist()]
-    returns = [value for event in events if not isinstance(event, EnvironmentFaults) for value in event.returns.tolist()]
+    lengths = [
+        length for event in events if not isinstance(event, EnvironmentFaults) for length in event.lengths.tolist()
+    ]
+    returns = [
+        value for event in events if not isinstance(event, EnvironmentFaults) for value in event.returns.tolist()
+    ]
     assert lengths == returns
     # Row 1's first episode, of which the group has told a breakage that did not end it, is not reported.
     assert len(script.episodes) - 1 <= len(lengths) <= len(script.episodes)
@@ -590,7 +620,10 @@ def test_exactly_the_fragments_of_a_failing_environment_are_missing(tmp_path):
             slots = run.sample(2)
             for slot in slots:
                 environments = run.wires.arena.obs[0][slot, 0, :, 0].tolist()
-                missing += [(number, t, environments[row]) for t, row in np.argwhere(~run.wires.arena.active[slot, :-1]).tolist()]
+                missing += [
+                    (number, t, environments[row])
+                    for t, row in np.argwhere(~run.wires.arena.active[slot, :-1]).tolist()
+                ]
             run.give_back(slots)
             for worker in run.rollouts:
                 worker.poll(0)
@@ -654,10 +687,13 @@ def test_the_budget_is_a_rate_that_begins_to_count_after_a_hundred():
 # Runs
 
 
-def config_for(folder: Path, env: Any = Flaky, steps: int = 20_000, serial: bool = False, rate: float = 0.05, **kwargs: Any) -> Config:
+def config_for(
+    folder: Path, env: Any = Flaky, steps: int = 20_000, serial: bool = False, rate: float = 0.05, **kwargs: Any
+) -> Config:
     return Config(
         env=env, env_kwargs={"log": str(folder / "log"), **kwargs}, run=str(folder / "run"), steps=steps, serial=serial,
-        log=LogConfig(report_every_s=0.1, display="plain", tensorboard=False), runtime=RuntimeConfig(env_fault_rate=rate), **SMALL,
+        log=LogConfig(report_every_s=0.1, display="plain", tensorboard=False),
+        runtime=RuntimeConfig(env_fault_rate=rate), **SMALL,
     )  # fmt: skip
 
 
@@ -753,7 +789,9 @@ def test_no_number_that_is_not_finite_reaches_a_batch(ways: str, env: Any, tmp_p
         (FlakyVector, "reward", False, "--runtime.env-fault-rate"),
     ],
 )
-def test_environments_that_fail_always_end_the_run_which_is_saved(env: Any, ways: str, serial: bool, says: str, tmp_path):
+def test_environments_that_fail_always_end_the_run_which_is_saved(
+    env: Any, ways: str, serial: bool, says: str, tmp_path
+):
     broken = tmp_path / "broken"
 
     def break_them(report):
@@ -772,7 +810,9 @@ def test_environments_that_fail_always_end_the_run_which_is_saved(env: Any, ways
 
 
 def test_too_many_faults_end_the_run_with_the_figures_and_the_flag(tmp_path):
-    with pytest.raises(EnvironmentFault, match=r"failed \d+ times in \d+ env steps.*runtime\.env_fault_rate 0\.01") as caught:
+    with pytest.raises(
+        EnvironmentFault, match=r"failed \d+ times in \d+ env steps.*runtime\.env_fault_rate 0\.01"
+    ) as caught:
         train(config_for(tmp_path, steps=10**9, ways="step", p=0.05, rate=0.01))
     assert "lost its licence" in str(caught.value)
     assert summary(tmp_path)["status"] == "failed"

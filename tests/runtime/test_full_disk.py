@@ -70,14 +70,20 @@ def test_checkpoints_are_written_again_once_there_is_room(tmp_path, capsys):
 
     def wait_for_the_warning(report):
         printed.append(capsys.readouterr().out)
-        return None if "".join(printed).count("checkpoint not written: ") >= 2 and report.env_steps > last_good[0] + 1000 else False
+        return (
+            None
+            if "".join(printed).count("checkpoint not written: ") >= 2 and report.env_steps > last_good[0] + 1000
+            else False
+        )
 
     def make_room(report):
         assert last_good[0] <= saved_steps(run) < report.env_steps
         last_good[0] = saved_steps(run)
         limit_files(worker_process("learner").pid, None)
 
-    result = train(config, [Steps(fill_the_disk, wait_for_the_warning, make_room, lambda report: saved_steps(run) > last_good[0])])
+    result = train(
+        config, [Steps(fill_the_disk, wait_for_the_warning, make_room, lambda report: saved_steps(run) > last_good[0])]
+    )
     assert result.status == "interrupted"
     assert saved_steps(run) == result.env_steps
     assert not list((run / "checkpoints").glob(".tmp-*"))
@@ -134,7 +140,9 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_has_failed_and_keeps_the_
 
 @pytest.mark.parametrize("gone", ["run", "run/checkpoints", "a file instead"])
 def test_a_folder_that_is_gone_is_made_again_and_the_run_can_be_resumed(tmp_path, gone):
-    config = config_for(tmp_path, "CartPole-v1", steps=10**9, log=dataclasses.replace(QUIET, save_every_s=0.2, tensorboard=True))
+    config = config_for(
+        tmp_path, "CartPole-v1", steps=10**9, log=dataclasses.replace(QUIET, save_every_s=0.2, tensorboard=True)
+    )
     run = tmp_path / "run"
     folder = run / "checkpoints" if gone == "a file instead" else tmp_path / gone
     seen = []
@@ -173,7 +181,8 @@ def test_no_room_for_the_run_folder_is_told_before_anything_starts(tmp_path):
 
 def test_a_resumed_run_says_where_it_goes_on_and_that_it_fell_back(tmp_path, capsys, caplog):
     log = dataclasses.replace(PLAIN, save_every_s=1000)
-    config = config_for(tmp_path, "CartPole-v1", env_backend="gymnasium", serial=True, log=log)  # no row of it ever rests
+    # No row of it ever rests.
+    config = config_for(tmp_path, "CartPole-v1", env_backend="gymnasium", serial=True, log=log)
     for steps in (1024, 2048):
         train(dataclasses.replace(config, steps=steps))
     newest = max((tmp_path / "run" / "checkpoints").glob("*.safetensors"))

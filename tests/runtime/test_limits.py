@@ -24,15 +24,19 @@ from sfactory.model import build_model
 from sfactory.runtime import limits
 from sfactory.runtime.planning import make_plan
 
-SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128", "--device", "cpu",
-         "--log.no-tensorboard", "--steps", "1024"]  # fmt: skip
+SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128",
+         "--device", "cpu", "--log.no-tensorboard", "--steps", "1024"]  # fmt: skip
 GIB = 2**30
 
 
 def command(folder: Path, *flags: str, before: str = "") -> subprocess.CompletedProcess:
     """The training command, after a line of shell."""
-    line = shlex.join([sys.executable, "-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(folder / "run"), *SMALL, *flags])
-    return subprocess.run(["bash", "-c", f"{before}\n{line}"], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT, timeout=60)
+    line = shlex.join(
+        [sys.executable, "-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(folder / "run"), *SMALL, *flags]
+    )
+    return subprocess.run(
+        ["bash", "-c", f"{before}\n{line}"], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT, timeout=60
+    )
 
 
 def plan_for(folder: Path, **changes):
@@ -63,16 +67,29 @@ def test_a_soft_limit_on_descriptors_is_raised(tmp_path):
 
 
 def can_mount() -> bool:
-    return subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm"], check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm"], check=False
+        ).returncode
+        == 0
+    )
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs the right to mount a tmpfs")
 @pytest.mark.parametrize("option", ["size=16m", "size=4k", "ro"])
 def test_a_run_needs_nothing_of_dev_shm_but_that_it_can_be_written(option, tmp_path):
-    line = shlex.join([sys.executable, "-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(tmp_path / "run"), *SMALL])
+    line = shlex.join(
+        [sys.executable, "-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(tmp_path / "run"), *SMALL]
+    )
     script = f"mount -t tmpfs -o {option} tmpfs /dev/shm && {line}; status=$?; ls /dev/shm | wc -l; exit $status"
     done = subprocess.run(
-        ["unshare", "-m", "bash", "-c", script], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT, timeout=60, check=False
+        ["unshare", "-m", "bash", "-c", script],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
     )
     if option == "ro":
         assert done.returncode == 2
@@ -94,7 +111,10 @@ def test_what_is_planned_for_covers_what_a_run_takes(policy_workers, tmp_path):
 
     def look(report):
         processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        if sum(process.name().startswith("sf-") for process in processes) == 4 + policy_workers and report.env_steps > 0:
+        if (
+            sum(process.name().startswith("sf-") for process in processes) == 4 + policy_workers
+            and report.env_steps > 0
+        ):
             descriptors = max(process.num_fds() for process in processes)
             threads = sum(process.num_threads() for process in processes) - before
             seen.append((descriptors, threads, sum(process.memory_full_info().pss for process in processes[1:])))
@@ -151,7 +171,8 @@ def test_more_categories_than_make_sense_one_hot_are_refused_with_the_figures_an
     with pytest.raises(ConfigError) as caught:
         train(config)
     for part in (
-        "the observation obs has 10000000 categories, which enter the network one-hot: 4.8 GiB for each minibatch of 128 samples",
+        "the observation obs has 10000000 categories, which enter the network one-hot: 4.8 GiB for each minibatch of "
+        "128 samples",
         "2.4 GiB of weights in a first layer of width 64",
         "At most 2097152 categories",
         "ObservationWrapper",
@@ -197,7 +218,10 @@ def test_too_little_memory_is_told_with_the_figures(tmp_path, monkeypatch):
     use_cgroups(monkeypatch, tmp_path / "cgroups", "0::/", {"memory.max": GIB, "memory.current": GIB - 2**20})
     said = refusal(plan, model)
     assert f"{limits.memory_needed(plan, model) / GIB:.1f} GiB" in said
-    assert f"slots of rollout 16 x 100000 rows), and the memory limit of {tmp_path / 'cgroups'} leaves 0.0 GiB; lower envs_per_wor" in said
+    assert (
+        f"slots of rollout 16 x 100000 rows), and the memory limit of {tmp_path / 'cgroups'} leaves 0.0 GiB; lower "
+        "envs_per_wor" in said
+    )
 
 
 def test_a_run_that_never_fits_is_refused_before_anything_is_made(tmp_path):
@@ -220,13 +244,19 @@ def test_too_few_processes_are_told(tmp_path, monkeypatch):
     plan, model = plan_for(tmp_path, workers=50)
     needed = limits.threads_needed(plan)
     assert needed > 100
-    use_cgroups(monkeypatch, tmp_path / "cgroups", "8:pids:/job", {"pids/job/pids.max": 150, "pids/job/pids.current": 60})
-    assert f"needs {needed} more processes and threads, and {tmp_path}/cgroups/pids/job/pids.max leaves 90" in refusal(plan, model)
+    use_cgroups(
+        monkeypatch, tmp_path / "cgroups", "8:pids:/job", {"pids/job/pids.max": 150, "pids/job/pids.current": 60}
+    )
+    assert f"needs {needed} more processes and threads, and {tmp_path}/cgroups/pids/job/pids.max leaves 90" in refusal(
+        plan, model
+    )
     use_cgroups(monkeypatch, tmp_path / "cgroups", "8:pids:/job", {"pids/job/pids.max": 1000})
     limits.check_limits(plan, model)
     original = resource.getrlimit
     monkeypatch.setattr(limits.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda kind: (50, 60) if kind == resource.RLIMIT_NPROC else original(kind))
+    monkeypatch.setattr(
+        limits.resource, "getrlimit", lambda kind: (50, 60) if kind == resource.RLIMIT_NPROC else original(kind)
+    )
     assert "the limit is 50 (hard limit: 60); raise it with ulimit -u" in refusal(plan, model)
 
 

@@ -23,7 +23,12 @@ def test_a_run_of_few_updates_names_the_figures_and_the_flags():
 
 def test_a_batch_that_is_not_the_presets_is_told_unless_it_was_asked_for():
     (note,) = notes_on(make_plan(resolve(Config(env=Crowd))))
-    for part in ("batch_size is 960, not the preset's 1,024", "rollout 32 x rows 15 = 480", "8 minibatches", "--envs-per-worker"):
+    for part in (
+        "batch_size is 960, not the preset's 1,024",
+        "rollout 32 x rows 15 = 480",
+        "8 minibatches",
+        "--envs-per-worker",
+    ):
         assert part in note
     for flags in ([], ["--batch-size", "2048"]):
         assert notes_on(make_plan(from_command_line(["--env", "CartPole-v1", *flags], "test"))) == []
@@ -32,5 +37,7 @@ def test_a_batch_that_is_not_the_presets_is_told_unless_it_was_asked_for():
 
 @pytest.mark.parametrize(("display", "times"), [("plain", 1), ("none", 0)])
 def test_a_run_says_it_once_at_its_start(display: str, times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    train(config_for(tmp_path, "CartPole-v1", steps=256, serial=True, log=LogConfig(display=display, tensorboard=False)))
+    train(
+        config_for(tmp_path, "CartPole-v1", steps=256, serial=True, log=LogConfig(display=display, tensorboard=False))
+    )
     assert capsys.readouterr().out.count("256 steps are only 2 updates") == times

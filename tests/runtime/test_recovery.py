@@ -41,7 +41,9 @@ PLAIN = LogConfig(report_every_s=0.05, display="plain", tensorboard=False)
 # Sampling processes
 
 
-@pytest.mark.parametrize(("way", "policy_workers"), [("kill", 0), ("kill", 1), ("locked", 1), ("exit", 0), ("hang", 0), ("hang", 1)])
+@pytest.mark.parametrize(
+    ("way", "policy_workers"), [("kill", 0), ("kill", 1), ("locked", 1), ("exit", 0), ("hang", 0), ("hang", 1)]
+)
 def test_sampling_goes_on_when_an_environment_takes_its_process_with_it(way, policy_workers, tmp_path, capsys):
     kwargs = {"way": way, "folder": str(tmp_path), "times": 2}
     runtime = RuntimeConfig(step_timeout_s=1.5, policy_workers=policy_workers)
@@ -50,7 +52,12 @@ def test_sampling_goes_on_when_an_environment_takes_its_process_with_it(way, pol
     assert saved_steps(result.run_dir) == result.env_steps
     assert len(list(tmp_path.glob("death-*"))) == 2
     assert int(rows(result.run_dir)[-1]["restarts"]) in (1, 2)  # both may have died before the first was noticed
-    says = {"kill": "killed by SIGKILL", "locked": "killed by SIGKILL", "exit": "exit status 3", "hang": "no sign of life"}[way]
+    says = {
+        "kill": "killed by SIGKILL",
+        "locked": "killed by SIGKILL",
+        "exit": "exit status 3",
+        "hang": "no sign of life",
+    }[way]
     assert says in capsys.readouterr().out
 
 
@@ -66,11 +73,16 @@ def test_the_learner_lives_on_and_sampling_is_back_within_five_seconds(name, pol
         if report.env_steps > 1000 and not killed:
             killed.append((time.monotonic(), report.env_steps))
             worker_process(name).kill()
-        elif killed and report.restarts == 1 and report.env_steps > killed[0][1] + 1024:  # more than had been sampled before
+        elif (
+            killed and report.restarts == 1 and report.env_steps > killed[0][1] + 1024
+        ):  # more than had been sampled before
             back.append(time.monotonic() - killed[0][0])
         return not back
 
-    train(config_for(tmp_path, WithProgram, workers=2, steps=10**9, runtime=RuntimeConfig(policy_workers=policy_workers)), [kill])
+    train(
+        config_for(tmp_path, WithProgram, workers=2, steps=10**9, runtime=RuntimeConfig(policy_workers=policy_workers)),
+        [kill],
+    )
     assert back[0] < 5
     assert len(learners) == 1
     steps = [int(row["env_steps"]) for row in rows(tmp_path / "run")]
@@ -80,7 +92,8 @@ def test_the_learner_lives_on_and_sampling_is_back_within_five_seconds(name, pol
 
 @pytest.mark.parametrize("policy_workers", [0, 1])
 def test_slots_are_conserved_and_no_sample_is_trained_on_twice_through_many_deaths(policy_workers, tmp_path):
-    """Free, filling and finished slots add up at every look; with as many steps as samples a batch, none is lost to the count."""
+    """Free, filling and finished slots add up at every look; with as many steps as samples a batch, none is lost to the
+    count."""
     draw, deaths, looks = random.Random(7), [], []
 
     def look(wires):
@@ -88,7 +101,11 @@ def test_slots_are_conserved_and_no_sample_is_trained_on_twice_through_many_deat
         looks.append(len(state) == sum(int((state == kind).sum()) for kind in (FREE, FILLING, FINISHED)))
         if wires.board.total("learner", "batches") > 10 * (len(deaths) + 1):
             with contextlib.suppress(psutil.NoSuchProcess):  # those that are being replaced end between two looks
-                names = [p for p in psutil.Process().children(recursive=True) if p.name().startswith(("sf-rollout", "sf-policy"))]
+                names = [
+                    p
+                    for p in psutil.Process().children(recursive=True)
+                    if p.name().startswith(("sf-rollout", "sf-policy"))
+                ]
                 if names:
                     victim = draw.choice(names)
                     name = victim.name()
@@ -96,7 +113,9 @@ def test_slots_are_conserved_and_no_sample_is_trained_on_twice_through_many_deat
                     deaths.append(name)
         return len(deaths) < 6
 
-    config = resolve(config_for(tmp_path, Faulty, workers=2, steps=10**9, runtime=RuntimeConfig(policy_workers=policy_workers)))
+    config = resolve(
+        config_for(tmp_path, Faulty, workers=2, steps=10**9, runtime=RuntimeConfig(policy_workers=policy_workers))
+    )
     run_plan(make_plan(config), observer=look)
     assert all(looks)
     assert len(deaths) == 6
@@ -273,8 +292,10 @@ def test_a_mistake_in_the_learner_ends_the_run_with_what_was_learned_before_it(b
 def test_a_command_whose_model_has_a_mistake_ends_with_status_1_and_goes_on_once_it_is_mended(tmp_path):
     (mistake := tmp_path / "mistake").write_text("")
     command = [
-        "-m", "sfactory.train", "--env", "faults:Faulty", "--run", str(tmp_path / "run"), "--steps", "20000", "--epochs", "3",
-        "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128", "--preset", "none", "--device", "cpu",
+        "-m", "sfactory.train", "--env", "faults:Faulty", "--run", str(tmp_path / "run"), "--steps", "20000",
+        "--epochs", "3",
+        "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128", "--preset", "none",
+        "--device", "cpu",
         "--model.model", "mistaken:Mistaken", "--model.kwargs", f"{{mistake: {mistake}}}",
     ]  # fmt: skip
     with Command(*command) as failing:
@@ -336,5 +357,9 @@ def test_updates_that_are_not_finite_now_and_then_are_skipped_and_counted(tmp_pa
 
 def assert_finite(folder) -> None:
     snapshot = CheckpointStore(folder / "run" / "checkpoints").load_latest()
-    tensors = [*snapshot.model.values(), *(t for t in snapshot.trainer["optimizer"].values()), *snapshot.trainer["returns"].values()]
+    tensors = [
+        *snapshot.model.values(),
+        *(t for t in snapshot.trainer["optimizer"].values()),
+        *snapshot.trainer["returns"].values(),
+    ]
     assert all(torch.isfinite(tensor).all() for tensor in tensors)

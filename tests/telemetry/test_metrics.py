@@ -41,7 +41,9 @@ def test_the_columns_are_the_documented_ones_in_their_order(tmp_path: Path) -> N
 def test_a_row_is_in_the_file_at_once_and_the_unknown_is_empty(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, QUIET)
     assert not (tmp_path / "metrics.csv").exists()
-    writer.write(Report(wall_s=2.5, env_steps=12_345_678_901, frames=4, fps=1e6 / 3, lr=2.5e-05, extras={"success": 1.0}))
+    writer.write(
+        Report(wall_s=2.5, env_steps=12_345_678_901, frames=4, fps=1e6 / 3, lr=2.5e-05, extras={"success": 1.0})
+    )
     (row,) = rows(tmp_path)
     assert row["env_steps"] == "12345678901"
     assert float(row["fps"]) == pytest.approx(1e6 / 3, rel=1e-6)
@@ -68,7 +70,10 @@ def test_a_half_row_of_a_killed_run_does_not_spoil_the_file(tmp_path: Path, torn
 
 def test_a_file_that_lacks_a_newer_column_gets_it(tmp_path: Path) -> None:
     write(tmp_path, 10, 20)
-    path, old = tmp_path / "metrics.csv", [{k: v for k, v in row.items() if k != "behaviour_kl"} for row in rows(tmp_path)]
+    path, old = (
+        tmp_path / "metrics.csv",
+        [{k: v for k, v in row.items() if k != "behaviour_kl"} for row in rows(tmp_path)],
+    )
     path.write_text("\n".join([",".join(old[0]), *(",".join(row.values()) for row in old), ""]))
     write(tmp_path, 30)
     assert [row["env_steps"] for row in rows(tmp_path)] == ["10", "20", "30"]
@@ -88,7 +93,9 @@ def test_tensorboard_has_the_reports_over_env_steps_and_hides_what_a_crash_lost(
 
     first = MetricsWriter(tmp_path, Config())
     for steps in (100, 200, 300):
-        first.write(Report(wall_s=1.0, env_steps=steps, frames=steps, fps=5.0, extras={"success": 0.5, "gone": math.nan}))
+        first.write(
+            Report(wall_s=1.0, env_steps=steps, frames=steps, fps=5.0, extras={"success": 0.5, "gone": math.nan})
+        )
     second = MetricsWriter(tmp_path, Config(), env_steps=150)
     second.write(Report(wall_s=1.0, env_steps=250, frames=250, fps=7.0))
 
@@ -165,7 +172,11 @@ def test_the_window_copies_what_it_is_given() -> None:
 
 def test_extras_are_means_over_the_episodes_that_have_them() -> None:
     window = EpisodeWindow(2)
-    window.add(np.zeros(3), np.ones(3), [{"success": 1.0}, {"success": 0.0, "depth": 7}, {"success": math.nan, "odd": math.inf}])
+    window.add(
+        np.zeros(3),
+        np.ones(3),
+        [{"success": 1.0}, {"success": 0.0, "depth": 7}, {"success": math.nan, "odd": math.inf}],
+    )
     assert window.report().extras == {"success": 0.5, "depth": 7.0}
     window.add(np.zeros(3), np.ones(3), [{"success": 0.0}] * 3)
     assert window.report().extras == {"success": 0.0, "depth": 7.0}

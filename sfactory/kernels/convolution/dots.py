@@ -1,7 +1,8 @@
 """Products of bfloat16 matrices by dot products of pairs (AVX512_BF16) for Numba: twice the rate of vectors of float32.
 
-An instruction adds to 16 sums of float32 two numbers of a row of the left matrix times 16 pairs of the right one, in which the elements of
-rows 2r and 2r + 1 lie in turn. See Intel's Software Developer's Manual, VDPBF16PS; AMD's processors have it since Zen 4.
+An instruction adds to 16 sums of float32 two numbers of a row of the left matrix times 16 pairs of the right one, in
+which the elements of rows 2r and 2r + 1 lie in turn. See Intel's Software Developer's Manual, VDPBF16PS; AMD's
+processors have it since Zen 4.
 
 Offers the same as :mod:`sfactory.kernels.convolution.tiles`, for few rows at a time.
 """
@@ -19,8 +20,8 @@ from numba.extending import intrinsic
 from sfactory.kernels.convolution.vectors import BFLOAT, FLOATS, INTS, Lines, processor_features
 
 ROWS = range(7, 13)
-"""How many rows :func:`multiply` can do at once. With 32 columns they are 14 to 24 sums: enough to hide the time that one takes, and few
-enough for the registers."""
+"""How many rows :func:`multiply` can do at once. With 32 columns they are 14 to 24 sums: enough to hide the time that
+one takes, and few enough for the registers."""
 COLUMNS = 16
 """Of which :func:`add_product` needs a multiple."""
 _ADDED = 8
@@ -35,7 +36,8 @@ def at_hand() -> bool:
 
 
 def _write_products(build: ir.IRBuilder, rows: int, halves: int, add: bool, operands: Sequence[ir.Value]) -> None:
-    """The code of products of so many rows and times 16 columns, whose sums begin with zero or are added to the total."""
+    """The code of products of so many rows and times 16 columns, whose sums begin with zero or are added to the
+    total."""
     parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step = operands
     known = build.module.globals.get(_NAME)
     dot = known or ir.Function(build.module, ir.FunctionType(FLOATS, [FLOATS, _PAIRS, _PAIRS]), _NAME)
@@ -58,7 +60,9 @@ def _write_products(build: ir.IRBuilder, rows: int, halves: int, add: bool, oper
             for row in range(rows):
                 of_left = build.bitcast(lines.spread(below(column, left_step, row), INTS), _PAIRS)
                 for half in range(halves):
-                    build.store(build.call(dot, [build.load(sums[row, half]), of_left, of_right[half]]), sums[row, half])
+                    build.store(
+                        build.call(dot, [build.load(sums[row, half]), of_left, of_right[half]]), sums[row, half]
+                    )
     for row, half in cells:
         lines.store(build.load(sums[row, half]), below(total, total_step, row), 64 * half)
 
@@ -88,7 +92,9 @@ def multiply(rows, parts, length, left, left_step, left_part, right, right_step,
 
 
 @intrinsic
-def _add_rows(typing, columns, parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step):
+def _add_rows(
+    typing, columns, parts, length, left, left_step, left_part, right, right_step, right_part, total, total_step
+):
     """:func:`add_product` of :data:`_ADDED` rows."""
 
     def emit(context: Any, build: ir.IRBuilder, signature: Any, arguments: Any) -> Any:

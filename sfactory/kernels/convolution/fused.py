@@ -1,4 +1,5 @@
-"""Convolutions with ReLU in bfloat16, one after the other: all layers of an image while it is in the processor's cache."""
+"""Convolutions with ReLU in bfloat16, one after the other: all layers of an image while it is in the processor's
+cache."""
 
 from __future__ import annotations
 
@@ -54,15 +55,16 @@ class _Orders(NamedTuple):
 
 
 class FusedPlan:
-    """What convolutions with ReLU, one after the other, do with images of one shape, the first over blocks of 4 x 4 pixels.
+    """What convolutions with ReLU, one after the other, do with images of one shape, the first over blocks of 4 x 4
+    pixels.
 
     Args:
         shape: Of a stored uint8 image, ``(C, H, W)``, or ``(H, W, C)`` if `hwc`.
         kernels: Of each layer, the shape of its weight and its stride.
 
     Raises:
-        ValueError: If they do not fit: the first stride must be 1, others divide their kernels, outputs be multiples of 32, and positions
-            at least as many.
+        ValueError: If they do not fit: the first stride must be 1, others divide their kernels, outputs be multiples of
+            32, and positions at least as many.
     """
 
     def __init__(self, shape: tuple[int, int, int], hwc: bool, kernels: Sequence[tuple[torch.Size, int]]) -> None:
@@ -73,14 +75,22 @@ class FusedPlan:
         channels = -(-self._pixels.channels // products.COLUMNS) * products.COLUMNS
         self._layers, self._shape = fused_layers((channels, self._pixels.down, self._pixels.across), kernels)
         self._sizes = [*(layer.positions * layer.channels for layer in self._layers[1:]), math.prod(self._shape)]
-        self._orders = [_Orders.of(*kernel, layer.channels // kernel[1] ** 2) for kernel, layer in zip(kernels, self._layers, strict=True)]
+        self._orders = [
+            _Orders.of(*kernel, layer.channels // kernel[1] ** 2)
+            for kernel, layer in zip(kernels, self._layers, strict=True)
+        ]
 
     def pack(self, weights: Sequence[Tensor]) -> tuple[np.ndarray, ...]:
         """The layers' weights ``[outputs, C, K, K]`` for :meth:`forward`."""
-        return tuple(_pack(weight, orders.forward, len(weight)) for weight, orders in zip(weights, self._orders, strict=True))
+        return tuple(
+            _pack(weight, orders.forward, len(weight)) for weight, orders in zip(weights, self._orders, strict=True)
+        )
 
-    def forward(self, x: Tensor, weights: tuple[np.ndarray, ...], biases: tuple[np.ndarray, ...], keep: bool) -> list[Tensor]:
-        """The outputs of all layers, bfloat16 ``[N, size]``, in the blocks of the next, whose products may read beyond the last image.
+    def forward(
+        self, x: Tensor, weights: tuple[np.ndarray, ...], biases: tuple[np.ndarray, ...], keep: bool
+    ) -> list[Tensor]:
+        """The outputs of all layers, bfloat16 ``[N, size]``, in the blocks of the next, whose products may read beyond
+        the last image.
 
         Args:
             x: uint8 ``[N, ...]``, stored images.
@@ -94,7 +104,10 @@ class FusedPlan:
         if x.dtype != torch.uint8 or x.shape[1:] != self._stored:
             raise ValueError(f"images must be uint8 {tuple(self._stored)}, not {str(x.dtype)[6:]} {tuple(x.shape[1:])}")
         counts = [len(x) if keep else 1] * (len(self._sizes) - 1) + [len(x)]
-        outputs = [torch.empty(count + 1, size, dtype=torch.bfloat16)[:count] for count, size in zip(counts, self._sizes, strict=True)]
+        outputs = [
+            torch.empty(count + 1, size, dtype=torch.bfloat16)[:count]
+            for count, size in zip(counts, self._sizes, strict=True)
+        ]
         arrays = self._layers, weights, biases, tuple(map(_bits, outputs)), zeros(SIDE, SIDE), np.zeros(64, np.uint8)
         kernels.forward(stored_images(x), self._pixels, self._blocks(1), *arrays)
         return outputs
@@ -108,7 +121,9 @@ class FusedPlan:
         first = self._layers[0]
         return zeros(images + 1, first.positions, first.channels, dtype=torch.int16)
 
-    def backward(self, gradient: Tensor, x: Tensor, outputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+    def backward(
+        self, gradient: Tensor, x: Tensor, outputs: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> list[Tensor]:
         """The gradients of each layer's weight and bias in turn, float32 in their shapes.
 
         Args:
@@ -118,7 +133,10 @@ class FusedPlan:
         """
         works = tuple(map(workspace, self._layers))
         _, *later = zip(weights, self._orders, self._layers, strict=True)
-        packed = np.zeros((0, 0, 2), np.int16), *(_pack(weight, orders.backward, layer.channels) for weight, orders, layer in later)
+        packed = (
+            np.zeros((0, 0, 2), np.int16),
+            *(_pack(weight, orders.backward, layer.channels) for weight, orders, layer in later),
+        )
         of_last = _bits(gradient.permute(0, 2, 3, 1)).reshape(len(x), -1)
         arrays = of_last, self._layers, packed, works, zeros(SIDE, SIDE), np.zeros(64, np.uint8)
         kernels.backward(stored_images(x), self._pixels, self._blocks(TOGETHER), tuple(map(_bits, outputs)), *arrays)
@@ -159,15 +177,21 @@ def _plan(shape: tuple[int, int, int], hwc: bool, kernels: tuple[tuple[torch.Siz
         return None
 
 
-def fused_plan(shape: tuple[int, int, int], hwc: bool, layers: Sequence[Convolution], dtype: torch.dtype) -> FusedPlan | None:
-    """The :class:`FusedPlan` for convolutions, or None where they do not fit, or this machine has no products of bfloat16.
+def fused_plan(
+    shape: tuple[int, int, int], hwc: bool, layers: Sequence[Convolution], dtype: torch.dtype
+) -> FusedPlan | None:
+    """The :class:`FusedPlan` for convolutions, or None where they do not fit, or this machine has no products of
+    bfloat16.
 
     Args:
         shape, hwc: Of stored images.
         layers: With weights in float32, the first over blocks of pixels.
         dtype: In which to compute.
     """
-    plain = all(set(layer.padding) == {0} and len(set(layer.stride)) == 1 and layer.weight.dtype == torch.float32 for layer in layers)
+    plain = all(
+        set(layer.padding) == {0} and len(set(layer.stride)) == 1 and layer.weight.dtype == torch.float32
+        for layer in layers
+    )
     if not plain or dtype != torch.bfloat16 or not products.at_hand():
         return None
     return _plan(tuple(shape), hwc, tuple((layer.weight.shape, layer.stride[0]) for layer in layers))
@@ -186,7 +210,8 @@ class FusedWeights:
 
 
 class FusedConvolutions(Function):
-    """Convolutions with ReLU of stored images by a plan, with gradients for each layer's weight and bias, which alternate, in float32."""
+    """Convolutions with ReLU of stored images by a plan, with gradients for each layer's weight and bias, which
+    alternate, in float32."""
 
     @staticmethod
     def forward(ctx, x: Tensor, plan: FusedPlan, *operands: Tensor) -> Tensor:

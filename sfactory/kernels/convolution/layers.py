@@ -50,7 +50,10 @@ def lower_convolutions(convolutions: Sequence[nn.Conv2d], dtype: torch.dtype) ->
 
 def _layers(convolutions: Sequence[nn.Conv2d]) -> list[Convolution]:
     first, *others = convolutions
-    return [first.convolution, *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
+    return [
+        first.convolution,
+        *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others),
+    ]
 
 
 def _fused_plan(first: PixelConv, layers: Sequence[Convolution], dtype: torch.dtype) -> FusedPlan | None:
@@ -73,7 +76,8 @@ def relu_convolutions_in_turn(x: Tensor, layers: Sequence[Convolution]) -> Tenso
 
 
 class _ReLUConvolutions(Function):
-    """Keeps one array of a layer instead of two, and cuts the gradient off where it lies: large activations are limited by memory."""
+    """Keeps one array of a layer instead of two, and cuts the gradient off where it lies: large activations are limited
+    by memory."""
 
     @staticmethod
     def forward(ctx, x: Tensor, geometry: Sequence[tuple[Sequence[int], Sequence[int]]], *weights: Tensor) -> Tensor:
@@ -111,7 +115,8 @@ def _cut_off(gradient: Tensor, activation: Tensor) -> Tensor:
     last = [t.permute(0, 2, 3, 1) for t in (gradient, activation)]
     if not all(t.is_contiguous() for t in last):
         return torch.ops.aten.threshold_backward(gradient, activation, 0)
-    bits = torch.int16 if gradient.dtype == torch.bfloat16 else torch.int32  # a number is positive if its bits are, read as an integer
+    # A number is positive if its bits are, read as an integer.
+    bits = torch.int16 if gradient.dtype == torch.bfloat16 else torch.int32
     _zero_where_not_positive(*(t.view(bits).numpy().reshape(-1) for t in last))
     return gradient
 

@@ -1,7 +1,7 @@
 """Operations of oneDNN, the CPU's library of products and convolutions, that torch keeps for its own compiler.
 
-They apply ReLU in the same pass, and take weights that already lie in oneDNN's order. Otherwise oneDNN brings them into it at every call,
-which takes a NatureCNN 0.2 to 0.6 ms (perf/RESULTS.md).
+They apply ReLU in the same pass, and take weights that already lie in oneDNN's order. Otherwise oneDNN brings them into
+it at every call, which takes a NatureCNN 0.2 to 0.6 ms (perf/RESULTS.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def computes(dtype: torch.dtype) -> bool:
 
 
 class LoweredLinear(NamedTuple):
-    """A linear layer's weights in another dtype, if possible in oneDNN's order, ready to be applied; without a gradient."""
+    """A linear layer's weights in another dtype, if possible in oneDNN's order, ready to be applied; without a
+    gradient."""
 
     weight: Tensor
     bias: Tensor
@@ -50,7 +51,8 @@ class Convolution(NamedTuple):
     padding: Sequence[int]
 
     def lowered(self, dtype: torch.dtype) -> Convolution:
-        """The same in another dtype, if possible in oneDNN's order, and then only for :meth:`with_relu`; without a gradient."""
+        """The same in another dtype, if possible in oneDNN's order, and then only for :meth:`with_relu`; without a
+        gradient."""
         weight = self.weight.to(dtype, memory_format=torch.channels_last)
         if computes(dtype):
             weight = torch.ops.mkldnn._reorder_convolution_weight(weight, self.padding, self.stride, (1, 1), 1)
@@ -59,4 +61,6 @@ class Convolution(NamedTuple):
     def with_relu(self, x: Tensor) -> Tensor:
         """Convolve and cut off below zero in one pass, where oneDNN :func:`computes` in the dtype of `x`."""
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-        return torch.ops.mkldnn._convolution_pointwise(x, weight, bias, self.padding, self.stride, (1, 1), 1, "relu", (), "")
+        return torch.ops.mkldnn._convolution_pointwise(
+            x, weight, bias, self.padding, self.stride, (1, 1), 1, "relu", (), ""
+        )

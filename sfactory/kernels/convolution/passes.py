@@ -1,12 +1,13 @@
 """Compiled passes of convolutions with ReLU in bfloat16: all layers of one image forward, all of a few images backward.
 
-A convolution of stride s is one of stride 1 over blocks of s x s pixels with all their channels, so each layer writes its output in the
-blocks of the next. An image's blocks, row by row, are its *positions*. A tap of the kernel is then a shift by so many positions, and its
-share of the output one product of matrices, ``[positions, channels] @ [channels, outputs]``. At the right edge a shift wraps into the next
+A convolution of stride s is one of stride 1 over blocks of s x s pixels with all their channels, so each layer writes
+its output in the blocks of the next. An image's blocks, row by row, are its *positions*. A tap of the kernel is then a
+shift by so many positions, and its share of the output one product of matrices, ``[positions, channels] @ [channels,
+outputs]``. At the right edge a shift wraps into the next
 row: outputs there have no place and are dropped, and their gradients are zero.
 
-Products are done by the processor's matrix tiles where it has them, for 32 positions at a time wherever rows of the image end; otherwise by
-dot products of pairs, for as many positions of one row as have a place.
+Products are done by the processor's matrix tiles where it has them, for 32 positions at a time wherever rows of the
+image end; otherwise by dot products of pairs, for as many positions of one row as have a place.
 
 All numbers of 16 bits are bfloat16, which NumPy and Numba have no type for.
 """
@@ -36,8 +37,8 @@ class Strips(NamedTuple):
 
     Attributes:
         rows: Of each product.
-        table: int64 ``[products, 4]``: the position of its first row, how many of its rows count, and the first row of the kernel that
-            reaches them and the one after the last.
+        table: int64 ``[products, 4]``: the position of its first row, how many of its rows count, and the first row of
+            the kernel that reaches them and the one after the last.
     """
 
     rows: int
@@ -58,9 +59,11 @@ class Layer(NamedTuple):
         back: Of the gradient of the input of :data:`TOGETHER` images.
         runs: Number of runs of positions, a row of the image apart, that have all those images' outputs.
         run: Positions of a run.
-        places: int64 ``[positions, outputs / 32]``: where in the output, as the next layer reads it, 32 channels of a position go, or -1.
+        places: int64 ``[positions, outputs / 32]``: where in the output, as the next layer reads it, 32 channels of a
+            position go, or -1.
         blanks: int64 ``[...]``: where 32 channels of it must be zero.
-        places_before: int64 ``[TOGETHER * positions, channels / 32]``: where 32 channels of a position lie in the previous layer's grid.
+        places_before: int64 ``[TOGETHER * positions, channels / 32]``: where 32 channels of a position lie in the
+            previous layer's grid.
     """
 
     width: int
@@ -83,9 +86,11 @@ class Work(NamedTuple):
     """What a layer's way back works in, for images that go together, and its gradients.
 
     Attributes:
-        grid: ``[reach + TOGETHER * positions and more, outputs]``: the gradient of the output at its positions, zero at all others.
+        grid: ``[reach + TOGETHER * positions and more, outputs]``: the gradient of the output at its positions, zero at
+            all others.
         by_outputs: ``[outputs, TOGETHER * positions and more]``: the same without the first zeros.
-        even, odd: ``[half of them, channels, 2]``: pairs of the input's positions that begin with an even or an odd one.
+        even, odd: ``[half of them, channels, 2]``: pairs of the input's positions that begin with an even or an odd
+            one.
         of_weight: float32 ``[taps, outputs, channels]``.
         of_bias: float32 ``[outputs]``.
     """
@@ -100,11 +105,14 @@ class Work(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def _multiply(rows, left, channels, layer, begin, end, weight, column, product):
-    """``[rows, taps * channels] @ [taps * channels, 32]`` of positions from address `left` on; the kernel's rows from `begin` to `end`."""
+    """``[rows, taps * channels] @ [taps * channels, 32]`` of positions from address `left` on; the kernel's rows from
+    `begin` to `end`."""
     step, right_step, length = channels * 2, weight.shape[1] * 4, layer.across * channels
     left_part, right_part = layer.width * step, length // 2 * right_step
     right = weight.ctypes.data + column * 4 + begin * right_part
-    products.multiply(rows, end - begin, length, left + begin * left_part, step, left_part, right, right_step, right_part, product)
+    products.multiply(
+        rows, end - begin, length, left + begin * left_part, step, left_part, right, right_step, right_part, product
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -127,7 +135,9 @@ def _fill(images, layout, first, count, layer, blocks):
     """Write the blocks of some images one after the other; gives their address."""
     source, target, apart = images.ctypes.data + first * images.shape[1], blocks.ctypes.data, layer.channels * 2
     for k in range(count):
-        fill_blocks(source + k * images.shape[1], layout, target + k * layer.positions * apart, 2, layer.width * apart, apart)
+        fill_blocks(
+            source + k * images.shape[1], layout, target + k * layer.positions * apart, 2, layer.width * apart, apart
+        )
     return target
 
 
@@ -136,7 +146,8 @@ def forward(images, layout, blocks, layers, weights, biases, outputs, scratch, k
     """
     Args:
         images: uint8 ``[N, bytes]``, as they are stored, in `layout`.
-        blocks: ``[2, positions, channels]`` of the first layer, zero where an image has no channels; the last are only read.
+        blocks: ``[2, positions, channels]`` of the first layer, zero where an image has no channels; the last are only
+            read.
         weights: For each layer ``[taps * channels / 2, outputs, 2]``, in pairs of channels.
         biases: float32 ``[outputs]``.
         outputs: ``[N, size]``, or ``[1, size]`` to write all over each other.
@@ -192,7 +203,8 @@ def _pair(source, positions, channels, begin, pairs):
 
 @njit(cache=True, nogil=True)
 def _add_to_weight(layer, work):
-    """Add for each tap the products of gradients ``[outputs, positions]`` and inputs ``[positions, channels]`` that are shifted by it."""
+    """Add for each tap the products of gradients ``[outputs, positions]`` and inputs ``[positions, channels]`` that are
+    shifted by it."""
     left_step, right_step, row = work.by_outputs.shape[1] * 2, layer.channels * 4, layer.width
     for tap in range(layer.down * layer.across):
         shift = tap // layer.across * row + tap % layer.across
@@ -203,7 +215,17 @@ def _add_to_weight(layer, work):
                 columns, right = min(SIDE, layer.channels - channel), inputs + channel * 4
                 total = work.of_weight.ctypes.data + ((tap * layer.outputs + output) * layer.channels + channel) * 4
                 products.add_product(
-                    columns, layer.runs, layer.run, left, left_step, row * 2, right, right_step, row // 2 * right_step, total, right_step
+                    columns,
+                    layer.runs,
+                    layer.run,
+                    left,
+                    left_step,
+                    row * 2,
+                    right,
+                    right_step,
+                    row // 2 * right_step,
+                    total,
+                    right_step,
                 )
 
 
@@ -217,17 +239,21 @@ def _add_to_bias(work):
 
 @njit(cache=True, nogil=True)
 def _pass_back(source, length, layer, weight, grid, grid_before, product):
-    """The gradient of a layer's input, which lies from address `source` on: cut off where that is zero, in the previous layer's grid."""
+    """The gradient of a layer's input, which lies from address `source` on: cut off where that is zero, in the previous
+    layer's grid."""
     columns = layer.outputs
     for strip in layer.back.table:
         if strip[0] >= length:
             break
-        left = grid.ctypes.data + strip[0] * columns * 2  # the last tap, which comes first in `weight`, looks furthest back
+        # The last tap, which comes first in `weight`, looks furthest back.
+        left = grid.ctypes.data + strip[0] * columns * 2
         for channel in range(0, layer.channels, SIDE):
             _multiply(layer.back.rows, left, columns, layer, strip[2], strip[3], weight, channel, product)
             for row in range(strip[0], strip[0] + strip[1]):
                 to = grid_before.ctypes.data + layer.places_before[row, channel // SIDE] * 2
-                vectors.round_and_cut_off(product + (row - strip[0]) * _SCRATCH, source + (row * layer.channels + channel) * 2, to)
+                vectors.round_and_cut_off(
+                    product + (row - strip[0]) * _SCRATCH, source + (row * layer.channels + channel) * 2, to
+                )
 
 
 @njit(cache=True, nogil=True)

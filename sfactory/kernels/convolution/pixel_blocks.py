@@ -1,7 +1,8 @@
 """Stored images in blocks of 4 x 4 pixels, over which a first convolution on the CPU is fastest.
 
-A convolution of stride 4 whose kernel has 4 or 8 pixels a side is one of stride 1 over blocks of 4 x 4 pixels, with a kernel of 1 or 2
-blocks. A block has 16 channels for each of the image's, which fill the processor's vectors and matrix units where the image's own do not.
+A convolution of stride 4 whose kernel has 4 or 8 pixels a side is one of stride 1 over blocks of 4 x 4 pixels, with a
+kernel of 1 or 2 blocks. A block has 16 channels for each of the image's, which fill the processor's vectors and matrix
+units where the image's own do not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class BlockLayout(NamedTuple):
     """Where the pixels of an image's blocks are stored.
 
     Attributes:
-        channels: Of a block: those of the image, each with its rows of the block, or in (H, W, C) rows of pixels, each with its channels.
+        channels: Of a block: those of the image, each with its rows of the block, or in (H, W, C) rows of pixels, each
+            with its channels.
         down, across: Blocks of an image.
         line: Bytes from a row of blocks to the next.
         step: Bytes from a block to the next in its row.
@@ -65,7 +67,12 @@ def fill_blocks(image, layout, target, size, line, apart):
         for x in range(layout.across):
             block, to = image + y * layout.line + x * layout.step, target + y * line + x * apart
             for i in range(0, len(words), 4):
-                first, second, third, fourth = block + words[i], block + words[i + 1], block + words[i + 2], block + words[i + 3]
+                first, second, third, fourth = (
+                    block + words[i],
+                    block + words[i + 1],
+                    block + words[i + 2],
+                    block + words[i + 3],
+                )
                 if size == 2:
                     vectors.pixels_to_bfloat16(first, second, third, fourth, to)
                 else:
@@ -106,7 +113,8 @@ def stored_images(x: Tensor) -> np.ndarray:
 
 
 def block_weight(weight: Tensor, hwc: bool) -> Tensor:
-    """The weight ``[O, 16 C, K/4, K/4]`` for :func:`pixel_blocks` of a convolution with weight ``[O, C, K, K]`` and stride 4."""
+    """The weight ``[O, 16 C, K/4, K/4]`` for :func:`pixel_blocks` of a convolution with weight ``[O, C, K, K]`` and
+    stride 4."""
     out, channels, side, _ = weight.shape
     split = weight.view(out, channels, side // BLOCK, BLOCK, side // BLOCK, BLOCK)
     order = (0, 3, 5, 1, 2, 4) if hwc else (0, 1, 3, 5, 2, 4)

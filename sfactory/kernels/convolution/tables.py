@@ -11,7 +11,8 @@ import torch
 from sfactory.kernels.convolution.passes import SIDE, TOGETHER, Layer, Strips, Work, products
 
 BY_ROWS = products.ROWS[-1] < SIDE
-"""Whether each product is a part of one row of an image, as short ones can be; long ones are of positions as they come."""
+"""Whether each product is a part of one row of an image, as short ones can be; long ones are of positions as they
+come."""
 
 _NOWHERE = np.zeros((0, 0), np.int64)
 """The places of a layer that has none."""
@@ -48,7 +49,9 @@ class _Grid(NamedTuple):
         height, width, down, across = (number // stride for number in (height, width, down, across))
         if height * width < SIDE:
             raise ValueError("fewer positions than a product has")
-        return cls(height, width, width + (width % 2 if BY_ROWS else 0), channels * stride**2, stride, down, across, outputs)
+        return cls(
+            height, width, width + (width % 2 if BY_ROWS else 0), channels * stride**2, stride, down, across, outputs
+        )
 
     @property
     def positions(self) -> int:
@@ -64,7 +67,9 @@ class _Grid(NamedTuple):
         return self.outputs, self.height - self.down + 1, self.width - self.across + 1
 
 
-def fused_layers(shape: tuple[int, int, int], kernels: Sequence[tuple[torch.Size, int]]) -> tuple[tuple[Layer, ...], tuple[int, int, int]]:
+def fused_layers(
+    shape: tuple[int, int, int], kernels: Sequence[tuple[torch.Size, int]]
+) -> tuple[tuple[Layer, ...], tuple[int, int, int]]:
     """The layers of convolutions one after the other, and the shape ``(C, H, W)`` of the last one's output.
 
     Args:
@@ -72,7 +77,8 @@ def fused_layers(shape: tuple[int, int, int], kernels: Sequence[tuple[torch.Size
         kernels: Of each, the shape of its weight and its stride.
 
     Raises:
-        ValueError: If they do not fit: strides must divide kernels, outputs be multiples of 32, and positions at least as many.
+        ValueError: If they do not fit: strides must divide kernels, outputs be multiples of 32, and positions at least
+            as many.
     """
     grids = []
     for weight, stride in kernels:
@@ -86,7 +92,10 @@ def _layer(before: _Grid | None, grid: _Grid, after: _Grid | None) -> Layer:
     _, height, width = grid.output_shape
     if BY_ROWS:
         all_rows = np.tile([0, grid.down], (height, 1))
-        forward, back = _strips_of_rows(grid, width, all_rows), _strips_of_rows(grid, grid.width, _rows_that_reach(grid))
+        forward, back = (
+            _strips_of_rows(grid, width, all_rows),
+            _strips_of_rows(grid, grid.width, _rows_that_reach(grid)),
+        )
         runs = height, width + width % 2
     else:
         length = TOGETHER * grid.positions
@@ -98,13 +107,15 @@ def _layer(before: _Grid | None, grid: _Grid, after: _Grid | None) -> Layer:
 
 
 def _strips(grid: _Grid, positions: int) -> Strips:
-    """Of positions one after the other; the last products do some of them again, or the only one reaches beyond them."""
+    """Of positions one after the other; the last products do some of them again, or the only one reaches beyond
+    them."""
     first = np.minimum(np.arange(0, positions, SIDE), max(0, positions - SIDE))
     return Strips(SIDE, np.stack(np.broadcast_arrays(first, min(SIDE, positions), 0, grid.down), axis=1))
 
 
 def _strips_of_rows(grid: _Grid, width: int, taps: np.ndarray) -> Strips:
-    """Of so many positions of each row of an image, for which there are the first row of the kernel and the one after the last."""
+    """Of so many positions of each row of an image, for which there are the first row of the kernel and the one after
+    the last."""
     least, most = products.ROWS[0], products.ROWS[-1]
     rows = max(least, -(-width // -(-width // most)))
     first = np.minimum(np.arange(0, width, rows), max(0, width - rows))
@@ -114,22 +125,28 @@ def _strips_of_rows(grid: _Grid, width: int, taps: np.ndarray) -> Strips:
 
 
 def _rows_that_reach(grid: _Grid) -> np.ndarray:
-    """For each row of a convolution's input the rows of the kernel, the last one first, by which it gets into the output: from, to."""
+    """For each row of a convolution's input the rows of the kernel, the last one first, by which it gets into the
+    output: from, to."""
     _, height, _ = grid.output_shape
     y = np.arange(grid.height)
     return np.stack((np.maximum(0, grid.down - 1 - y), np.minimum(grid.down, grid.down - 1 - y + height)), axis=1)
 
 
 def _places(grid: _Grid, after: _Grid | None) -> tuple[np.ndarray, np.ndarray]:
-    """Of a layer's outputs, in the blocks of the next, without those of no whole block; and what is blank there: see :class:`Layer`."""
+    """Of a layer's outputs, in the blocks of the next, without those of no whole block; and what is blank there: see
+    :class:`Layer`."""
     _, height, width = grid.output_shape
-    stride, rows, columns, pitch = (1, height, width, width) if after is None else (after.stride, after.height, after.width, after.pitch)
+    stride, rows, columns, pitch = (
+        (1, height, width, width) if after is None else (after.stride, after.height, after.width, after.pitch)
+    )
     y, x = np.divmod(np.arange(grid.positions), grid.pitch)
     first = ((y // stride * pitch + x // stride) * stride**2 + y % stride * stride + x % stride) * grid.outputs
     inside = (y < rows * stride) & (x < columns * stride)
     places = np.where(inside[:, None], first[:, None] + np.arange(0, grid.outputs, SIDE), -1)
     channels = grid.outputs * stride**2
-    blank = (np.arange(rows)[:, None] * pitch + np.arange(columns, pitch)).reshape(-1, 1) * channels + np.arange(0, channels, SIDE)
+    blank = (np.arange(rows)[:, None] * pitch + np.arange(columns, pitch)).reshape(-1, 1) * channels + np.arange(
+        0, channels, SIDE
+    )
     return places, blank.reshape(-1)
 
 
@@ -145,7 +162,8 @@ def _places_before(before: _Grid, grid: _Grid) -> np.ndarray:
 def workspace(layer: Layer) -> Work:
     length = -(-TOGETHER * layer.positions // SIDE) * SIDE
     apart = length + SIDE * (length // SIDE % 2 == 0)  # rows at powers of two would share few lines of the cache
-    grid = zeros(layer.reach + length + SIDE, layer.outputs, dtype=torch.int16)[: layer.reach + length]  # products may read beyond it
+    # Products may read beyond it.
+    grid = zeros(layer.reach + length + SIDE, layer.outputs, dtype=torch.int16)[: layer.reach + length]
     pairs = [zeros((length + layer.reach) // 2 + 1, layer.channels, 2, dtype=torch.int16) for _ in range(2)]
     gradients = zeros(layer.down * layer.across, layer.outputs, layer.channels), zeros(layer.outputs)
     return Work(grid, zeros(layer.outputs, apart, dtype=torch.int16), *pairs, *gradients)

@@ -1,9 +1,11 @@
-"""Products of bfloat16 matrices on the matrix tiles of Intel's processors (AMX) for Numba: 16 times the rate of vectors of float32.
+"""Products of bfloat16 matrices on the matrix tiles of Intel's processors (AMX) for Numba: 16 times the rate of vectors
+of float32.
 
-A tile has 16 rows of 64 bytes and is named by its number, 0 to 7, which must be a literal. :func:`_dot` adds to a tile of float32 the
-product of 16 x 32 bfloat16 and 32 x 16, of which the second lie in pairs: in row r of the tile the elements of rows 2r and 2r + 1 in turn.
-Rows are loaded from addresses that are multiples of 64; from others it takes six times as long. See Intel's Software Developer's Manual,
-volume 1, chapter 18.
+A tile has 16 rows of 64 bytes and is named by its number, 0 to 7, which must be a literal. :func:`_dot` adds to a tile
+of float32 the
+product of 16 x 32 bfloat16 and 32 x 16, of which the second lie in pairs: in row r of the tile the elements of rows 2r
+and 2r + 1 in turn. Rows are loaded from addresses that are multiples of 64; from others it takes six times as long. See
+Intel's Software Developer's Manual, volume 1, chapter 18.
 
 Products are done where :func:`at_hand`, between :func:`begin` and :func:`end`.
 """
@@ -47,14 +49,17 @@ def at_hand() -> bool:
 
 
 def _instruction(name: str, tiles: int, operands: int = 0) -> Callable[..., Any]:
-    """How to compile an instruction on so many tiles and, if it goes to memory, an address and perhaps a stride in bytes."""
+    """How to compile an instruction on so many tiles and, if it goes to memory, an address and perhaps a stride in
+    bytes."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         values = [ir.Constant(_BYTE, tile.literal_value) for tile in signature.args[:tiles]]
         for i, argument in enumerate(arguments[tiles : tiles + operands]):
             values.append(builder.inttoptr(argument, _BYTE.as_pointer()) if i == 0 else argument)
         known = builder.module.globals.get(name)
-        function = known or ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [value.type for value in values]), name)
+        function = known or ir.Function(
+            builder.module, ir.FunctionType(ir.VoidType(), [value.type for value in values]), name
+        )
         builder.call(function, values)
         return context.get_dummy_value()
 
@@ -109,7 +114,8 @@ def end(kept):
 
 @njit(cache=True, nogil=True)
 def multiply(rows, parts, length, left, left_step, left_part, right, right_step, right_part, total):
-    """The sum of products ``[rows, length] @ [length, 32]``, as float32 ``[rows, 32]``; all lie at addresses, with steps in bytes.
+    """The sum of products ``[rows, length] @ [length, 32]``, as float32 ``[rows, 32]``; all lie at addresses, with
+    steps in bytes.
 
     Args:
         rows: One of :data:`ROWS`.

@@ -1,6 +1,8 @@
-"""Operations of Numba code on 16 or 32 numbers at an address, where its compiler would not find the few instructions that they take.
+"""Operations of Numba code on 16 or 32 numbers at an address, where its compiler would not find the few instructions
+that they take.
 
-Addresses are integers, as of ``array.ctypes.data``; nothing checks them. A bfloat16 is a number of 16 bits, which Numba has no type for.
+Addresses are integers, as of ``array.ctypes.data``; nothing checks them. A bfloat16 is a number of 16 bits, which Numba
+has no type for.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Lines:
 
     def spread(self, address: ir.Value, kind: ir.Type) -> ir.Value:
         """A vector of the one number at an address."""
-        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), self.load(address, 0, kind.element), ir.Constant(_INT, 0))
+        first = self.builder.insert_element(
+            ir.Constant(kind, ir.Undefined), self.load(address, 0, kind.element), ir.Constant(_INT, 0)
+        )
         return self.builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(_INT, kind.count), [0] * kind.count))
 
     def rounded(self, values: ir.Value) -> ir.Value:
@@ -132,7 +136,10 @@ def add_rows(typing, source, stride, rows, total):
     """Add rows of 32 bfloat16, that many bytes apart, to 32 float32."""
 
     def write(lines, source, stride, rows, total):
-        build, sums = lines.builder, [cgutils.alloca_once_value(lines.builder, lines.load(total, 64 * part, FLOATS)) for part in range(2)]
+        build, sums = (
+            lines.builder,
+            [cgutils.alloca_once_value(lines.builder, lines.load(total, 64 * part, FLOATS)) for part in range(2)],
+        )
         with cgutils.for_range(build, rows) as row:
             line = build.add(source, build.mul(row.index, stride))
             for part, each in enumerate(sums):
