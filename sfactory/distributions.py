@@ -83,20 +83,19 @@ class ActionDistribution:
     def sample(
         self, params: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw one action for each row.
+        """Draw one action for each row: categories by inverting their cumulative distribution.
 
         Returns:
             Categorical int32 ``[..., K]``, continuous ``[..., D]`` and their log-probability ``[...]``.
         """
         mean, log_std = self._normal(params)
-        noise = torch.empty_like(mean).normal_(generator=generator)
-        continuous = mean + log_std.exp() * noise
+        uniforms = params.new_empty(*params.shape[:-1], len(self.action.sizes)).uniform_(generator=generator)
+        continuous = mean + log_std.exp() * torch.empty_like(mean).normal_(generator=generator)
         if not self.action.sizes:
             return self._no_categories(params), continuous, self._normal_log_prob(params, continuous)
         log_probs = self._log_probs(params, mask)
-        # argmax(log p - log E) with E exponential is a draw from p (the Gumbel-max trick).
-        race = log_probs - torch.empty_like(log_probs).exponential_(generator=generator).log_()
-        categorical = race.argmax(-1).to(torch.int32)
+        cumulative = log_probs.exp().cumsum(-1)
+        categorical = (cumulative <= uniforms.unsqueeze(-1) * cumulative[..., -1:]).sum(-1, dtype=torch.int32)
         log_prob = self._categorical_log_prob(log_probs, categorical)
         return (
             categorical,

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from sfactory.config import Config
 from sfactory.data.arena import Arena
 from sfactory.data.queues import Queue, unpack_request
 from sfactory.data.weights import WeightBoard
-from sfactory.engines.cpu import CompiledEngine, Engine, Request, TorchEngine
+from sfactory.engines.cpu import DirectEngine, Engine, Request, TorchEngine
 from sfactory.engines.graphed import GraphedEngine
-from sfactory.kernels.dense_network import DenseNetwork
-from sfactory.kernels.sampling import sample_rows
+from sfactory.kernels import Kernels
 from sfactory.telemetry.stopwatch import Stopwatch
 
 
@@ -25,6 +25,7 @@ class PolicyWorker:
     request of a group must come to the same policy worker.
 
     Args:
+        config: Configuration of the run.
         model: The actor-critic, on `device`.
         arena: Where observations are read and actions written.
         weights: The learner's newest weights.
@@ -33,11 +34,14 @@ class PolicyWorker:
         seed: Of the sampling.
         autocast: torch dtype to compute in, or None for float32.
         watch: This worker's stopwatch.
-        graphs: Record forward passes as CUDA graphs.
+
+    Attributes:
+        kernels: The kernels that it runs with.
     """
 
     def __init__(
         self,
+        config: Config,
         model: nn.Module,
         arena: Arena,
         weights: WeightBoard,
@@ -47,15 +51,16 @@ class PolicyWorker:
         seed: int,
         autocast: torch.dtype | None,
         watch: Stopwatch,
-        graphs: bool = True,
     ) -> None:
         self._arena, self._weights, self._requests, self._ready, self._watch = arena, weights, requests, ready, watch
-        self._engine = _engine_for(model.eval(), arena, len(ready), device, autocast, watch, graphs)
+        kernels = Kernels(config, model.eval(), device, autocast)
+        self._engine = _engine_for(
+            model, kernels, arena, len(ready), device, autocast, watch, config.runtime.cuda_graphs
+        )
+        self._sample = kernels.sampler(seed)
+        self.kernels = kernels.choice
         self._unit, self._scale_and_shift = model.unit, (1.0, 0.0)
         self._version = -1
-        self._rng = np.random.default_rng(seed)
-        self._sizes = np.array(model.action.sizes, np.int32)
-        self._no_mask = np.zeros((0, 0), bool)
         watch.lap("starting")
 
     def poll(self, timeout: float) -> None:
@@ -92,17 +97,13 @@ class PolicyWorker:
         if value_only:
             return
         arena.version[slot, t] = self._version
-        uniforms = self._rng.random((arena.rows, len(self._sizes)), np.float32)
-        normals = self._rng.standard_normal((arena.rows, arena.continuous.shape[-1]), np.float32)
-        mask = self._no_mask if arena.mask is None else arena.mask[slot, t]
-        sample_rows(
-            params, mask, self._sizes, uniforms, normals,
-            arena.categorical[slot, t], arena.continuous[slot, t], arena.log_prob[slot, t],
-        )  # fmt: skip
+        mask = None if arena.mask is None else arena.mask[slot, t]
+        self._sample(params, mask, arena.categorical[slot, t], arena.continuous[slot, t], arena.log_prob[slot, t])
 
 
 def _engine_for(
     model: nn.Module,
+    kernels: Kernels,
     arena: Arena,
     groups: int,
     device: torch.device,
@@ -113,6 +114,7 @@ def _engine_for(
     """The fastest engine for a model on a device."""
     if device.type != "cpu":
         return GraphedEngine(model, arena, groups, device, autocast, watch, graphs)
-    if DenseNetwork.fits(model, autocast):
-        return CompiledEngine(model, arena)
+    if (network := kernels.dense_network()) is not None:
+        return DirectEngine(network, model, arena)
+    kernels.optimize()
     return TorchEngine(model, arena, groups, autocast, watch)

@@ -22,12 +22,11 @@ from sfactory.data.queues import Queue
 from sfactory.data.scheduler import SlotReturns, SlotScheduler, take_back_slots
 from sfactory.data.weights import FlatWeights, Publisher, WeightBoard
 from sfactory.errors import RunFailed
-from sfactory.kernels.dense_network import DenseNetwork
-from sfactory.kernels.objective import CompiledObjective
+from sfactory.kernels import Kernels
 from sfactory.losses import BatchStats, LossStats, Targets, joint_sums, loss_stats
 from sfactory.model.normalizer import CriticUnits
-from sfactory.networks import Network, Outputs, TorchNetwork
-from sfactory.objective import OWN_POLICY, Estimates, Evaluation, Objective, valid_samples
+from sfactory.networks import Outputs
+from sfactory.objective import OWN_POLICY, Estimates, Evaluation, valid_samples
 from sfactory.telemetry.control_block import PROGRESS_EVERY_S, Progress
 from sfactory.telemetry.stopwatch import Stopwatch
 
@@ -55,6 +54,9 @@ class Learner:
         emit: Takes a :class:`Progress` now and then.
         autocast: torch dtype to compute in, or None for float32.
         watch: This worker's stopwatch.
+
+    Attributes:
+        kernels: The kernels that it runs with.
     """
 
     def __init__(
@@ -81,16 +83,14 @@ class Learner:
         self._returns = SlotReturns(arena, free)
         self._assemble = Assembler(arena, self._per_batch, device)
         self._flat = FlatWeights(model, gradients=True)
-        dense = DenseNetwork.fits(model, autocast) and not config.optim.compile
-        self._network: Network = (
-            DenseNetwork(model) if dense else TorchNetwork(model, device, autocast, config.optim.compile)
-        )
+        kernels = Kernels(config, model, device, autocast)
+        self._network = kernels.network()
         self._publisher = Publisher(weights, self._flat.vector)
         optim = config.optim
         self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
         threads = learner_threads(config) if device.type == "cpu" else 1
         self._threads = ChunkThreads(threads)
-        kind = "dense" if dense else "image" if any(leaf.is_image for leaf in model.observation.leaves) else "flat"
+        kind = self._network.chunk_kind
         # Without a memory no sample needs the one before it, once the targets are known.
         self._single = model.state_size == 0
         rows, steps = config.batch_size // config.rollout, 1 if self._single else config.rollout
@@ -102,7 +102,8 @@ class Learner:
         # The only update of a batch goes back through the pass that its targets come from, unless the critic's unit
         # moves in between.
         self._one_pass = config.updates_per_batch == 1 and not config.loss.normalize_returns
-        self._objective = (CompiledObjective if device.type == "cpu" else Objective)(config, model.action, self._units)
+        self._objective = kernels.objective(self._units)
+        self.kernels = kernels.choice
         self._generator = torch.Generator().manual_seed(config.seed)
         self.env_steps = self.updates = 0
         self._skipped, self._skipped_in_a_row = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))

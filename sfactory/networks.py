@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.data.batch import Batch, Samples
-from sfactory.data.chunks import Columns
+from sfactory.data.chunks import ChunkKind, Columns
 from sfactory.model.precision import mixed_precision
 
 
@@ -28,7 +28,13 @@ class Outputs(NamedTuple):
 
 
 class Network(Protocol):
-    """A model in training. Several threads may be at work on chunks of their own."""
+    """A model in training. Several threads may be at work on chunks of their own.
+
+    Attributes:
+        chunk_kind: Which limits of :func:`sfactory.data.chunks.chunk_columns` suit it.
+    """
+
+    chunk_kind: ChunkKind
 
     def refresh(self) -> None:
         """Take note that the weights have changed."""
@@ -52,6 +58,7 @@ class TorchNetwork:
     def __init__(self, model: nn.Module, device: torch.device, autocast: torch.dtype | None, compiled: bool) -> None:
         self._unroll = torch.compile(model.unroll) if compiled else model.unroll
         self._device, self._autocast = device, autocast
+        self.chunk_kind: ChunkKind = "image" if any(leaf.is_image for leaf in model.observation.leaves) else "flat"
 
     def refresh(self) -> None:
         pass

@@ -22,7 +22,6 @@ from sfactory.distributions import ActionDistribution
 from sfactory.gae import gae_torch
 from sfactory.losses import BatchStats, Targets, batch_stats, chunk_loss, weighted_advantages
 from sfactory.model.normalizer import CriticUnits
-from sfactory.spaces import ActionSpec
 from sfactory.vtrace import unweighted_vtrace
 
 OWN_POLICY = 0
@@ -78,14 +77,13 @@ class Objective:
     """Targets and loss in tensor operations, on any device and without waiting for it.
 
     Args:
-        config: Of the run.
-        action: The action space.
-        units: In which the critic predicts returns.
+        config: Configuration of the run.
+        distribution: Action distribution of the policy.
+        units: Units in which the critic predicts returns.
     """
 
-    def __init__(self, config: Config, action: ActionSpec, units: CriticUnits) -> None:
-        self.config, self.action, self.units = config, action, units
-        self._distribution = ActionDistribution(action)
+    def __init__(self, config: Config, distribution: ActionDistribution, units: CriticUnits) -> None:
+        self.config, self.distribution, self.units = config, distribution, units
 
     def evaluate(self, params: Tensor, value: Tensor, samples: Batch | Samples, columns: Columns) -> Evaluation:
         """The present policy's densities of the actions that were taken.
@@ -101,10 +99,10 @@ class Objective:
         categorical, continuous, mask = samples.actions(columns)
         own = params[: len(continuous)]
         if self.config.loss.exploration == "entropy":
-            log_prob, exploration = self._distribution.log_prob_and_entropy(own, categorical, continuous, mask)
+            log_prob, exploration = self.distribution.log_prob_and_entropy(own, categorical, continuous, mask)
         else:
-            log_prob = self._distribution.log_prob(own, categorical, continuous, mask)
-            exploration = self._distribution.kl_from_uniform(own, mask)
+            log_prob = self.distribution.log_prob(own, categorical, continuous, mask)
+            exploration = self.distribution.kl_from_uniform(own, mask)
         return _Evaluation(params, value, log_prob, exploration)
 
     def estimate(self, evaluation: Evaluation, batch: Batch, columns: Columns) -> Estimates:

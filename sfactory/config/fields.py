@@ -215,6 +215,10 @@ class RuntimeConfig:
     groups. Unset: 0 where several rollout workers share a CPU with it, else 1."""
     inference_device: str | None = None
     """Device of the policy workers, or several that they take in turn, as cuda:0,cuda:1; unset: as `device`."""
+    kernels: Literal["auto", "off"] = "auto"
+    """Kernels on the CPU stand for built-in parts of the model, the loss and the sampling, wherever they give the same
+    numbers. off: everything is computed by the plain code (the environment variable SFACTORY_KERNELS=off does the same
+    for auto)."""
     cuda_graphs: bool = True
     """Policy workers on a GPU record the forward pass once and launch it as a whole; a model that cannot be recorded
     runs without."""
@@ -324,6 +328,11 @@ class Config:
         if self.run:
             return Path(self.run)
         return Path("runs") / f"{folder_name(self.env)}-{self.seed}"
+
+    @property
+    def takes_kernels(self) -> bool:
+        """Whether kernels may stand for plain code."""
+        return self.runtime.kernels == "auto" and os.environ.get("SFACTORY_KERNELS") != "off"
 
     @property
     def lag_free(self) -> bool:

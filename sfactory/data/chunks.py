@@ -17,6 +17,8 @@ from torch import Tensor
 C, T = TypeVar("C"), TypeVar("T")
 Columns = Tensor | slice
 """Indices int64 ``[n]`` of columns, or a range of them."""
+ChunkKind = Literal["dense", "flat", "image"]
+"""Kinds of network, which differ in how long a sample takes and in what a chunk costs besides."""
 
 _LIMITS = {"dense": (2048, 16384, 2), "flat": (2048, 8192, 2), "image": (256, 1024, 1)}
 """Fewest and most samples of a chunk: few enough for the second-level cache (of which compiled dense layers see to
@@ -36,7 +38,7 @@ def chunk_slices(columns: int, width: int) -> list[slice]:
     return [slice(begin, min(begin + width, columns)) for begin in range(0, columns, width)]
 
 
-def chunk_columns(columns: int, steps: int, threads: int, kind: Literal["dense", "flat", "image"]) -> int:
+def chunk_columns(columns: int, steps: int, threads: int, kind: ChunkKind) -> int:
     """Columns of each chunk of a batch ``[steps, columns]``.
 
     Args:

@@ -1,7 +1,6 @@
 """Engines: the ways in which a policy worker computes its model's answers. All give the same numbers.
 
-- :class:`CompiledEngine`: small fully connected models on the CPU, request by request
-  (:mod:`sfactory.kernels.dense_network`).
+- :class:`DirectEngine`: small fully connected models on the CPU, request by request.
 - :class:`TorchEngine`: any model on the CPU, one forward pass for all requests.
 - :class:`sfactory.engines.graphed.GraphedEngine`: any model on CUDA, recorded forward passes.
 """
@@ -13,13 +12,11 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor, nn
 
 from sfactory.data.arena import Arena
 from sfactory.data.weights import FlatWeights, WeightBoard
-from sfactory.kernels.dense_network import DenseNetwork
-from sfactory.model import lower_weights
+from sfactory.kernels import lower_weights
 from sfactory.model.precision import mixed_precision
 from sfactory.telemetry.stopwatch import Stopwatch
 
@@ -42,16 +39,25 @@ class Engine(Protocol):
         next call."""
 
 
-class CompiledEngine:
+class DirectNetwork(Protocol):
+    """A model of one observation leaf that answers without tensor operations."""
+
+    def refresh(self) -> None:
+        """Take note that the weights have changed."""
+
+    def __call__(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Policy parameters ``[N, P]`` and values ``[N]`` for observations ``[N, *shape]``."""
+
+
+class DirectEngine:
     """Answers each request by itself, from where its observation lies.
 
     Args:
-        model: One that :meth:`DenseNetwork.fits`.
+        network: What answers, with the weights of `model`.
     """
 
-    def __init__(self, model: nn.Module, arena: Arena) -> None:
-        self._flat, self._obs = FlatWeights(model), arena.obs[0]
-        self._network = DenseNetwork(model)
+    def __init__(self, network: DirectNetwork, model: nn.Module, arena: Arena) -> None:
+        self._network, self._flat, self._obs = network, FlatWeights(model), arena.obs[0]
 
     def refresh(self, weights: WeightBoard) -> int:
         version = weights.read(self._flat.vector)
@@ -79,7 +85,6 @@ class TorchEngine:
         self._flat = FlatWeights(model)
         self._joined = [np.empty((arena.rows * groups, *leaf.shape[3:]), leaf.dtype) for leaf in arena.obs]
         self._states, self._joined_states = np.zeros((2, groups, arena.rows, model.state_size), np.float32)
-        self._no_first = np.zeros(arena.rows, bool)
 
     def refresh(self, weights: WeightBoard) -> int:
         version = weights.read(self._flat.vector)
@@ -113,7 +118,9 @@ class TorchEngine:
         for (slot, group, t, value_only), joined in zip(requests, self._joined_states, strict=False):
             if t == 0 and not value_only:
                 self._arena.rnn_state[slot] = self._states[group]
-            _copy_states(self._states[group], self._no_first if value_only else self._arena.first[slot, t], joined)
+            joined[:] = self._states[group]
+            if not value_only:
+                joined[self._arena.first[slot, t]] = 0.0
         return torch.from_numpy(self._joined_states[: len(requests)]).view(-1, size)
 
     def _store_states(self, requests: list[Request], state: Tensor | None) -> None:
@@ -124,11 +131,3 @@ class TorchEngine:
         ):
             if not value_only:
                 self._states[group] = rows
-
-
-@njit(cache=True, nogil=True)
-def _copy_states(states, first, joined):
-    """Copy a group's RNN states ``[rows, S]``, zeroed where an episode begins."""
-    for row in range(states.shape[0]):
-        for i in range(states.shape[1]):
-            joined[row, i] = np.float32(0) if first[row] else states[row, i]

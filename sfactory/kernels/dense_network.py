@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sfactory.data.batch import Batch, Samples
-from sfactory.data.chunks import Columns, select_columns
+from sfactory.data.chunks import ChunkKind, Columns, select_columns
 from sfactory.kernels.dense import TILE, add_to, backward_pass, forward_pass
 from sfactory.model import ActorCritic
 from sfactory.model.encoders import MLPEncoder
@@ -46,6 +46,8 @@ class DenseNetwork:
         model: One that :meth:`fits`, whose parameters stay where they are in memory. For training they have their
             gradients' memory, too.
     """
+
+    chunk_kind: ChunkKind = "dense"
 
     def __init__(self, model: ActorCritic) -> None:
         self._model, self._lock = model, Lock()

@@ -18,12 +18,12 @@ from torch import Tensor
 from sfactory.config import Config
 from sfactory.data.batch import Batch, Samples
 from sfactory.data.chunks import Columns
+from sfactory.distributions import ActionDistribution
 from sfactory.kernels.distributions import densities, density_gradients
 from sfactory.kernels.losses import loss_and_gradients
 from sfactory.losses import SUMS, Targets, exploration_coef
 from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import OWN_POLICY, Estimates, Gradients, Objective
-from sfactory.spaces import ActionSpec
 from sfactory.vtrace import vtrace_pass
 
 
@@ -82,10 +82,10 @@ class _Evaluation:
 class CompiledObjective(Objective):
     """:class:`Objective` for float32 tensors on the CPU."""
 
-    def __init__(self, config: Config, action: ActionSpec, units: CriticUnits) -> None:
-        super().__init__(config, action, units)
+    def __init__(self, config: Config, distribution: ActionDistribution, units: CriticUnits) -> None:
+        super().__init__(config, distribution, units)
         loss = config.loss
-        self._sizes = np.array(action.sizes, np.int32)
+        self._sizes = np.array(distribution.action.sizes, np.int32)
         self._from_uniform = loss.exploration == "kl"
         self._of_rewards = float(loss.reward_scale), float(loss.reward_clip) if loss.reward_clip > 0 else np.inf
         # With all weights 1 V-trace's estimates are those of GAE.

@@ -20,11 +20,6 @@ from sfactory.kernels.tanh import tanh_of
 _HALF, _ONE = np.float32(0.5), np.float32(1)
 
 
-def fits(x: Tensor) -> bool:
-    """Whether the compiled passes can work on a tensor."""
-    return x.device.type == "cpu" and x.dtype == torch.float32
-
-
 def lstm_step(gates: Tensor, state: Tensor) -> Tensor:
     """:func:`sfactory.model.recurrence.lstm_step`, without a gradient."""
     after = torch.empty(state.shape)

@@ -1,7 +1,4 @@
-"""Action sampling on the CPU: one compiled pass over the rows, results written in place.
-
-The same distribution as :mod:`sfactory.distributions`; log-probabilities agree with its ``log_prob`` to 1e-5.
-"""
+"""Action sampling in one compiled pass over the rows, results written in place."""
 
 from __future__ import annotations
 
@@ -9,6 +6,11 @@ import math
 
 import numba
 import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sfactory.distributions import ActionDistribution
+from sfactory.sampler import Sampler
 
 _HALF_LOG_2PI = np.float32(0.5 * math.log(2 * math.pi))
 
@@ -76,3 +78,34 @@ def sample_rows(
             continuous[row, d] = params[row, logits + d] + math.exp(log_std) * z
             total -= np.float32(0.5) * z * z + log_std + _HALF_LOG_2PI
         log_prob[row] = total
+
+
+class CompiledSampler(Sampler):
+    """:class:`Sampler` for :class:`ActionDistribution`, which takes the same random numbers."""
+
+    def __init__(self, distribution: ActionDistribution, seed: int) -> None:
+        super().__init__(distribution, seed)
+        self._sizes = np.array(distribution.action.sizes, np.int32)
+        self._uniforms, self._normals = torch.empty(0, len(self._sizes)), torch.empty(0, distribution.action.continuous)
+        self._no_mask = np.zeros((0, 0), bool)
+
+    def __call__(
+        self,
+        params: NDArray[np.float32],
+        mask: NDArray[np.bool_] | None,
+        categorical: NDArray[np.int32],
+        continuous: NDArray[np.float32],
+        log_prob: NDArray[np.float32],
+    ) -> None:
+        if len(params) != len(self._uniforms):
+            self._uniforms, self._normals = (
+                x.new_empty(len(params), x.shape[1]) for x in (self._uniforms, self._normals)
+            )
+        if self._uniforms.numel():
+            self._uniforms.uniform_(generator=self._generator)
+        if self._normals.numel():
+            self._normals.normal_(generator=self._generator)
+        sample_rows(
+            params, self._no_mask if mask is None else mask, self._sizes, self._uniforms.numpy(),
+            self._normals.numpy(), categorical, continuous, log_prob,
+        )  # fmt: skip

@@ -24,7 +24,6 @@ from sfactory.model.actor_critic import ActorCritic, build_model, describe, shar
 from sfactory.model.cores import Core, GRUCore, LSTMCore
 from sfactory.model.encoders import ImpalaResNet, MLPEncoder, NatureCNN
 from sfactory.model.normalizer import ObservationNormalizer, RunningMeanStd
-from sfactory.model.precision import lower_weights
 
 __all__ = [
     "ActorCritic",
@@ -38,6 +37,5 @@ __all__ = [
     "RunningMeanStd",
     "build_model",
     "describe",
-    "lower_weights",
     "shares_trunk",
 ]

@@ -72,6 +72,7 @@ class ActorCritic(nn.Module):
             without a core.
         normalizer: Of float observations, or None. The learner updates it.
         unit: Of the values. The learner sets it.
+        distribution: Of its actions.
     """
 
     def __init__(self, observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> None:
@@ -80,6 +81,7 @@ class ActorCritic(nn.Module):
         has_floats = any(leaf.dtype == "float32" for leaf in observation.leaves)
         self.normalizer = ObservationNormalizer(observation.leaves) if config.normalize_obs and has_floats else None
         self.unit = ValueUnit()
+        self.distribution = ActionDistribution(action)
         self.actor = Trunk(observation, config)
         self.critic = None if shares_trunk(observation, config) else Trunk(observation, config)
         self.policy = PolicyHead(self.actor.out_features, action, config.adaptive_std, config.initial_log_std)
@@ -162,8 +164,10 @@ def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelC
         return ActorCritic(observation, action, config)
     role = f"model.model {config.model}"
     model = construct(load_object(config.model, "model.model"), role, observation, action, config)
-    checked_model(model, role, observation, ActionDistribution(action).width)
-    for name, value in (("observation", observation), ("action", action), ("normalizer", None), ("unit", ValueUnit())):
+    distribution = ActionDistribution(action)
+    checked_model(model, role, observation, distribution.width)
+    defaults = {"observation": observation, "action": action, "normalizer": None, "unit": ValueUnit()}
+    for name, value in (defaults | {"distribution": distribution}).items():
         if not hasattr(model, name):
             setattr(model, name, value)
     return model

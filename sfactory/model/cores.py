@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfactory.kernels import recurrence as recurrence_cpu
-from sfactory.kernels.convolution.onednn import LoweredLinear
-from sfactory.model.precision import Lowered, full_precision
+from sfactory.model.precision import full_precision
 from sfactory.model.recurrence import GRUScan, LSTMScan, gru_step, lstm_step
 
 KEEPING_GATE = 1
@@ -63,7 +61,7 @@ class Core(nn.Module):
         return torch.stack(outputs)
 
 
-class _GatedCore(Lowered, Core):
+class GatedCore(Core):
     """Layers of gated units with parameters named and laid out as in ``torch.nn.LSTM`` and ``torch.nn.GRU``.
 
     The input products run in autocast's dtype; the recurrence and the state stay in float32.
@@ -113,14 +111,7 @@ class _GatedCore(Lowered, Core):
     def _project(self, x: Tensor, layer: int) -> Tensor:
         """The input's share of the pre-activations, in the recurrence's dtype."""
         weight = self._parameter("weight_ih", layer)
-        projected = F.linear(x, weight, self._input_bias(layer)) if self.lowered is None else self.lowered[layer](x)
-        return projected.to(weight.dtype)
-
-    def _cast_weights(self, dtype: torch.dtype) -> list[LoweredLinear]:
-        return [
-            LoweredLinear.of(self._parameter("weight_ih", layer), self._input_bias(layer), dtype)
-            for layer in range(self.layers)
-        ]
+        return F.linear(x, weight, self._input_bias(layer)).to(weight.dtype)
 
     def _input_bias(self, layer: int) -> Tensor:
         raise NotImplementedError
@@ -132,7 +123,7 @@ class _GatedCore(Lowered, Core):
         raise NotImplementedError
 
 
-class LSTMCore(_GatedCore):
+class LSTMCore(GatedCore):
     """LSTM (Hochreiter and Schmidhuber 1997). The state of a layer is its hidden, then its cell vector."""
 
     gates = 4
@@ -142,16 +133,13 @@ class LSTMCore(_GatedCore):
         return self._parameter("bias_ih", layer) + self._parameter("bias_hh", layer)
 
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
-        gates = torch.addmm(projected, state[:, : self.size], weight.t())
-        step = recurrence_cpu.lstm_step if recurrence_cpu.fits(gates) and not torch.is_grad_enabled() else lstm_step
-        return step(gates, state)
+        return lstm_step(torch.addmm(projected, state[:, : self.size], weight.t()), state)
 
     def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
-        scan = recurrence_cpu.CompiledLSTMScan if recurrence_cpu.fits(projected) else LSTMScan
-        return scan.apply(projected, weight, keep, *state.to(projected.dtype).chunk(2, -1))
+        return LSTMScan.apply(projected, weight, keep, *state.to(projected.dtype).chunk(2, -1))
 
 
-class GRUCore(_GatedCore):
+class GRUCore(GatedCore):
     """GRU (Cho et al. 2014), in cuDNN's variant, as in ``torch.nn.GRU``."""
 
     gates = 3
@@ -162,9 +150,7 @@ class GRUCore(_GatedCore):
 
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
         recurred = torch.addmm(self._parameter("bias_hh", layer), state, weight.t())
-        step = recurrence_cpu.gru_step if recurrence_cpu.fits(projected) and not torch.is_grad_enabled() else gru_step
-        return step(projected, recurred, state)
+        return gru_step(projected, recurred, state)
 
     def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
-        scan = recurrence_cpu.CompiledGRUScan if recurrence_cpu.fits(projected) else GRUScan
-        return scan.apply(projected, weight, self._parameter("bias_hh", layer), keep, state.to(projected.dtype))
+        return GRUScan.apply(projected, weight, self._parameter("bias_hh", layer), keep, state.to(projected.dtype))

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfactory.config import ModelConfig
 from sfactory.config.importing import load_object
 from sfactory.errors import ConfigError
-from sfactory.kernels.convolution.layers import lower_convolutions, relu_convolutions
 from sfactory.model.contracts import checked_encoder, construct
 from sfactory.model.initialization import orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense, FlatInput, PixelConv
-from sfactory.model.precision import Lowered
 from sfactory.spaces import Leaf
 
 NATURE_LAYERS = ((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0))
@@ -54,7 +51,7 @@ class MLPEncoder(nn.Module):
         return self.layers(x)
 
 
-class NatureCNN(Lowered):
+class NatureCNN(nn.Module):
     """Three convolutions and a linear layer (Mnih et al. 2015, "Human-level control through deep reinforcement
     learning").
 
@@ -85,11 +82,9 @@ class NatureCNN(Lowered):
         self.out_features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        convolved = relu_convolutions(x, self.convolutions) if self.lowered is None else self.lowered(x)
-        return F.relu_(self.linear(flatten_pixels(convolved)))
-
-    def _cast_weights(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        return lower_convolutions(self.convolutions, dtype)
+        for convolution in self.convolutions:
+            x = F.relu_(convolution(x))
+        return F.relu_(self.linear(flatten_pixels(x)))
 
 
 class ImpalaResNet(nn.Module):

@@ -9,48 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sfactory.kernels.convolution.onednn import Convolution, LoweredLinear
-from sfactory.kernels.convolution.pixel_blocks import BLOCK, BLOCK_TYPES, block_weight, is_eager_cpu, pixel_blocks
-from sfactory.kernels.tanh import tanh_
 from sfactory.model.initialization import orthogonal
-from sfactory.model.precision import Lowered, compute_dtype
+from sfactory.model.precision import compute_dtype
 from sfactory.spaces import Leaf
 
-
-class _FastTanh(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
-        y = tanh_(x.clone(memory_format=torch.contiguous_format))
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
-        return torch.ops.aten.tanh_backward(gradient, *ctx.saved_tensors)
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 
 
-class Tanh(nn.Module):
-    """The hyperbolic tangent, by :func:`sfactory.kernels.tanh.tanh_` for float32 on the CPU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _FastTanh.apply(x) if x.device.type == "cpu" and x.dtype == torch.float32 else torch.tanh(x)
-
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
-
-
-class Dense(Lowered, nn.Linear):
-    """A linear layer with an orthogonal start."""
+class Dense(nn.Linear):
+    """A linear layer with orthogonal initial weights."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
         orthogonal(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if self.lowered is None else self.lowered(x)
-
-    def _cast_weights(self, dtype: torch.dtype) -> LoweredLinear:
-        return LoweredLinear.of(self.weight, self.bias, dtype)
 
 
 class PixelConv(nn.Conv2d):
@@ -59,52 +30,26 @@ class PixelConv(nn.Conv2d):
     Pixels stay uint8 until here and are converted once, to the dtype in which the convolution runs. Division by the
     largest pixel value happens in the weights. Both image layouts enter in channels-last memory order, in which all
     later layers then run.
+
+    Attributes:
+        leaf: The image that it reads.
+        scale: By which pixels are multiplied.
     """
 
     def __init__(self, leaf: Leaf, out_channels: int, kernel_size: int, stride: int, padding: int = 0) -> None:
-        super().__init__(
-            leaf.shape[2] if leaf.channels_last else leaf.shape[0], out_channels, kernel_size, stride, padding
-        )
+        channels = leaf.shape[2] if leaf.channels_last else leaf.shape[0]
+        super().__init__(channels, out_channels, kernel_size, stride, padding)
         orthogonal(self)
-        self.hwc = leaf.channels_last
+        self.leaf = leaf
         self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
-        by_blocks = stride == BLOCK and padding == 0 and not any(side % BLOCK for side in (kernel_size, *leaf.sides))
-        self._by_blocks = by_blocks and leaf.dtype == "uint8"
-        self.stored_shape = leaf.shape
-
-    def pixels(self, x: Tensor) -> Tensor:
-        """What :attr:`convolution` takes: ``[N, C, H, W]``, by blocks if it is, in the dtype in which to compute."""
-        dtype = compute_dtype(self.weight)
-        if self.in_blocks:
-            return pixel_blocks(x, self.hwc, dtype)
-        return x.permute(0, 3, 1, 2).to(dtype) if self.hwc else _to_channels_last(x, dtype)
-
-    @property
-    def convolution(self) -> Convolution:
-        """The operands besides the pixels; on the CPU over blocks if possible."""
-        weight = self.weight if self.scale == 1.0 else self.weight * self.scale
-        if self.in_blocks:
-            return Convolution(block_weight(weight, self.hwc), self.bias, (1, 1), (0, 0))
-        return Convolution(weight, self.bias, self.stride, self.padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.conv2d(self.pixels(x), *self.convolution)
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether :attr:`convolution` is one over blocks of pixels."""
-        return self._by_blocks and is_eager_cpu(self.weight) and compute_dtype(self.weight) in BLOCK_TYPES
-
-
-def _to_channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert ``[N, C, H, W]`` to a dtype and to channels-last order."""
-    if x.device.type != "cpu" or x.shape[1] > 16:
-        return x.to(dtype, memory_format=torch.channels_last)
-    # One strided pass for each channel takes a third of the time of torch's own conversion of uint8 on the CPU.
-    out = torch.empty(x.shape, dtype=dtype, memory_format=torch.channels_last)
-    for channel in range(x.shape[1]):
-        out[:, channel] = x[:, channel]
-    return out
+        dtype = compute_dtype(self.weight)
+        if self.leaf.channels_last:
+            x = x.permute(0, 3, 1, 2).to(dtype)
+        else:
+            x = x.to(dtype, memory_format=torch.channels_last)
+        return F.conv2d(x, self.weight * self.scale, self.bias, self.stride, self.padding)
 
 
 class FlatInput(nn.Module):

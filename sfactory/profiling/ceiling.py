@@ -31,9 +31,9 @@ from sfactory.envs.families.vector import VectorGroup
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome
 from sfactory.envs.observations import new_frame
 from sfactory.errors import RunFailed
-from sfactory.kernels.sampling import sample_rows
+from sfactory.kernels import Kernels, lower_weights
 from sfactory.learner import Learner
-from sfactory.model import build_model, lower_weights
+from sfactory.model import build_model
 from sfactory.runtime import workers
 from sfactory.runtime.allocator import keep_freed_memory
 from sfactory.runtime.planning import make_plan
@@ -345,18 +345,14 @@ def _step_group(group: Group, env: EnvSpec, rng: np.random.Generator) -> Piece:
     frame, rows = new_frame(env, group.rows), group.rows
     outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
     actions = cycle([_random_actions(env, rows, rng) for _ in range(ACTIONS)])
-    sizes, uniform, log_prob = (
-        np.array(env.action.sizes, np.int32),
-        np.zeros((rows, env.action.logits), np.float32),
-        np.zeros(rows, np.float32),
-    )
+    ends = np.cumsum(env.action.sizes)[:-1]
     group.reset(frame)
 
     def piece() -> int:
         categorical, continuous = next(actions)
         if frame.mask is not None:
-            draws = rng.random(categorical.shape, np.float32)
-            sample_rows(uniform, frame.mask, sizes, draws, continuous[:, :0], categorical, continuous[:, :0], log_prob)
+            draws = np.split(rng.random(frame.mask.shape, np.float32) * frame.mask, ends, axis=1)
+            categorical = np.stack([draw.argmax(1) for draw in draws], 1).astype(np.int32)
         steps = np.count_nonzero(frame.active)
         group.step(categorical, continuous, outcome, frame)
         return steps
@@ -383,6 +379,7 @@ def _forward(plan: workers.Plan, rows: int) -> Piece:
     autocast = devices.autocast_dtype(config, env, device)
     model = build_model(env.observation, env.action, config.model).to(device).eval()
     if device.type == "cpu":
+        Kernels(config, model, device, autocast).optimize()
         lower_weights(model, autocast)
     obs = tuple(torch.from_numpy(_random_values(leaf, (rows,), rng)).to(device) for leaf in env.observation.leaves)
     state = torch.zeros(rows, model.state_size, device=device) if model.state_size else None

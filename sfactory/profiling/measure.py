@@ -66,6 +66,7 @@ class Profile:
         levels: Of the queues (``requests``: of all policy workers together, if they have processes of their own;
             ``free``, ``finished``) and of the slots by state (``slots free``, ``slots filling``, ``slots finished``).
         lag_mean, lag_max: Policy lag in learner updates; NaN where nothing was learned.
+        kernels: Names of the kernels with which each kind of worker ran.
     """
 
     plan: Plan
@@ -76,6 +77,7 @@ class Profile:
     levels: dict[str, Level]
     lag_mean: float
     lag_max: float
+    kernels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     @property
     def frames_per_s(self) -> float:
@@ -138,7 +140,7 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
         result = run_plan(dataclasses.replace(plan, config=config, trace=parts), [observer.report], observer)
         if result.signal is not None:
             raise Interrupted(result.signal)
-        profile = observer.profile(plan)
+        profile = dataclasses.replace(observer.profile(plan), kernels=result.kernels)
         if trace is not None:
             write_trace(trace, parts, profile.interval.names, *observer.window, observer.samples)
         return profile

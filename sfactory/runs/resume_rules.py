@@ -115,6 +115,7 @@ RULES: dict[str, Rule] = {
     "runtime.groups": _PLACE,
     "runtime.policy_workers": _PLACE,
     "runtime.inference_device": _PLACE,
+    "runtime.kernels": _PLACE,
     "runtime.cuda_graphs": _PLACE,
     "runtime.learner_threads": _PLACE,
     "runtime.inference_threads": _PLACE,

@@ -13,7 +13,7 @@ from sfactory.config.lag import max_lag, slot_count
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime.workers import Plan
-from sfactory.telemetry.control_block import Episodes, Progress
+from sfactory.telemetry.control_block import Episodes, KernelsChosen, Progress
 from sfactory.telemetry.display import Display
 from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
 
@@ -35,6 +35,7 @@ class Result:
         episode_return_mean: As last reported; NaN if no episode has ended.
         signal: The signal that interrupted it, if one did.
         run_dir: The run folder.
+        kernels: Names of the kernels with which each kind of worker ran.
     """
 
     status: Status
@@ -44,6 +45,7 @@ class Result:
     episode_return_mean: float
     signal: int | None
     run_dir: Path
+    kernels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
 
 class Reporter:
@@ -63,6 +65,7 @@ class Reporter:
             config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag
         )
         self._episodes = EpisodeWindow(config.log.episode_window)
+        self._kernels: dict[str, list[str]] = {}
         self._unwritten = False
         self.last: Report | None = None
 
@@ -96,6 +99,15 @@ class Reporter:
         self.news |= new.env_steps > old.env_steps
         if not new.losses:
             self.progress = dataclasses.replace(new, losses=old.losses, lag_mean=old.lag_mean, lag_max=old.lag_max)
+
+    def add_kernels(self, chosen: KernelsChosen) -> None:
+        """Say with which kernels a kind of worker runs, once."""
+        if self._kernels.get(chosen.worker) == chosen.taken:
+            return
+        self._kernels[chosen.worker] = chosen.taken
+        self.note(f"{chosen.worker}: {'kernels ' + ', '.join(chosen.taken) if chosen.taken else 'no kernels'}")
+        for name, reason in chosen.refused.items():
+            self.note(f"{chosen.worker}: the kernel for {name} is not taken: {reason}")
 
     def report(self, load: dict[str, float]) -> Report:
         """Make a report of all that has come, write it and show it.
@@ -150,7 +162,7 @@ class Reporter:
         except OSError as problem:
             self.note(f"summary not written: {problem}")
         self._display.close()
-        return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path)
+        return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path, self._kernels)
 
     def nothing_to_do(self, snapshot: Snapshot) -> Result:
         """Say that the checkpoint has all the env steps that were asked for."""

@@ -35,6 +35,7 @@ from sfactory.telemetry.control_block import (
     Event,
     Fault,
     Finished,
+    KernelsChosen,
     Progress,
     Saved,
 )
@@ -372,6 +373,8 @@ class _Supervisor:
                     self._survive(event)
                 case Progress():
                     self._reporter.add_progress(event)
+                case KernelsChosen():
+                    self._reporter.add_kernels(event)
                 case Saved(error=str() as error):
                     self._reporter.note(error)
                 case Finished():

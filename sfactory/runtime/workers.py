@@ -43,7 +43,7 @@ from sfactory.runtime.allocator import keep_freed_memory
 from sfactory.runtime.null_learner import Drain
 from sfactory.runtime.processes import RUNNER_SIGNALS, Outbox, kill_tree
 from sfactory.runtime.stacks import keep_stacks
-from sfactory.telemetry.control_block import Board, Event, Fault, Finished, Saved
+from sfactory.telemetry.control_block import Board, Event, Fault, Finished, KernelsChosen, Saved
 
 POLL_S = 0.05
 SETTLING_S = 0.005
@@ -232,7 +232,8 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     ready = [wires.ready[g // config.runtime.groups] for g in range(plan.groups)]
     seed = derived_seed(config.seed, generation) + 1 + index
     autocast = devices.autocast_dtype(config, plan.env, device)
-    return PolicyWorker(
+    worker = PolicyWorker(
+        config,
         model,
         wires.arena,
         wires.weights,
@@ -242,8 +243,10 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
         seed,
         autocast,
         watch,
-        config.runtime.cuda_graphs,
     )
+    if index == 0:  # all choose alike
+        wires.events.put(KernelsChosen("policy", worker.kernels.taken, worker.kernels.refused))
+    return worker
 
 
 def derived_seed(seed: int, generation: int) -> int:
@@ -266,6 +269,7 @@ class Training:
             config, self._model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, device,
             devices.autocast_dtype(config, plan.env, device), self._watch,
         )  # fmt: skip
+        self._emit(KernelsChosen("learner", self.learner.kernels.taken, self.learner.kernels.refused))
         self._wall_before, self._saved_steps = 0.0, 0
         if (snapshot := store.load_again()) is not None:
             self._model.load_state_dict(snapshot.model)

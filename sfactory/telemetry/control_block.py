@@ -166,6 +166,21 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class KernelsChosen:
+    """Which kernels a kind of worker runs with.
+
+    Attributes:
+        worker: The kind of worker, learner or policy.
+        taken: Names of the kernels.
+        refused: Why others that would fit are not taken, by name.
+    """
+
+    worker: str
+    taken: list[str]
+    refused: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Saved:
     """A checkpoint was written, or could not be (``error``)."""
 
@@ -203,4 +218,4 @@ class Fault:
     bad_environment: bool = False
 
 
-Event = Episodes | EnvironmentFaults | Progress | Saved | Finished | Fault
+Event = Episodes | EnvironmentFaults | Progress | KernelsChosen | Saved | Finished | Fault

@@ -260,7 +260,7 @@ cases += [("VizdoomBasic-v1", "auto", "vizdoom"), ("CartPole-v1", "envpool", "en
 for env, backend, extra in cases:
     try:
         envs.probe(EnvRequest(env, {}, backend=backend))
-    except envs.making.ConfigError as error:
+    except envs.factory.ConfigError as error:
         assert f"pip install -e .[{extra}]" in str(error), error
     else:
         raise AssertionError(env)

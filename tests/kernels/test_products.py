@@ -14,8 +14,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from sfactory.kernels.convolution import dots as dots_cpu
-from sfactory.kernels.convolution import tiles as tiles_cpu
+from sfactory.kernels.convolution import dots, tiles
 
 WAYS = [
     pytest.param(
@@ -23,7 +22,7 @@ WAYS = [
         id=way.__name__.split(".")[-1],
         marks=pytest.mark.skipif(not way.at_hand(), reason="this processor cannot do them"),
     )
-    for way in (dots_cpu, tiles_cpu)
+    for way in (dots, tiles)
 ]
 PARTS, LENGTH, STRIDE = 3, 64, 96
 
@@ -115,7 +114,7 @@ def test_products_added_to_a_total(way: ModuleType) -> None:
         assert torch.equal(total, expected)
 
 
-@pytest.mark.parametrize("way", ["dots_cpu", "tiles_cpu"])
+@pytest.mark.parametrize("way", ["dots", "tiles"])
 def test_numba_may_be_told_to_compile_for_another_processor(way: str) -> None:
-    program = f"from sfactory.model import {way}; assert not {way}.at_hand()"
+    program = f"from sfactory.kernels.convolution import {way}; assert not {way}.at_hand()"
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"NUMBA_CPU_NAME": "generic"})

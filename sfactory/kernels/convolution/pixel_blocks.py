@@ -119,8 +119,3 @@ def block_weight(weight: Tensor, hwc: bool) -> Tensor:
     split = weight.view(out, channels, side // BLOCK, BLOCK, side // BLOCK, BLOCK)
     order = (0, 3, 5, 1, 2, 4) if hwc else (0, 1, 3, 5, 2, 4)
     return split.permute(order).reshape(out, channels * BLOCK * BLOCK, side // BLOCK, side // BLOCK)
-
-
-def is_eager_cpu(x: Tensor) -> bool:
-    """Whether compiled kernels can work on a tensor: torch.compile, which makes its own, cannot look into them."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()

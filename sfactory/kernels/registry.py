@@ -1,0 +1,254 @@
+"""The table of kernels: what each stands for, when it fits, and how far it may be from that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sfactory.config import Config
+from sfactory.distributions import ActionDistribution
+from sfactory.kernels.dense_network import DenseNetwork
+from sfactory.kernels.examples import example_batch
+from sfactory.kernels.lowered import lower_weights
+from sfactory.kernels.modules import (
+    BlockPixelConv,
+    FastGRUCore,
+    FastLSTMCore,
+    FastNatureCNN,
+    FastTanh,
+    LoweredDense,
+    exchanged,
+)
+from sfactory.kernels.objective import CompiledObjective
+from sfactory.kernels.sampling import CompiledSampler
+from sfactory.model.cores import GRUCore, LSTMCore
+from sfactory.model.encoders import NatureCNN
+from sfactory.model.layers import Dense, PixelConv
+from sfactory.model.normalizer import CriticUnits, ValueUnit
+from sfactory.model.precision import mixed_precision
+from sfactory.networks import Network, TorchNetwork
+from sfactory.objective import Objective
+from sfactory.sampler import Sampler
+
+_CPU = torch.device("cpu")
+
+
+class Use(NamedTuple):
+    """What a kernel is wanted for.
+
+    Attributes:
+        model: Of the run, on the CPU.
+        config: Of the run.
+        autocast: torch dtype to compute in, or None for float32.
+        training: Gradients are needed; else answers to observations.
+    """
+
+    model: nn.Module
+    config: Config
+    autocast: torch.dtype | None
+    training: bool
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One accelerator.
+
+    Attributes:
+        name: As users read it.
+        plain: The callable that it stands for.
+        fast: What takes its place.
+        fits: Whether it can.
+        differences: Relative differences on a small chunk, of which none may be above the tolerance.
+        tolerance: In float32.
+        low_tolerance: Under autocast, where the plain callable is as far from exact as that itself.
+        gain: What it brought to a whole run, with workload and machine.
+    """
+
+    name: str
+    plain: type
+    fast: type
+    fits: Callable[[Use], bool]
+    differences: Callable[[Use], list[float]]
+    tolerance: float
+    gain: str
+    low_tolerance: float = math.inf
+
+    def disagreement(self, use: Use) -> str | None:
+        """Why it cannot stand for the plain callable, or None if it gives the same numbers."""
+        limit = self.tolerance if use.autocast is None else max(self.tolerance, self.low_tolerance)
+        worst = max(self.differences(use), default=0.0)
+        if worst <= limit:
+            return None
+        return f"its numbers are not those of {self.plain.__module__}.{self.plain.__qualname__} (off by {worst:.1g})"
+
+
+def relative_difference(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference by that of what is expected; infinite where one is not finite and the other is."""
+    found, expected = (
+        torch.nan_to_num(x.detach().double(), nan=1e30, posinf=2e30, neginf=-2e30) for x in (found, expected)
+    )
+    if found.shape != expected.shape:
+        return math.inf
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-12)) if found.numel() else 0.0
+
+
+def _relative_differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+    return [relative_difference(*pair) for pair in zip(found, expected, strict=True)]
+
+
+# Networks
+
+
+def _passes(network: Network, use: Use) -> list[Tensor]:
+    """What a network gives on a small chunk, and the gradient of its parameters."""
+    model, parameters = use.model, list(use.model.parameters())
+    batch = example_batch(model.observation, model.action, model.state_size)
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.zero_()
+    network.refresh()
+    outputs = network.outputs(batch, batch.all_columns)
+    found = [outputs.params.detach().clone(), outputs.value.detach().clone()]
+    generator = torch.Generator().manual_seed(1)
+    of_params, of_value = (torch.randn(x.shape, generator=generator) for x in found)
+    network.backward(outputs, of_params, of_value)
+    found.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
+    for parameter in parameters:
+        parameter.grad.zero_()
+    return found
+
+
+def _answers(model: nn.Module, autocast: torch.dtype | None) -> list[Tensor]:
+    """What a model answers to a few observations."""
+    batch = example_batch(model.observation, model.action, model.state_size)
+    state = batch.rnn_state if model.state_size else None
+    with torch.inference_mode(), mixed_precision("cpu", autocast):
+        params, value, after = model(tuple(leaf[0] for leaf in batch.obs), state)
+    return [params, value] if after is None else [params, value, after]
+
+
+def _dense_differences(use: Use) -> list[float]:
+    network = DenseNetwork(use.model)
+    if use.training:
+        plain = _passes(TorchNetwork(use.model, _CPU, None, compiled=False), use)
+        return _relative_differences(_passes(network, use), plain)
+    batch = example_batch(use.model.observation, use.model.action, 0)
+    found = network(batch.obs[0][0].numpy())
+    return _relative_differences([torch.from_numpy(x) for x in found], _answers(use.model, None))
+
+
+def modules_of(model: nn.Module, kind: type) -> list[nn.Module]:
+    """The modules of exactly a class."""
+    return [module for module in model.modules() if type(module) is kind]
+
+
+def _module_kernel(name: str, plain: type, fast: type, tolerance: float, low_tolerance: float, gain: str) -> Kernel:
+    """A kernel that stands for a class of modules."""
+
+    def differences(use: Use) -> list[float]:
+        modules = modules_of(use.model, plain)
+        if use.training:
+            network = TorchNetwork(use.model, _CPU, use.autocast, compiled=False)
+            expected = _passes(network, use)
+            with exchanged(modules, fast):
+                return _relative_differences(_passes(network, use), expected)
+        expected = _answers(use.model, use.autocast)
+        with exchanged(modules, fast), ExitStack() as stack:
+            lower_weights(use.model, use.autocast)
+            stack.callback(lower_weights, use.model, None)
+            return _relative_differences(_answers(use.model, use.autocast), expected)
+
+    return Kernel(
+        name, plain, fast, lambda use: bool(modules_of(use.model, plain)), differences, tolerance, gain, low_tolerance
+    )
+
+
+# Objective and sampling
+
+
+class _Critic(nn.Module):
+    """As much of a model as the critic's units need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unit = ValueUnit()
+
+
+def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
+    """Estimates, targets, gradients and sums of a small chunk."""
+    model = use.model
+    batch = example_batch(model.observation, model.action, 0, masked=True)
+    units = CriticUnits(_Critic(), use.config.loss.normalize_returns)
+    units.update(torch.linspace(-3, 8, 50), torch.ones(50, dtype=torch.bool))
+    objective, columns = kind(use.config, model.distribution, units), batch.all_columns
+    generator = torch.Generator().manual_seed(2)
+    params = torch.randn(*batch.first.shape, model.distribution.width, generator=generator)
+    value = torch.randn(batch.first.shape, generator=generator)
+    estimates = objective.estimate(objective.evaluate(params, value, batch, columns), batch, columns)
+    targets, _ = objective.targets([estimates])
+    moved = params[:-1] + 0.3 * torch.randn(params[:-1].shape, generator=generator)
+    samples = batch.samples(targets, single=False)
+    evaluation = objective.evaluate(moved, value[:-1], samples, columns)
+    gradients = objective.gradients(evaluation, targets, columns, targets.valid.sum())
+    return [*(x.float() for x in estimates), *gradients]
+
+
+def _objective_differences(use: Use) -> list[float]:
+    return _relative_differences(_terms(CompiledObjective, use), _terms(Objective, use))
+
+
+def _draws(kind: type[Sampler], use: Use) -> list[Tensor]:
+    """Actions for made-up parameters, with and without a mask."""
+    action, distribution = use.model.action, use.model.distribution
+    generator, rows = torch.Generator().manual_seed(3), 32
+    sampler, found = kind(distribution, seed=4), []
+    mask = torch.rand(rows, action.logits, generator=generator) < 0.6
+    for allowed in (None, mask) if action.sizes else (None,):
+        params = torch.randn(rows, distribution.width, generator=generator)
+        out = (
+            torch.zeros(rows, len(action.sizes), dtype=torch.int32),
+            torch.zeros(rows, action.continuous),
+            torch.zeros(rows),
+        )
+        sampler(params.numpy(), None if allowed is None else allowed.numpy(), *(tensor.numpy() for tensor in out))
+        found += out
+    return found
+
+
+def _sampler_differences(use: Use) -> list[float]:
+    return _relative_differences(_draws(CompiledSampler, use), _draws(Sampler, use))
+
+
+def _is_built_in(use: Use) -> bool:
+    return type(use.model.distribution) is ActionDistribution
+
+
+DENSE_NETWORK = Kernel(
+    "dense network", TorchNetwork, DenseNetwork, lambda use: DenseNetwork.fits(use.model, use.autocast),
+    _dense_differences, 1e-4, "Hopper-v5 2.1 times env steps/s (AVX-512, 2 cores)",
+)  # fmt: skip
+OBJECTIVE = Kernel(
+    "objective", Objective, CompiledObjective, _is_built_in, _objective_differences, 1e-4,
+    "Hopper-v5 1.3 times env steps/s (AVX-512, 2 cores)",
+)  # fmt: skip
+SAMPLER = Kernel(
+    "sampling", Sampler, CompiledSampler, _is_built_in, _sampler_differences, 1e-4,
+    "CartPole-v1 1.2 times env steps/s (AVX-512, 2 cores)",
+)  # fmt: skip
+MODULES = (
+    _module_kernel("convolutions", NatureCNN, FastNatureCNN, 1e-3, 0.3, "Pong 1.5 times env steps/s"),
+    _module_kernel("first convolution", PixelConv, BlockPixelConv, 1e-3, 0.3, ""),
+    _module_kernel("LSTM", LSTMCore, FastLSTMCore, 1e-4, 0.3, ""),
+    _module_kernel("GRU", GRUCore, FastGRUCore, 1e-4, 0.3, ""),
+    _module_kernel("linear layers", Dense, LoweredDense, 1e-4, 0.3, ""),
+    _module_kernel("tanh", nn.Tanh, FastTanh, 1e-4, 0.3, ""),
+)
+"""Modules that are exchanged one kind after the other."""
+REGISTRY = (DENSE_NETWORK, OBJECTIVE, SAMPLER, *MODULES)

@@ -1,0 +1,95 @@
+"""Which kernels a worker takes, and why it does not take others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from sfactory.config import Config
+from sfactory.kernels.dense_network import DenseNetwork
+from sfactory.kernels.modules import exchange
+from sfactory.kernels.objective import CompiledObjective
+from sfactory.kernels.registry import DENSE_NETWORK, MODULES, OBJECTIVE, SAMPLER, Kernel, Use, modules_of
+from sfactory.kernels.sampling import CompiledSampler
+from sfactory.model.normalizer import CriticUnits
+from sfactory.networks import Network, TorchNetwork
+from sfactory.objective import Objective
+from sfactory.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernels of a kind of worker.
+
+    Attributes:
+        taken: Names of the kernels that it runs with.
+        refused: Why others that would fit are not taken, by name.
+    """
+
+    taken: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+class Kernels:
+    """Chooses between plain callables and kernels for one worker.
+
+    Args:
+        config: Configuration of the run; ``runtime.kernels`` off: everything is plain.
+        model: The model of the run.
+        device: Where the model computes.
+        autocast: torch dtype to compute in, or None for float32.
+
+    Attributes:
+        choice: What has been taken so far.
+    """
+
+    def __init__(self, config: Config, model: nn.Module, device: torch.device, autocast: torch.dtype | None) -> None:
+        self._config, self._model, self._device, self._autocast = config, model, device, autocast
+        self.choice = Choice()
+
+    def network(self) -> Network:
+        """What the learner runs the model with."""
+        compiled = self._config.optim.compile
+        if self._device.type == "cpu" and not compiled:
+            if self._takes(DENSE_NETWORK, training=True):
+                return DenseNetwork(self._model)
+            self.optimize(training=True)
+        return TorchNetwork(self._model, self._device, self._autocast, compiled)
+
+    def dense_network(self) -> DenseNetwork | None:
+        """What a policy worker runs a small model with, if it fits."""
+        fits = self._device.type == "cpu" and self._takes(DENSE_NETWORK, training=False)
+        return DenseNetwork(self._model) if fits else None
+
+    def optimize(self, training: bool = False) -> None:
+        """Exchange a model's modules for fast ones. The model must be on the CPU."""
+        for kernel in MODULES:
+            if self._takes(kernel, training):
+                exchange(modules_of(self._model, kernel.plain), kernel.fast)
+
+    def objective(self, units: CriticUnits) -> Objective:
+        """Targets and loss of the learner."""
+        fits = self._device.type == "cpu" and self._takes(OBJECTIVE, training=True)
+        return (CompiledObjective if fits else Objective)(self._config, self._model.distribution, units)
+
+    def sampler(self, seed: int) -> Sampler:
+        """What draws a policy worker's actions, on the host whatever the device."""
+        fits = self._takes(SAMPLER, training=False)
+        return (CompiledSampler if fits else Sampler)(self._model.distribution, seed)
+
+    def _takes(self, kernel: Kernel, training: bool) -> bool:
+        """Whether a kernel fits and agrees with what it stands for; keeps account of that."""
+        use = Use(self._model, self._config, self._autocast, training)
+        if not self._config.takes_kernels or not kernel.fits(use):
+            return False
+        try:
+            reason = kernel.disagreement(use)
+        except Exception as error:
+            reason = f"it failed: {type(error).__name__}: {error}"
+        if reason is None:
+            self.choice.taken.append(kernel.name)
+        else:
+            self.choice.refused[kernel.name] = reason
+        return reason is None
