@@ -43,15 +43,17 @@ from sfactory.envs.native.cartpole import CartPole
 from sfactory.envs.native.memory_grid import MemoryGrid
 from sfactory.envs.native.pendulum import Pendulum
 from sfactory.gae import gae, gae_torch
+from sfactory.kernels import lower_weights
 from sfactory.kernels import recurrence as recurrence_cpu
 from sfactory.kernels.convolution.pixel_blocks import BLOCK, pixel_blocks
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.distributions import densities, density_gradients
 from sfactory.kernels.losses import loss_and_gradients
+from sfactory.kernels.registry import exchange_all
 from sfactory.kernels.sampling import sample_rows
 from sfactory.kernels.tanh import tanh_
 from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
-from sfactory.model import NatureCNN, build_model, lower_weights, recurrence
+from sfactory.model import NatureCNN, build_model, recurrence
 from sfactory.model.precision import mixed_precision
 from sfactory.networks import Network, TorchNetwork
 from sfactory.rollout import end_episodes
@@ -518,9 +520,9 @@ def convolutions(device: torch.device) -> Iterator[Case]:
         for rows in (32, 512):
             ours = NatureCNN(leaf)
             theirs = copy.deepcopy(ours).to(device)
-            lower_weights(ours, dtype)  # as a policy worker does before forward passes
+            lower_weights(exchange_all(ours), dtype)  # as a policy worker does before forward passes
             pixels = torch.randint(0, 256, (rows, *leaf.shape), dtype=torch.uint8)
-            calls = ((ours, ours, pixels), (theirs, functools.partial(plain.nature_cnn, theirs), pixels.to(device)))
+            calls = ((ours, ours, pixels), (theirs, theirs, pixels.to(device)))
             for doing, make in (("forward", _features), ("training", _features_and_gradient)):
                 names = ("numba", f"torch {device}")
                 versions = {

@@ -212,7 +212,7 @@ def picture(xp: ModuleType, screens: Array, greys: Array, rows: Array, columns: 
 
 def nature_cnn(encoder: NatureCNN, x: Tensor) -> Tensor:
     """An encoder as torch's own operations, the first convolution over single pixels."""
-    x = x.permute(0, 3, 1, 2) if encoder.convolutions[0].hwc else x
+    x = x.permute(0, 3, 1, 2) if encoder.convolutions[0].leaf.channels_last else x
     for layer in encoder.convolutions:
         weight = layer.weight * layer.scale if isinstance(layer, PixelConv) else layer.weight
         dtype = compute_dtype(layer.weight)

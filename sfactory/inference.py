@@ -11,7 +11,7 @@ from torch import nn
 from sfactory.config import Config
 from sfactory.data.arena import Arena
 from sfactory.data.queues import Queue, unpack_request
-from sfactory.data.weights import WeightBoard
+from sfactory.data.weights import FlatWeights, WeightBoard
 from sfactory.engines.cpu import DirectEngine, Engine, Request, TorchEngine
 from sfactory.engines.graphed import GraphedEngine
 from sfactory.kernels import Kernels
@@ -114,7 +114,8 @@ def _engine_for(
     """The fastest engine for a model on a device."""
     if device.type != "cpu":
         return GraphedEngine(model, arena, groups, device, autocast, watch, graphs)
+    flat = FlatWeights(model)  # before a network takes note of where the weights lie
     if (network := kernels.dense_network()) is not None:
-        return DirectEngine(network, model, arena)
+        return DirectEngine(network, flat, arena)
     kernels.optimize()
     return TorchEngine(model, arena, groups, autocast, watch)

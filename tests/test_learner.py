@@ -36,7 +36,7 @@ def test_two_epochs_with_fixed_targets_are_those_written_out_by_hand(run: Sampli
     """In float64: V-trace once with pi_prox / mu, then twice PPO's clipped loss around pi_prox, and Adam."""
     learner, model = run.learner, copy.deepcopy(run.training._model).double()
     if plain:
-        learner._objective = Objective(learner._config, learner._model.action, learner._units)
+        learner._objective = Objective(learner._config, learner._model.distribution, learner._units)
     batch = learner._assemble(run.sample(learner._per_batch))
     # Another policy sampled.
     batch.log_prob.add_(0.3 * torch.randn(batch.log_prob.shape, generator=torch.Generator().manual_seed(1)))

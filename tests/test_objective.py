@@ -97,7 +97,7 @@ def both(algo: str, loss: LossConfig, action: ActionSpec) -> list[Objective]:
     for kind in (CompiledObjective, Objective):
         units = CriticUnits(Critic(), loss.normalize_returns)
         units.update(torch.linspace(-3, 8, 50), torch.ones(50, dtype=torch.bool))
-        found.append(kind(Config(env="x", algo=algo, loss=loss), action, units))
+        found.append(kind(Config(env="x", algo=algo, loss=loss), ActionDistribution(action), units))
     return found
 
 

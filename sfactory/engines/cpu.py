@@ -53,11 +53,12 @@ class DirectEngine:
     """Answers each request by itself, from where its observation lies.
 
     Args:
-        network: What answers, with the weights of `model`.
+        network: Answers with the weights in `flat`.
+        flat: The model's weights.
     """
 
-    def __init__(self, network: DirectNetwork, model: nn.Module, arena: Arena) -> None:
-        self._network, self._flat, self._obs = network, FlatWeights(model), arena.obs[0]
+    def __init__(self, network: DirectNetwork, flat: FlatWeights, arena: Arena) -> None:
+        self._network, self._flat, self._obs = network, flat, arena.obs[0]
 
     def refresh(self, weights: WeightBoard) -> int:
         version = weights.read(self._flat.vector)

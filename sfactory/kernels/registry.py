@@ -23,6 +23,7 @@ from sfactory.kernels.modules import (
     FastNatureCNN,
     FastTanh,
     LoweredDense,
+    exchange,
     exchanged,
 )
 from sfactory.kernels.objective import CompiledObjective
@@ -252,3 +253,10 @@ MODULES = (
 )
 """Modules that are exchanged one kind after the other."""
 REGISTRY = (DENSE_NETWORK, OBJECTIVE, SAMPLER, *MODULES)
+
+
+def exchange_all(module: nn.Module) -> nn.Module:
+    """The module with all parts exchanged for fast ones, unchecked: for tests and measurements."""
+    for kernel in MODULES:
+        exchange(modules_of(module, kernel.plain), kernel.fast)
+    return module

@@ -59,7 +59,7 @@ class Kernels:
         return TorchNetwork(self._model, self._device, self._autocast, compiled)
 
     def dense_network(self) -> DenseNetwork | None:
-        """What a policy worker runs a small model with, if it fits."""
+        """What a policy worker runs a small model with, if it fits; the weights have to stay where they lie."""
         fits = self._device.type == "cpu" and self._takes(DENSE_NETWORK, training=False)
         return DenseNetwork(self._model) if fits else None
 

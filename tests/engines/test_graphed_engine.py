@@ -185,7 +185,7 @@ def test_sampling_is_the_same_and_importance_weights_are_one(
         monkeypatch.setattr(
             inference,
             "_engine_for",
-            lambda model, arena, groups, device, *rest: GraphedEngine(model, arena, groups, device, *rest),
+            lambda model, kernels, arena, groups, device, *rest: GraphedEngine(model, arena, groups, device, *rest),
         )
     for f in dataclasses.fields(Batch):
         plain, graphed = (getattr(segments[name], f.name) for name in ("plain", "graphed"))

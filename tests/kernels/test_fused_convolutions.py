@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor
 
+from sfactory.kernels import lower_weights
+from sfactory.kernels.convolution import layers as convolution_layers
 from sfactory.kernels.convolution.fused import FusedConvolutions, FusedPlan, FusedWeights, _pack, fused_plan
 from sfactory.kernels.convolution.onednn import Convolution
 from sfactory.kernels.convolution.passes import products
 from sfactory.kernels.convolution.pixel_blocks import pixel_blocks
-from sfactory.model import NatureCNN, lower_weights
-from sfactory.model.layers import PixelConv
+from sfactory.kernels.registry import exchange_all
+from sfactory.model import NatureCNN
 from sfactory.model.precision import mixed_precision
 from sfactory.spaces import ObservationSpec
 
@@ -154,8 +156,8 @@ def test_only_bfloat16_from_float32_and_only_without_padding() -> None:
 @pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (3, 64, 64)])
 def test_an_encoder_takes_them(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     (leaf,) = ObservationSpec.from_space(spaces.Box(0, 255, shape, np.uint8)).leaves
-    encoder, x = NatureCNN(leaf, 64), torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
-    monkeypatch.setattr(PixelConv, "pixels", None)  # the way of all others
+    encoder, x = exchange_all(NatureCNN(leaf, 64)), torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
+    monkeypatch.setattr(convolution_layers, "pixels", None)  # the way of all others
     with mixed_precision("cpu", torch.bfloat16):
         trained = encoder(x)
         with torch.no_grad():

@@ -22,7 +22,6 @@ from sfactory.model import (
     RunningMeanStd,
     build_model,
     describe,
-    lower_weights,
 )
 from sfactory.model.recurrence import GRUScan, LSTMScan
 from sfactory.spaces import ActionSpec, Leaf, ObservationSpec
@@ -172,31 +171,6 @@ def test_backward_in_several_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(split, whole)
 
 
-@pytest.mark.parametrize("core", [LSTMCore, GRUCore])
-@pytest.mark.parametrize(("steps", "rows", "size"), [(STEPS, ROWS, 5), (1, 3, 40), (9, 1, 33)])
-def test_compiled_scans_and_steps_are_the_plain_ones(
-    core: type[Core], steps: int, rows: int, size: int, monkeypatch
-) -> None:
-    torch.manual_seed(0)
-    core = core(4, size, 2)
-    x, first = torch.randn(steps, rows, 4, requires_grad=True), torch.rand(steps, rows) < 0.3
-    state, grad = torch.randn(rows, core.state_size, requires_grad=True), torch.randn(steps, rows, size)
-
-    def everything() -> tuple[Tensor, ...]:
-        out = core.unroll(x, first, state)
-        gradients = torch.autograd.grad(out, [x, state, *core.parameters()], grad)
-        with torch.no_grad():
-            return out, *gradients, *core(x[0], state)
-
-    compiled = everything()
-    assert "Compiled" in core.unroll(x, first, state).grad_fn.name()
-    monkeypatch.setattr("sfactory.kernels.recurrence.fits", lambda x: False)
-    plain = everything()
-    assert "Compiled" not in core.unroll(x, first, state).grad_fn.name()
-    for one, other in zip(compiled, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", ["image_chw", "image_hwc", "grid", "vector", "dict"])
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_bfloat16_stays_close_and_gives_float32(kind: str, core: str) -> None:
@@ -212,37 +186,6 @@ def test_bfloat16_stays_close_and_gives_float32(kind: str, core: str) -> None:
     assert one[2] is None or one[2].dtype == torch.float32
     torch.testing.assert_close((params, values), exact, rtol=0.05, atol=0.05)
     assert not torch.equal(values, exact[1])
-
-
-@pytest.mark.parametrize("kind", ["image_chw", "image_hwc"])
-@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
-def test_lowered_weights_change_nothing_until_the_weights_do(core: str, kind: str) -> None:
-    model = _model(OBSERVATIONS[kind], core=core, core_layers=2)
-    obs, state = (
-        _observations(model.observation, ROWS),
-        torch.randn(ROWS, model.state_size) if model.state_size else None,
-    )
-    encoder = model.actor.encoders[0]
-    weights = [layer.weight for layer in (*encoder.convolutions, encoder.linear)]
-    if core != "none":
-        weights += [model.actor.core.weight_ih_l0, model.actor.core.bias_ih_l1]
-
-    def values() -> Tensor:
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            return model(obs, state)[1]
-
-    given = values()
-    lower_weights(model, torch.bfloat16)
-    assert torch.equal(values(), given)
-    for weight in weights:
-        before = values()
-        with torch.no_grad():
-            weight.mul_(1.25)
-        assert torch.equal(values(), before)
-        lower_weights(model, torch.bfloat16)
-        assert not torch.equal(values(), before)
-    lower_weights(model, None)
-    assert not torch.equal(values(), given)
 
 
 @pytest.mark.parametrize("kind", ["image_chw", "image_hwc"])

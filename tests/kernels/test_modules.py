@@ -1,0 +1,83 @@
+"""Fast modules give what the plain ones give, step by step and over segments, with weights of autocast's dtype kept."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from sfactory.config import ModelConfig
+from sfactory.kernels import lower_weights
+from sfactory.kernels.registry import exchange_all
+from sfactory.model import Core, GRUCore, LSTMCore, build_model
+from sfactory.spaces import ActionSpec, ObservationSpec
+
+ACTION = ActionSpec.from_space(spaces.Discrete(3))
+IMAGES = {"image_chw": (4, 40, 44), "image_hwc": (36, 40, 3)}
+
+
+@pytest.mark.parametrize("core", [LSTMCore, GRUCore])
+@pytest.mark.parametrize(("steps", "rows", "size"), [(6, 3, 5), (1, 3, 40), (9, 1, 33)])
+def test_compiled_scans_and_steps_are_the_plain_ones(core: type[Core], steps: int, rows: int, size: int) -> None:
+    torch.manual_seed(0)
+    plain = core(4, size, 2)
+    fast = exchange_all(copy.deepcopy(plain))
+    x, first = torch.randn(steps, rows, 4, requires_grad=True), torch.rand(steps, rows) < 0.3
+    state, grad = torch.randn(rows, plain.state_size, requires_grad=True), torch.randn(steps, rows, size)
+
+    def everything(core: Core) -> tuple[Tensor, ...]:
+        out = core.unroll(x, first, state)
+        gradients = torch.autograd.grad(out, [x, state, *core.parameters()], grad)
+        with torch.no_grad():
+            return out, *gradients, *core(x[0], state)
+
+    assert "Compiled" in fast.unroll(x, first, state).grad_fn.name()
+    assert "Compiled" not in plain.unroll(x, first, state).grad_fn.name()
+    for one, other in zip(everything(fast), everything(plain), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)
+@pytest.mark.parametrize("core", ["none", "lstm", "gru"])
+def test_lowered_weights_change_nothing_until_the_weights_do(core: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    observation = ObservationSpec.from_space(spaces.Box(0, 255, shape, np.uint8))
+    model = exchange_all(
+        build_model(observation, ACTION, ModelConfig(features=16, core=core, core_size=8, core_layers=2))
+    )
+    obs = (torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, *shape), np.uint8)),)
+    state = torch.randn(3, model.state_size) if model.state_size else None
+    encoder = model.actor.encoders[0]
+    weights = [layer.weight for layer in (*encoder.convolutions, encoder.linear)]
+    if core != "none":
+        weights += [model.actor.core.weight_ih_l0, model.actor.core.bias_ih_l1]
+
+    def values() -> Tensor:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            return model(obs, state)[1]
+
+    given = values()
+    lower_weights(model, torch.bfloat16)
+    assert torch.equal(values(), given)
+    for weight in weights:
+        before = values()
+        with torch.no_grad():
+            weight.mul_(1.25)
+        assert torch.equal(values(), before)
+        lower_weights(model, torch.bfloat16)
+        assert not torch.equal(values(), before)
+    lower_weights(model, None)
+    assert not torch.equal(values(), given)
+
+
+def test_an_exchanged_module_keeps_its_parameters_and_their_names() -> None:
+    observation = ObservationSpec.from_space(spaces.Box(0, 255, (4, 40, 44), np.uint8))
+    model = build_model(observation, ACTION, ModelConfig(core="gru"))
+    names, tensors = zip(*model.state_dict().items(), strict=True)
+    after = exchange_all(model).state_dict()
+    assert tuple(after) == names
+    assert all(a.data_ptr() == b.data_ptr() for a, b in zip(after.values(), tensors, strict=True))

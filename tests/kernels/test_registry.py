@@ -1,0 +1,166 @@
+"""Every kernel agrees with what it stands for, and none is taken where it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from sfactory import distributions, losses, vtrace
+from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
+from sfactory.data.weights import FlatWeights
+from sfactory.kernels import REGISTRY, Kernel, Kernels
+from sfactory.kernels.registry import Use
+from sfactory.model import build_model, encoders
+from sfactory.model.normalizer import CriticUnits
+from sfactory.networks import TorchNetwork
+from sfactory.objective import Objective
+from sfactory.sampler import Sampler
+from sfactory.spaces import ActionSpec, ObservationSpec
+
+CPU = torch.device("cpu")
+VECTOR, IMAGE = spaces.Box(-1, 1, (5,)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
+MIXED = spaces.Tuple((spaces.Discrete(4), spaces.Box(-1, 1, (2,)), spaces.Discrete(3)))
+MODELS: dict[str, tuple[spaces.Space, dict[str, Any]]] = {
+    "vector": (VECTOR, {}),
+    "own critic": (VECTOR, {"shared_critic": False, "normalize_obs": True}),
+    "dict": (spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)}), {}),
+    "lstm": (VECTOR, {"core": "lstm", "core_size": 16}),
+    "gru": (VECTOR, {"core": "gru", "core_size": 16}),
+    "image": (IMAGE, {"features": 64}),
+    "resnet": (IMAGE, {"features": 64, "encoder": "impala_resnet"}),
+}
+
+
+def model_of(name: str, action: spaces.Space = MIXED) -> nn.Module:
+    observation, config = MODELS[name]
+    torch.manual_seed(0)
+    return build_model(ObservationSpec.from_space(observation), ActionSpec.from_space(action), ModelConfig(**config))
+
+
+def chosen(model: nn.Module, config: Config, autocast: torch.dtype | None = None) -> Kernels:
+    """All that a learner and a policy worker choose."""
+    FlatWeights(model, gradients=True)
+    kernels = Kernels(config, model, CPU, autocast)
+    kernels.network()
+    kernels.objective(CriticUnits(model, normalize=False))
+    kernels.sampler(0)
+    return kernels
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "answers"])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kernel", REGISTRY, ids=[kernel.name for kernel in REGISTRY])
+def test_a_kernel_agrees_with_what_it_stands_for(kernel: Kernel, autocast: torch.dtype | None, training: bool) -> None:
+    fitting = 0
+    for name in MODELS:
+        use = Use(model_of(name), Config(env="x"), autocast, training)
+        if kernel.fits(use):
+            fitting += 1
+            assert kernel.disagreement(use) is None, name
+    assert fitting or (autocast and kernel.name == "dense network")
+
+
+@pytest.mark.parametrize("algo", ["appo", "impala", "ppo"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossConfig(),
+        LossConfig(exploration="kl", entropy_coef=0.3, normalize_advantage=False, value_clip=0.1),
+        LossConfig(reward_scale=0.5, reward_clip=0.4, lam=0.8, normalize_returns=True, rho_bar=1.3, c_bar=0.7),
+    ],
+)
+def test_a_whole_run_s_choice_is_taken_with_any_loss(algo: str, loss: LossConfig) -> None:
+    choice = chosen(model_of("vector"), Config(env="x", algo=algo, loss=loss)).choice
+    assert choice.taken == ["dense network", "objective", "sampling"]
+    assert not choice.refused
+
+
+def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    off = Config(env="x", runtime=RuntimeConfig(kernels="off"))
+    assert chosen(model_of("vector"), off).choice.taken == []
+    monkeypatch.setenv("SFACTORY_KERNELS", "off")
+    kernels = chosen(model_of("image"), Config(env="x"))
+    assert kernels.choice.taken == []
+    assert type(kernels.network()) is TorchNetwork
+    assert type(kernels.objective(CriticUnits(model_of("vector"), False))) is Objective
+    assert type(kernels.sampler(0)) is Sampler
+
+
+def test_a_model_for_torch_compile_stays_as_it_is() -> None:
+    model = model_of("image")
+    chosen(model, Config(env="x", optim=OptimConfig(compile=True)))
+    assert type(model.actor.encoders[0]) is encoders.NatureCNN
+
+
+EDITS = {
+    "policy_loss_ppo": (losses, "policy_loss_ppo", lambda log_ratio, advantages, clip: advantages * 0, "objective"),
+    "value_loss": (losses, "value_loss", lambda error, change=None, clip=0.0: error.abs(), "objective"),
+    "temporal_difference": (vtrace, "temporal_difference", lambda r, v, *_: r - v, "objective"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edited_code_is_what_runs(edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, edited, kernel = EDITS[edit]
+    monkeypatch.setattr(module, name, edited)
+    choice = chosen(model_of("vector"), Config(env="x")).choice
+    assert kernel not in choice.taken
+    assert "its numbers are not those of sfactory" in choice.refused[kernel]
+
+
+def test_an_edited_distribution_is_what_acts_and_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = distributions.ActionDistribution.sample
+
+    def cold(self, params, mask=None, generator=None):
+        return sample(self, params * 2, mask, generator)
+
+    monkeypatch.setattr(distributions.ActionDistribution, "sample", cold)
+    assert chosen(model_of("vector"), Config(env="x")).choice.refused.keys() == {"sampling"}
+    monkeypatch.undo()
+
+    class Own(distributions.ActionDistribution):
+        pass
+
+    model = model_of("vector")
+    model.distribution = Own(model.action)
+    assert chosen(model, Config(env="x")).choice.taken == ["dense network"]
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "kernel"),
+    [("vector", "forward", "dense network"), ("image", "forward", "convolutions"), ("lstm", "_step", "LSTM")],
+)
+def test_an_edited_module_is_what_runs(name: str, method: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(name)
+    kind = type(model.actor.core or model.actor.encoders[0])
+    unedited = getattr(kind, method)
+    monkeypatch.setattr(kind, method, lambda self, *inputs: unedited(self, *inputs) * 1.1)
+    kernels = Kernels(Config(env="x"), model, CPU, None)
+    assert kernels.dense_network() is None
+    kernels.optimize()
+    assert kernel in kernels.choice.refused
+    assert type(model.actor.core or model.actor.encoders[0]) is kind
+
+
+def test_a_kernel_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(use: Use) -> list[float]:
+        raise SystemError("cannot be compiled here")
+
+    kernels = Kernels(Config(env="x"), model_of("vector"), CPU, None)
+    kernel = dataclasses.replace(REGISTRY[0], differences=broken)
+    assert not kernels._takes(kernel, training=True)
+    assert kernels.choice.refused == {"dense network": "it failed: SystemError: cannot be compiled here"}
+
+
+def test_checking_leaves_no_trace_in_the_model() -> None:
+    model = model_of("own critic")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    chosen(model, Config(env="x"))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(not parameter.grad.any() for parameter in model.parameters())
