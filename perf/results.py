@@ -75,6 +75,13 @@ and have no GPU: single figures vary by a fifth, so ratios count, not digits. Ma
 EPYC whose vectors multiply bfloat16; *Intel AMX*, a Xeon with matrix units for bfloat16; 2 cores and 24 GiB each.
 Python 3.11, torch 2.13 for the CPU, NumPy 2.4.
 """
+THROUGHPUT = """\
+## Throughput
+
+Beside peers: sfactory in the rounds of Sample Factory. A peer's cell: its speed, and how many times as fast sfactory
+was in the same round. CartPole is Gymnasium's vector environment for sfactory and PufferLib, single environments for
+the others.
+"""
 METHODS = (
     (
         "throughput", "env steps trained on by seconds, from when twice the content of all slots has been trained on",
@@ -285,12 +292,7 @@ def report(load: Callable[[str], Sequence[Row]] = read) -> str:
     """All of RESULTS.md."""
     runs, peers, score, learned, spent = map(load, ("throughput", "peers", "time_to_score", "learning", "costs"))
     lines = [*METHOD.splitlines(), "", *table(("figure", "how it is measured", "command", "data"), METHODS)]
-    lines += ["", "## Throughput", ""]
-    lines += ["Beside peers: sfactory in the rounds of Sample Factory. A peer's cell: its speed, and how many times as"]
-    lines += [
-        "fast sfactory was in the same round. CartPole is Gymnasium's vector environment for sfactory and PufferLib,"
-    ]
-    lines += ["single environments for the others."]
+    lines += ["", *THROUGHPUT.splitlines()]
     for machine in sorted({row["machine"] for row in runs}):
         lines += ["", f"**{machine}**", "", *throughput(machine, runs, peers)]
     lines += ["", "## Time to score", "", *scores(score), "", "## Learning", "", *learning(learned)]
