@@ -103,7 +103,7 @@ METHODS = (
         "learning", "presets, seeds that tuned nothing, mean of 20 evaluation episodes", "`python -m perf.learning`",
         "learning.csv, learning/, lag/",
     ),
-    ("small tasks", "defaults alone", "`pytest -m long tests/test_small_tasks.py`", "learning.csv"),
+    ("small tasks", "defaults alone", "`python -m pytest tests/test_small_tasks.py` (seed 11)", "learning.csv"),
     ("core time in a run", "by kind of worker", "`python -m sfactory.profile`", "costs.csv"),
     ("one change", "two checkouts or settings by turns", "`perf.fps.measure(flags, seconds)`", "changes.csv"),
     (
@@ -277,8 +277,8 @@ def costs(workload: str, rows: Sequence[Row]) -> list[str]:
         found = {row["where"]: row for row in here if row["part"] == part}
         notes = dict.fromkeys(note for row in found.values() for note in row["note"].split("; "))
         lines.append([part, *(span(found.get(where)) for where in WHERE), "; ".join(filter(None, notes))])
-    title = ", ".join(filter(None, [f"**{workload}**", here[0]["machine"], "core microseconds of an env step:"]))
-    return [title, "", *table(("part", "in a run", "alone", "at least", "note"), lines)]
+    title = ", ".join(filter(None, [workload, here[0]["machine"]]))
+    return table((title, "in a run", "alone", "at least", "note"), lines)
 
 
 def span(row: Row | None) -> str:
@@ -296,7 +296,7 @@ def report(load: Callable[[str], Sequence[Row]] = read) -> str:
     for machine in sorted({row["machine"] for row in runs}):
         lines += ["", f"**{machine}**", "", *throughput(machine, runs, peers)]
     lines += ["", "## Time to score", "", *scores(score), "", "## Learning", "", *learning(learned)]
-    lines += ["", "## Where the core time of an env step goes"]
+    lines += ["", "## Where the core time of an env step goes, in microseconds"]
     for workload in COSTS:
         lines += ["", *costs(workload, spent)]
     return "\n".join(lines) + "\n"
