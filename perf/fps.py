@@ -1,11 +1,12 @@
 """Throughput of full training runs, learning included, and the share of this machine's ceiling that they reach.
 
-    python perf/fps.py [--only NAME ...] [--seconds 20] [--repeats 3] [--ceiling-seconds 6] [--json FILE]
+    python -m perf.fps [--only NAME ...] [--seconds 20] [--repeats 3] [--ceiling-seconds 6] [--json FILE] [--record]
 
 A workload trains for a number of seconds once it has settled: at first a run trains faster than it samples, on what was
 sampled before its first update. Its figure is the env steps trained on by the time they took. The ceiling
 (sfactory/profiling/ceiling.py) is measured before the first run and after each, so that whatever else the machine does
-slows both. Medians and ranges are shown; the fraction is the one median by the other.
+slows both. Medians and ranges are shown; the fraction is the one median by the other. With `--record` the runs are
+appended to perf/data/throughput.csv.
 """
 
 from __future__ import annotations
@@ -98,6 +99,16 @@ class Result:
         }
         return asdict(self) | medians | {"limits": self.limits}
 
+    def records(self) -> list[dict[str, object]]:
+        """A row for each run, its ceiling the mean of those before and after it."""
+        rows = []
+        for speed, limits in zip(self.speeds, pairwise(self.limits), strict=True):
+            ceiling = statistics.mean(limits)
+            row = {"workload": self.workload, "trainer": "sfactory", "runs": 1, "env_steps_per_s": f"{speed:.0f}"}
+            row |= {"ceiling": f"{ceiling:.0f}", "fraction_of_ceiling": f"{speed / ceiling:.3f}", "note": self.flags}
+            rows.append(row)
+        return rows
+
 
 def measure(flags: str, seconds: float) -> float:
     """Env steps per second, learning included, of one run that goes on for so many seconds once it has settled."""
@@ -182,12 +193,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ceiling-seconds", type=float, default=6)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--record", action="store_true", help="append the runs to perf/data/throughput.csv")
     args = parser.parse_args()
-    results = [
-        run(name, args.seconds, args.repeats, args.ceiling_seconds)
-        for name in WORKLOADS
-        if not args.only or name in args.only
-    ]
+    if args.record:
+        from perf.results import record  # as a module only; at once, so that no measurement is lost
+    results = []
+    for name in WORKLOADS:
+        if args.only and name not in args.only:
+            continue
+        results.append(run(name, args.seconds, args.repeats, args.ceiling_seconds))
+        if args.record:
+            record("throughput", results[-1].records(), "perf.fps")
     show(Console(width=None if sys.stdout.isatty() else 120), results)
     if args.json:
         args.json.write_text(json.dumps([result.values() for result in results], indent=2))

@@ -1,12 +1,12 @@
 """Learning references: trains with the presets alone and holds evaluation returns against what is expected of them.
 
-    python perf/learning.py [--only NAME ...] [--seeds 11 12 13] [--sync] [--runs FOLDER] [--curves FOLDER] [--json
-    FILE]
+    python -m perf.learning [--only NAME ...] [--seeds 11 12 13] [--sync] [--runs FOLDER] [--curves FOLDER] [--json
+    FILE] [--record]
 
 Each row is one environment, trained asynchronously for a stated number of env steps with each seed, then evaluated for
 20 episodes with another seed, deterministically. With `--sync` sampling and learning alternate. With `--runs` a command
 that was interrupted goes on where it was; with `--curves` the training returns over env steps and seconds are kept as
-CSV.
+CSV; with `--record` each seed is appended to perf/data/learning.csv.
 """
 
 from __future__ import annotations
@@ -105,6 +105,19 @@ def measure(reference: Reference, seed: int, folder: Path, sync: bool, curves: P
     return mean, seconds
 
 
+def records(
+    reference: Reference, seeds: Sequence[int], sync: bool, results: Sequence[tuple[float, float]]
+) -> list[dict[str, object]]:
+    """A row of perf/data/learning.csv for each seed."""
+    flags = " ".join((*reference.flags, *(["--sync"] if sync else [])))
+    asked = {"env": reference.env, "flags": flags, "trainer": "sfactory", "env_steps": reference.steps}
+    asked |= {"measure": "evaluation", "expected": f"{reference.expected:g}"}
+    return [
+        asked | {"seed": seed, "score": f"{score:.2f}", "seconds": f"{seconds:.0f}"}
+        for seed, (score, seconds) in zip(seeds, results, strict=True)
+    ]
+
+
 def keep_curve(metrics: Path, curve: Path) -> None:
     """The columns of a metrics.csv that tell what was learned when, and how far the policy was behind."""
     columns = ("env_steps", "wall_s", "episode_return_mean", "policy_lag_mean", "behaviour_kl", "kl", "clip_fraction")
@@ -124,7 +137,10 @@ def main() -> int:
     parser.add_argument("--sync", action="store_true")
     parser.add_argument("--curves", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--record", action="store_true", help="append the scores to perf/data/learning.csv")
     args = parser.parse_args()
+    if args.record:
+        from perf.results import record  # as a module only; at once, so that no measurement is lost
     table = Table("environment", "env steps", "expected", *(f"seed {s}" for s in args.seeds), "seconds")
     rows, missed = [], False
     with nullcontext(args.runs) if args.runs else tempfile.TemporaryDirectory() as folder:
@@ -132,6 +148,8 @@ def main() -> int:
             if args.only and reference.name not in args.only:
                 continue
             results = [measure(reference, seed, Path(folder), args.sync, args.curves) for seed in args.seeds]
+            if args.record:
+                record("learning", records(reference, args.seeds, args.sync, results), "perf.learning")
             returns, seconds = zip(*results, strict=True)
             missed |= reference.missed(returns)
             rows.append(

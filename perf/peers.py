@@ -1,9 +1,9 @@
 """sfactory side by side with other trainers, each in a virtual environment of its own.
 
     python -m perf.peers --build                                   # once; about 1 GB a peer
-    python -m perf.peers [--only NAME ...] [--rounds 3] [--json FILE]
+    python -m perf.peers [--only NAME ...] [--rounds 3] [--json FILE] [--record]
     python -m perf.peers --search --only pong                      # tries the candidate settings of the peers
-    python -m perf.peers --to-score [--only cartpole] [--json FILE]
+    python -m perf.peers --to-score [--only cartpole] [--json FILE] [--record]
 
 Throughput: every trainer learns the same model with the same rollout length and epochs from the same environment on the
 CPU. A round runs each once, in turn (A B C A B C); medians and ranges are over the rounds, ratios are of medians. Env
@@ -17,6 +17,8 @@ has float32 and the usual batch of 1024 samples, and is to be held against the p
 
 Time to score: the wall clock from the command to an evaluation (or the mean of the last 20 training episodes) of at
 least a target.
+
+With `--record` each round is appended to perf/data/peers.csv or time_to_score.csv.
 """
 
 from __future__ import annotations
@@ -44,9 +46,12 @@ from rich.table import Table
 
 from perf.fps import settled_after
 from perf.peer_settings import PEERS, SCORES, WORKLOADS, Score, Setting
+from perf.results import record
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
+NAMES = {"sample-factory": "Sample Factory", "stable-baselines3": "SB3", "pufferlib": "PufferLib", "rllib": "RLlib"}
+"""Of trainers in perf/data, where they differ from those of the command line."""
 START_LIMIT_S = 60.0
 """Longest time from a command to its first report (sfactory: until it has settled), and from the end of its window to
 its exit."""
@@ -285,6 +290,25 @@ def score_round(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
+def records(measurements: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+    """One round's rows of perf/data/peers.csv or time_to_score.csv; those that gave no figure are left out."""
+    speeds = {m["trainer"]: m.get("fps") for m in measurements}
+    rows = []
+    for m in measurements:
+        trainer, _, kind = m["trainer"].partition(", ")
+        version = PEERS[trainer][0].partition("==")[2] if trainer in PEERS else ""
+        row = {"workload": m["workload"], "trainer": NAMES.get(trainer, trainer), "version": version, "round": number}
+        if "target" in m:
+            missed, seconds = m["score"] is None, m["seconds"]
+            row |= {"target": m["target"], "score": m["score"], "note": f"not in {seconds:.0f} s" if missed else ""}
+            rows.append(row | {"seconds": "" if missed else f"{seconds:.1f}"})
+        elif m["fps"]:
+            own = speeds["sfactory, same" if kind == "usual" else "sfactory, throughput"]
+            ratio = f"{own / m['fps']:.3g}" if trainer in PEERS and own else ""
+            rows.append(row | {"setting": kind or "best", "env_steps_per_s": f"{m['fps']:.0f}", "ratio": ratio})
+    return rows
+
+
 def _chosen(peers: Iterable[str], args: argparse.Namespace) -> list[str]:
     return [peer for peer in peers if not args.peers or peer in args.peers]
 
@@ -328,6 +352,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a window")
     parser.add_argument("--venvs", type=Path, default=Path.home() / ".cache" / "sfactory-peers")
     parser.add_argument("--json", type=Path, help="keeps the measurements; those that it holds count too")
+    parser.add_argument("--record", action="store_true", help="append the rounds to perf/data")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--build", action="store_true", help="make the virtual environments")
     kind.add_argument("--search", action="store_true", help="try the candidate settings of the peers")
@@ -346,9 +371,12 @@ def main() -> None:
         return
     one_round, table = (score_round, score_table) if args.to_score else (throughput_round, throughput_table)
     measurements = json.loads(args.json.read_text()) if args.json and args.json.exists() else []
-    for _ in range(args.rounds):
+    for number in range(1, args.rounds + 1):
         for name in names:
-            measurements += one_round(name, args)
+            measured = one_round(name, args)
+            measurements += measured
+            if args.record:
+                record("time_to_score" if args.to_score else "peers", records(measured, number), "perf.peers")
             if args.json:
                 args.json.write_text(json.dumps(measurements, indent=2))
     Console(width=160).print(table(measurements))

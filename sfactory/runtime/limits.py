@@ -36,7 +36,7 @@ SERVER_MIB = 215 if torch.version.cuda is None else 475
 larger."""
 LEARNER_MIB, POLICY_MIB, ROLLOUT_MIB = 70, 15, 12
 """Private memory of each kind of worker besides trajectories, weights and environments, as measured
-(perf/RESULTS.md)."""
+(docs/decisions/022-faults-and-memory.md)."""
 OWN_DESCRIPTORS, DESCRIPTORS_PER_PROCESS = 24, 4
 """What the runner opens for a run (shared blocks, reports, the server), and for each process of it: its pipe, its
 sentinel, and two while it starts."""

@@ -1,7 +1,7 @@
 """Operations of oneDNN, the CPU's library of products and convolutions, that torch keeps for its own compiler.
 
 They apply ReLU in the same pass, and take weights that already lie in oneDNN's order. Otherwise oneDNN brings them into
-it at every call, which takes a NatureCNN 0.2 to 0.6 ms (perf/RESULTS.md).
+it at every call, which takes a NatureCNN 0.2 to 0.6 ms (docs/decisions/008-convolutions-by-onednn.md).
 """
 
 from __future__ import annotations

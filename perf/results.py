@@ -1,0 +1,321 @@
+"""perf/RESULTS.md, made of the raw runs in perf/data/*.csv.
+
+    python -m perf.results            # writes perf/RESULTS.md
+    python -m perf.results --check    # exit status 1 if it is not what the data make
+
+`perf.fps`, `perf.peers` and `perf.learning` append their runs to the tables with `--record`, through :func:`record`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+DATA, RESULTS = FOLDER / "data", FOLDER / "RESULTS.md"
+ORIGIN = ("commit", "date", "machine")
+"""Of every row: the commit that was measured, or that reported the figure; its day; the class of the machine."""
+TABLES: dict[str, tuple[str, ...]] = {
+    "throughput": (
+        *ORIGIN, "session", "command", "workload", "trainer", "runs", "env_steps_per_s", "ceiling",
+        "fraction_of_ceiling", "note",
+    ),
+    "peers": (
+        *ORIGIN, "session", "command", "workload", "trainer", "version", "setting", "round", "env_steps_per_s", "ratio",
+        "note",
+    ),
+    "time_to_score": (
+        *ORIGIN, "session", "command", "workload", "trainer", "version", "round", "target", "score", "seconds", "note",
+    ),
+    "learning": (
+        *ORIGIN, "session", "command", "env", "flags", "trainer", "seed", "env_steps", "measure", "expected", "score",
+        "seconds", "note",
+    ),
+    "changes": (*ORIGIN, "change", "workload", "quantity", "unit", "variant", "value", "note"),
+    "costs": (*ORIGIN, "session", "command", "workload", "part", "where", "low", "high", "note"),
+    "kernels": (*ORIGIN, "command", "kernel", "size", "implementation", "value", "unit", "note"),
+    "queues": (*ORIGIN, "command", "queue", "quantity", "unit", "value", "note"),
+    "memory": (*ORIGIN, "session", "command", "env", "size", "quantity", "unit", "value", "note"),
+}  # fmt: skip
+"""Columns of each table. A session is what was measured together; sessions follow each other in the order of time. A
+row is one run, or the median of as many as `runs` says. A ratio is sfactory's speed by the trainer's in one round. What
+was not told is empty."""
+PEERS = ("Sample Factory", "SB3", "torchrl", "PufferLib", "RLlib")
+WORKLOADS = (
+    "cartpole", "cartpole-lstm", "cartpole-gru", "cartpole-singles", "cartpole-native", "pong", "pong-lstm", "pong-gru",
+    "halfcheetah", "halfcheetah-envpool", "vizdoom-basic",
+)  # fmt: skip
+"""Those of perf/fps.py in its order, which is that of the tables."""
+COSTS = ("cartpole", "pong", "halfcheetah", "vizdoom-basic")
+"""Workloads whose core time is shown."""
+WHERE = ("run", "ceiling", "bound")
+"""Whose core time it is: of a whole run, of the part alone, or of what the part cannot do without."""
+STARTED = datetime.datetime.now(datetime.UTC)
+
+Row = Mapping[str, str]
+
+METHOD = """\
+# Results
+
+`python -m perf.results` makes this file of the runs in perf/data/*.csv. Why the design is as it is, with the
+measurements and what failed: [docs/decisions](../docs/decisions/README.md).
+
+## Method
+
+A cell is the median of the newest session, with the range and the number of runs in brackets. The machines are shared
+and have no GPU: single figures vary by a fifth, so ratios count, not digits. Machine classes: *AMD AVX-512 bf16*, an
+EPYC whose vectors multiply bfloat16; *Intel AMX*, a Xeon with matrix units for bfloat16; 2 cores and 24 GiB each.
+Python 3.11, torch 2.13 for the CPU, NumPy 2.4.
+"""
+THROUGHPUT = """\
+## Throughput
+
+Beside peers: sfactory in the rounds of Sample Factory. A peer's cell: its speed, and how many times as fast sfactory
+was in the same round. CartPole is Gymnasium's vector environment for sfactory and PufferLib, single environments for
+the others.
+"""
+METHODS = (
+    (
+        "throughput", "env steps trained on by seconds, from when twice the content of all slots has been trained on",
+        "`python -m perf.fps`", "throughput.csv",
+    ),
+    (
+        "ceiling", "core time of simulation, inference and training, each alone on all cores, caches warm; by turns "
+        "with the runs", "`python perf/ceiling.py`", "throughput.csv, costs.csv",
+    ),
+    (
+        "peers", "all trainers in turn, each at the fastest setting that a search found (perf/peer_settings.py); "
+        "sfactory with the model, rollout and epochs of Sample Factory's", "`python -m perf.peers`", "peers.csv",
+    ),
+    (
+        "time to score", "from the command to the end of an evaluation (CartPole), or to a mean of 20 training "
+        "episodes (HalfCheetah)", "`python -m perf.peers --to-score`", "time_to_score.csv",
+    ),
+    (
+        "learning", "presets, seeds that tuned nothing, mean of 20 evaluation episodes", "`python -m perf.learning`",
+        "learning.csv, learning/, lag/",
+    ),
+    ("small tasks", "defaults alone", "`python -m pytest tests/test_small_tasks.py` (seed 11)", "learning.csv"),
+    ("core time in a run", "by kind of worker", "`python -m sfactory.profile`", "costs.csv"),
+    ("one change", "two checkouts or settings by turns", "`perf.fps.measure(flags, seconds)`", "changes.csv"),
+    (
+        "parts alone", "kernels, queues, memory", "`python -m perf.kernels`, `perf.queues`, `perf.scaling`",
+        "kernels.csv, queues.csv, memory.csv",
+    ),
+)  # fmt: skip
+
+
+def read(table: str, folder: Path = DATA) -> list[Row]:
+    """All rows of a table, the oldest first."""
+    with (folder / f"{table}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def machine_class(cpuinfo: str | None = None, cores: int | None = None) -> str:
+    """What of this machine decides how fast it trains: the processor's maker, its widest instructions, its cores."""
+    text = Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo
+    words = set(text.split())
+    maker = "AMD" if "AuthenticAMD" in words else "Intel" if "GenuineIntel" in words else "other"
+    widest = {"amx_tile": "AMX", "avx512_bf16": "AVX-512 bf16", "avx512f": "AVX-512", "avx2": "AVX2"}
+    kind = next((name for flag, name in widest.items() if flag in words), "")
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    return f"{maker} {kind}".strip() + f", {cores} cores"
+
+
+def record(table: str, rows: Iterable[Mapping[str, object]], program: str, folder: Path = DATA) -> None:
+    """Append runs to a table, with where they come from; a session is one command.
+
+    Args:
+        rows: Columns besides those of where they come from; what is missing stays empty.
+        program: Name of the module that was called.
+    """
+    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    asked = subprocess.run(describe, cwd=FOLDER, capture_output=True, text=True)
+    flags = [flag for flag in sys.argv[1:] if flag != "--record"]
+    origin = {
+        "commit": asked.stdout.strip(), "date": f"{STARTED:%Y-%m-%d}", "machine": machine_class(),
+        "session": f"{STARTED:%Y-%m-%d %H:%M}", "command": f"python -m {program} {shlex.join(flags)}".strip(),
+    }  # fmt: skip
+    with (folder / f"{table}.csv").open("a", newline="") as file:
+        writer = csv.DictWriter(file, TABLES[table], restval="", lineterminator="\n")
+        writer.writerows({**origin, **row} for row in rows)
+
+
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the session that the last one belongs to."""
+    return [row for row in rows if row["session"] == rows[-1]["session"]] if rows else []
+
+
+def select(rows: Iterable[Row], **columns: str) -> list[Row]:
+    """Rows with these values."""
+    return [row for row in rows if all(row[name] == value for name, value in columns.items())]
+
+
+def numbers(rows: Iterable[Row], column: str) -> list[float]:
+    """The numbers of a column, without empty cells."""
+    return [float(row[column]) for row in rows if row[column]]
+
+
+def distinct(rows: Iterable[Row], column: str) -> list[str]:
+    """The values of a column, in the order of their first appearance."""
+    return list(dict.fromkeys(row[column] for row in rows))
+
+
+def figure(value: float) -> str:
+    """A number with as many digits as it deserves."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def summary(values: Sequence[float], runs: int | None = None) -> str:
+    """Median, and in brackets the range and the number of runs."""
+    if not values:
+        return ""
+    count = len(values) if runs is None else runs
+    low, high = min(values), max(values)
+    spread = f"{figure(low)} to {figure(high)}; " if low != high else ""
+    return f"{figure(statistics.median(values))} ({spread}{count})"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of Markdown, without columns that are empty throughout."""
+    rows = list(rows)
+    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    lines = [[header[i] for i in kept], ["---"] * len(kept), *([row[i] for i in kept] for row in rows)]
+    return ["| " + " | ".join(cells) + " |" for cells in lines]
+
+
+def throughput(machine: str, runs: Sequence[Row], peers: Sequence[Row]) -> list[str]:
+    """Each workload's newest speed, its share of the ceiling, and the peers in the same rounds."""
+    rows = []
+    for workload in dict.fromkeys((*WORKLOADS, *distinct(runs, "workload"))):
+        mine = newest(select(runs, machine=machine, workload=workload))
+        beside = select(peers, machine=machine, workload=workload)
+        main = newest([row for row in select(beside, trainer=PEERS[0], setting="best") if row["ratio"]])
+        session = main[0]["session"] if main else ""
+        own = numbers(select(beside, session=session, trainer="sfactory", setting="throughput"), "env_steps_per_s")
+        if mine or own:
+            others = [peer_cell(select(beside, trainer=peer, setting="best")) for peer in PEERS]
+            rows.append([workload, *alone(mine), f"{figure(statistics.median(own))}" if own else "", *others])
+    header = ("workload", "env steps/s", "ceiling", "share", "beside peers", *PEERS)
+    return table(header, rows)
+
+
+def alone(runs: Sequence[Row]) -> tuple[str, str, str]:
+    """A session's speed, ceiling, and the share of it: of the medians, or as reported where no ceiling was."""
+    speeds, ceilings = numbers(runs, "env_steps_per_s"), numbers(runs, "ceiling")
+    if not speeds:
+        return "", "", ""
+    count = sum(int(row["runs"] or 1) for row in runs)
+    shares = numbers(runs, "fraction_of_ceiling")
+    share = statistics.median(speeds) / statistics.median(ceilings) if ceilings else None
+    if share is None and shares:
+        share = statistics.median(shares)
+    ceiling = figure(statistics.median(ceilings)) if ceilings else ""
+    return summary(speeds, count), ceiling, "" if share is None else f"{share:.0%}"
+
+
+def peer_cell(rows: Sequence[Row]) -> str:
+    """A peer's newest speed and by how much sfactory was faster, with the range over rounds."""
+    rows = newest([row for row in rows if row["ratio"]])
+    ratios, speeds = numbers(rows, "ratio"), numbers(rows, "env_steps_per_s")
+    if not ratios:
+        return ""
+    low, high = min(ratios), max(ratios)
+    spread = f", {low:g} to {high:g}" if low != high else ""
+    return f"{figure(statistics.median(speeds)) + ': ' if speeds else ''}{statistics.median(ratios):.3g} x{spread}"
+
+
+def scores(runs: Sequence[Row]) -> list[str]:
+    """Seconds to a target, each trainer's newest session."""
+    rows = []
+    for machine in distinct(runs, "machine"):
+        for workload in distinct(runs, "workload"):
+            here = select(runs, machine=machine, workload=workload)
+            cells = [score_cell(newest(select(here, trainer=trainer))) for trainer in ("sfactory", *PEERS)]
+            if any(cells):
+                rows.append([machine, f"{workload}, {figure(float(here[-1]['target']))}", *cells])
+    return table(("machine", "workload, target", *(f"{trainer}, s" for trainer in ("sfactory", *PEERS))), rows)
+
+
+def score_cell(runs: Sequence[Row]) -> str:
+    """Seconds of the runs that reached the target, and how many did not."""
+    reached = [row for row in runs if row["seconds"] and float(row["score"] or "inf") >= float(row["target"])]
+    missed = len(runs) - len(reached)
+    parts = [summary(numbers(reached, "seconds"))] if reached else []
+    return "; ".join(parts + ([f"{missed} of {len(runs)} missed it"] if missed else []))
+
+
+def learning(runs: Sequence[Row]) -> list[str]:
+    """The newest scores of every reference: what has an expected score."""
+    held = [row for row in runs if row["expected"]]
+    rows = []
+    for env, flags in dict.fromkeys((row["env"], row["flags"]) for row in held):
+        here = newest(select(held, env=env, flags=flags))
+        seeds = distinct(here, "seed")
+        cells = [f"{figure(float(here[0]['env_steps']))}", here[0]["expected"], summary(numbers(here, "score"))]
+        seconds = numbers(here, "seconds")
+        name = f"{env.split(':')[-1]} {flags}".strip()
+        rows.append([name, *cells, ", ".join(seeds), summary(seconds), here[0]["machine"]])
+    header = ("environment or small task", "env steps", "expected", "score", "seeds", "seconds", "machine")
+    return table(header, rows)
+
+
+def costs(workload: str, rows: Sequence[Row]) -> list[str]:
+    """The parts of a workload's env step in its newest session: in a run, and alone as the ceiling counts them."""
+    sessions = [row for row in rows if row["workload"] == workload and row["where"] != "bound"]
+    here = select(rows, workload=workload, session=sessions[-1]["session"])
+    lines = []
+    for part in distinct(here, "part"):
+        found = {row["where"]: row for row in here if row["part"] == part}
+        notes = dict.fromkeys(note for row in found.values() for note in row["note"].split("; "))
+        lines.append([part, *(span(found.get(where)) for where in WHERE), "; ".join(filter(None, notes))])
+    title = ", ".join(filter(None, [workload, here[0]["machine"]]))
+    return table((title, "in a run", "alone", "at least", "note"), lines)
+
+
+def span(row: Row | None) -> str:
+    """A value or a range."""
+    if row is None:
+        return ""
+    return row["low"] if row["low"] == row["high"] else f"{row['low']} to {row['high']}"
+
+
+def report(load: Callable[[str], Sequence[Row]] = read) -> str:
+    """All of RESULTS.md."""
+    runs, peers, score, learned, spent = map(load, ("throughput", "peers", "time_to_score", "learning", "costs"))
+    lines = [*METHOD.splitlines(), "", *table(("figure", "how it is measured", "command", "data"), METHODS)]
+    lines += ["", *THROUGHPUT.splitlines()]
+    for machine in sorted({row["machine"] for row in runs}):
+        lines += ["", f"**{machine}**", "", *throughput(machine, runs, peers)]
+    lines += ["", "## Time to score", "", *scores(score), "", "## Learning", "", *learning(learned)]
+    lines += ["", "## Where the core time of an env step goes, in microseconds"]
+    for workload in COSTS:
+        lines += ["", *costs(workload, spent)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Exit status 1 if RESULTS.md is checked and is not what the data make."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    args = parser.parse_args()
+    text = report()
+    if args.check:
+        same = RESULTS.exists() and RESULTS.read_text() == text
+        if not same:
+            print(f"{RESULTS} is not what perf/data makes; run python -m perf.results", file=sys.stderr)
+        return int(not same)
+    RESULTS.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
