@@ -198,7 +198,7 @@ def losses(device: torch.device) -> Iterator[Case]:
         def with_torch(tensors: list[torch.Tensor]) -> Call:
             inputs = tuple(tensor.requires_grad_() for tensor in tensors[:3])
             advantages, returns, behaviour, valid = tensors[3:]
-            targets = Targets(advantages, returns, returns, behaviour, valid)
+            targets = Targets(advantages, returns, returns, behaviour, torch.zeros_like(behaviour), valid)
 
             def call() -> Sequence[torch.Tensor]:
                 value = total_loss(config, "appo", *inputs, targets)[0]

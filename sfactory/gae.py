@@ -3,17 +3,16 @@ apart.
 
 With delta_t = r_t + gamma_t V'_{t+1} - V_t the advantage is A_t = delta_t + gamma lambda A_{t+1} along an episode and
 delta_t at its last step. V'_{t+1} is V_{t+1}, or V(final observation) at a truncation; gamma_t is gamma, and 0 at a
-termination. :func:`gae` is one pass of a compiled kernel over NumPy arrays; :func:`gae_torch` is the same on tensors of
-any device.
+termination. :func:`gae` takes NumPy arrays, :func:`gae_torch` tensors of any device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -38,10 +37,16 @@ def check_shapes(values: Any, bootstrap_value: Any, **others: Any) -> None:
         )
 
 
-def contiguous(dtype: Any, *arrays: ArrayLike) -> tuple[NDArray[Any], ...]:
-    """The arrays as C-contiguous arrays of a dtype, copied only where needed: the layout for which the kernels are
-    compiled."""
-    return tuple(np.ascontiguousarray(array, dtype) for array in arrays)
+def on_arrays(
+    estimator: Callable[..., tuple[Tensor, Tensor]], *arrays: ArrayLike, **settings: float
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What an estimator of tensors gives for NumPy arrays: computed in float64, returned in their dtype, at least
+    float32."""
+    found = [np.asarray(array) for array in arrays]
+    dtype = np.result_type(np.float32, *(array for array in found if array.dtype.kind == "f"))
+    tensors = (torch.from_numpy(x.astype(bool if x.dtype == bool else np.float64)) for x in found)
+    first, second = estimator(*tensors, **settings)
+    return first.numpy().astype(dtype), second.numpy().astype(dtype)
 
 
 def gae(
@@ -74,28 +79,9 @@ def gae(
     Raises:
         ValueError: If shapes do not match.
     """
-    dtype = np.result_type(np.float32, np.asarray(rewards), np.asarray(values))
-    floats = contiguous(dtype, rewards, values, bootstrap_value, final_values)
-    ends = contiguous(np.bool_, terminated, truncated)
-    check_shapes(floats[1], floats[2], rewards=floats[0], terminated=ends[0], truncated=ends[1], final_values=floats[3])
-    advantages, returns = np.empty_like(floats[1]), np.empty_like(floats[1])
-    _gae(*floats, *ends, float(gamma), float(lam), advantages, returns)
-    return advantages, returns
-
-
-@njit(cache=True, nogil=True)
-def _gae(rewards, values, bootstrap_value, final_values, terminated, truncated, gamma, lam, advantages, returns):
-    steps, columns = values.shape
-    next_value = bootstrap_value.astype(np.float64)
-    advantage = np.zeros(columns)
-    for t in range(steps - 1, -1, -1):
-        for b in range(columns):
-            future = final_values[t, b] if truncated[t, b] else next_value[b] + lam * advantage[b]
-            discounted = 0.0 if terminated[t, b] else gamma * future
-            advantage[b] = rewards[t, b] + discounted - values[t, b]
-            next_value[b] = values[t, b]
-            advantages[t, b] = advantage[b]
-            returns[t, b] = values[t, b] + advantage[b]
+    ends = np.asarray(terminated, bool), np.asarray(truncated, bool)
+    arrays = rewards, values, bootstrap_value, *ends, final_values
+    return on_arrays(gae_torch, *arrays, gamma=gamma, lam=lam)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from sfactory.config.devices import learner_threads
 from sfactory.config.lag import least_max_lag, max_lag
 from sfactory.data.arena import FREE, Arena
 from sfactory.data.batch import Assembler, Batch, Samples
-from sfactory.data.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices, select_columns
+from sfactory.data.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
 from sfactory.data.queues import Queue
 from sfactory.data.scheduler import SlotReturns, SlotScheduler, take_back_slots
 from sfactory.data.weights import FlatWeights, Publisher, WeightBoard
@@ -308,12 +308,12 @@ class Learner:
 
     def _gradient(self, chunks: Sequence[_Chunk], targets: Targets) -> Tensor:
         """Fill the parameters' ``grad``; gives the sums of the loss."""
-        counts = [select_columns(targets.valid, chunk.columns, 1).sum() for chunk in chunks]
-        count = counts[0] if len(counts) == 1 else torch.stack(counts).sum()
+        shares = [self._objective.totals(chunk.evaluation, targets, chunk.columns) for chunk in chunks]
+        totals = shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
         self._flat.parameters.grad.zero_()
 
         def backward(chunk: _Chunk) -> Tensor:
-            gradients = self._objective.gradients(chunk.evaluation, targets, chunk.columns, count)
+            gradients = self._objective.gradients(chunk.evaluation, targets, chunk.columns, totals)
             self._network.backward(chunk.outputs, gradients.params, gradients.value)
             return gradients.sums
 

@@ -37,6 +37,7 @@ class Targets:
         returns: float ``[T, B]``; value targets in the critic's own (normalised) units.
         old_values: float ``[T, B]``; of the proximal policy's critic in the same units, read only with value clipping.
         old_log_prob: float ``[T, B]``; log pi_prox(a_t|x_t).
+        log_weights: float ``[T, B]``; log pi_prox(a_t|x_t) - log mu(a_t|x_t).
         valid: bool ``[T, B]``; samples to learn from. The entries of all other samples are never used, whatever they
             hold.
     """
@@ -45,6 +46,7 @@ class Targets:
     returns: Tensor
     old_values: Tensor
     old_log_prob: Tensor
+    log_weights: Tensor
     valid: Tensor
 
     def select(self, columns: Columns) -> Targets:
@@ -166,6 +168,21 @@ def batch_stats(log_weights: Tensor, adv_mean: Tensor, adv_std: Tensor, valid: T
         adv_std=adv_std,
         valid_fraction=count.double() / valid.numel(),
     )
+
+
+def without_departures(advantages: Tensor, log_shift: Tensor, far: Tensor) -> Tensor:
+    """Advantages, with 0 for samples that would push the policy further from the behaviour policy if it is far already.
+
+    The clip bounds how far the epochs over one batch take the policy from the proximal one; this bounds how far it gets
+    from the one that sampled, which may be several batches older (Honari et al. 2026, "Align and Filter").
+
+    Args:
+        advantages: float ``[T, B]``.
+        log_shift: float ``[T, B]``; log pi(a_t|x_t) - log mu(a_t|x_t), without a gradient.
+        far: bool ``[]``; whether the total variation between the two policies, as the mean of |pi / mu - 1| / 2 over
+            the minibatch estimates it, is above its limit.
+    """
+    return advantages.masked_fill(far & (log_shift * advantages > 0), 0.0)
 
 
 def policy_loss_ppo(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:

@@ -9,7 +9,7 @@ et al. 2022; IMPACT: Luo et al. 2020).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from sfactory.data.batch import Batch, Samples
 from sfactory.data.chunks import Columns
 from sfactory.distributions import ActionDistribution
 from sfactory.gae import gae_torch
-from sfactory.losses import BatchStats, Targets, batch_stats, chunk_loss, weighted_advantages
+from sfactory.losses import BatchStats, Targets, batch_stats, chunk_loss, weighted_advantages, without_departures
 from sfactory.model.normalizer import CriticUnits
 from sfactory.vtrace import unweighted_vtrace
 
@@ -80,10 +80,14 @@ class Objective:
         config: Configuration of the run.
         distribution: Action distribution of the policy.
         units: Units in which the critic predicts returns.
+
+    Attributes:
+        bounds_shift: Whether the total variation between the policy and the behaviour policy has a limit.
     """
 
     def __init__(self, config: Config, distribution: ActionDistribution, units: CriticUnits) -> None:
         self.config, self.distribution, self.units = config, distribution, units
+        self.bounds_shift = config.algo == "appo" and config.loss.tv_limit > 0
 
     def evaluate(self, params: Tensor, value: Tensor, samples: Batch | Samples, columns: Columns) -> Evaluation:
         """The present policy's densities of the actions that were taken.
@@ -131,29 +135,49 @@ class Objective:
         advantages, mean, std = weighted_advantages(loss, whole.advantages, weights, valid)
         self.units.update(whole.returns, valid)
         returns, values = self.units.from_returns(whole.returns), self.units.from_returns(whole.values)
-        return Targets(advantages, returns, values, whole.log_prob, valid), batch_stats(
-            whole.log_weights, mean, std, valid
-        )
+        targets = Targets(advantages, returns, values, whole.log_prob, whole.log_weights, valid)
+        return targets, batch_stats(whole.log_weights, mean, std, valid)
 
-    def gradients(self, evaluation: Evaluation, targets: Targets, columns: Columns, count: Tensor) -> Gradients:
+    def totals(self, evaluation: Evaluation, targets: Targets, columns: Columns) -> Tensor:
+        """What :meth:`gradients` has to know of all chunks of a minibatch, added up: float64 ``[2]``, the number of
+        valid samples and the sum of |pi / mu - 1| over them.
+
+        Args:
+            targets: Of all columns.
+            columns: Which of them the chunk has.
+        """
+        part = targets.select(columns)
+        shift = torch.zeros(())
+        if self.bounds_shift:
+            shift = torch.where(part.valid, _log_shift(evaluation, part), 0.0).expm1().abs().sum()
+        return torch.stack((part.valid.sum().double(), shift.to(part.valid.device, torch.float64)))
+
+    def gradients(self, evaluation: Evaluation, targets: Targets, columns: Columns, totals: Tensor) -> Gradients:
         """The gradients of a chunk's share of the loss.
 
         Args:
             targets: Of all columns.
             columns: Which of them the chunk has.
-            count: Number of valid samples of all chunks of the minibatch.
+            totals: Of the whole minibatch, as :meth:`totals` gives them.
         """
-        config, own = self.config, evaluation
+        config, own, part = self.config, evaluation, targets.select(columns)
+        count, shift = totals
+        if self.bounds_shift:
+            far = shift > 2 * config.loss.tv_limit * count
+            part = replace(part, advantages=without_departures(part.advantages, _log_shift(own, part), far))
         value = own.value[: len(own.log_prob)]
-        loss, sums = chunk_loss(
-            config.loss, config.algo, own.log_prob, value, own.exploration, targets.select(columns), count
-        )
+        loss, sums = chunk_loss(config.loss, config.algo, own.log_prob, value, own.exploration, part, count)
         return Gradients(*torch.autograd.grad(loss, (own.params, own.value), materialize_grads=True), sums)
 
     def _rewards(self, batch: Batch) -> Tensor:
         loss = self.config.loss
         reward = batch.reward if loss.reward_scale == 1.0 else batch.reward * loss.reward_scale
         return reward.clamp(-loss.reward_clip, loss.reward_clip) if loss.reward_clip > 0 else reward
+
+
+def _log_shift(evaluation: _Evaluation, targets: Targets) -> Tensor:
+    """log pi(a_t|x_t) - log mu(a_t|x_t) of a chunk ``[T, n]``."""
+    return evaluation.log_prob.detach() - targets.old_log_prob + targets.log_weights
 
 
 def final_values(batch: Batch, values: Tensor) -> Tensor:

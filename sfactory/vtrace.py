@@ -11,8 +11,7 @@ gamma_t is gamma, and 0 at a termination. V' and vs' are V and vs of the next st
 truncation. gamma^c_t, which carries the trace on, is gamma, and 0 at both kinds of end. With w = 1 and rho_bar = c_bar
 = rho_bar_pg = 1 both vs - V and adv are the GAE advantages of the same lambda.
 
-:func:`vtrace` is one pass of a compiled kernel over NumPy arrays; :func:`vtrace_torch` is the same on tensors of any
-device.
+:func:`vtrace` takes NumPy arrays, :func:`vtrace_torch` tensors of any device.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from sfactory.gae import check_shapes, contiguous, following_sum, temporal_difference, trace_decay
+from sfactory.gae import check_shapes, following_sum, on_arrays, temporal_difference, trace_decay
 
 
 def vtrace(
@@ -66,45 +64,9 @@ def vtrace(
     Raises:
         ValueError: If shapes do not match.
     """
-    dtype = np.result_type(np.float32, np.asarray(log_ratios), np.asarray(rewards), np.asarray(values))
-    floats = contiguous(dtype, log_ratios, rewards, values, bootstrap_value, final_values)
-    ends = contiguous(np.bool_, terminated, truncated)
-    check_shapes(
-        floats[2],
-        floats[3],
-        log_ratios=floats[0],
-        rewards=floats[1],
-        terminated=ends[0],
-        truncated=ends[1],
-        final_values=floats[4],
-    )
-    vs, advantages = np.empty_like(floats[2]), np.empty_like(floats[2])
-    vtrace_pass(*floats, *ends, float(gamma), float(lam), float(rho_bar), float(c_bar), vs, advantages)
-    with np.errstate(over="ignore"):
-        weights = np.minimum(np.exp(floats[0]), rho_bar_pg)
-    return vs, weights * advantages
-
-
-@njit(cache=True, nogil=True)
-def vtrace_pass(
-    log_ratios, rewards, values, bootstrap_value, final_values, terminated, truncated,
-    gamma, lam, rho_bar, c_bar, vs, advantages,
-):  # fmt: skip
-    """Fill vs and the advantages, these without the weight min(rho_bar_pg, w)."""
-    steps, columns = values.shape
-    next_value = bootstrap_value.astype(np.float64)
-    correction = np.zeros(columns)  # vs - V of the next step
-    for t in range(steps - 1, -1, -1):
-        for b in range(columns):
-            weight = np.exp(log_ratios[t, b])
-            value = values[t, b]
-            following = final_values[t, b] if truncated[t, b] else next_value[b]
-            delta = rewards[t, b] + (0.0 if terminated[t, b] else gamma * following) - value
-            carried = 0.0 if terminated[t, b] or truncated[t, b] else gamma * lam * correction[b]
-            correction[b] = min(weight, rho_bar) * delta + min(weight, c_bar) * carried
-            next_value[b] = value
-            vs[t, b] = value + correction[b]
-            advantages[t, b] = delta + carried
+    ends = np.asarray(terminated, bool), np.asarray(truncated, bool)
+    arrays = log_ratios, rewards, values, bootstrap_value, *ends, final_values
+    return on_arrays(vtrace_torch, *arrays, gamma=gamma, lam=lam, rho_bar=rho_bar, c_bar=c_bar, rho_bar_pg=rho_bar_pg)
 
 
 @torch.no_grad()

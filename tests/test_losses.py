@@ -28,7 +28,8 @@ def compiled_loss(
     config: LossConfig, algo: str, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets
 ) -> Any:
     """:func:`total_loss` by the compiled passes, as a tensor with their gradients."""
-    flat = [tensor.detach().reshape(-1).numpy() for tensor in (log_prob, value, exploration, *vars(targets).values())]
+    taken = (targets.advantages, targets.returns, targets.old_values, targets.old_log_prob, targets.valid)
+    flat = [tensor.detach().reshape(-1).numpy() for tensor in (log_prob, value, exploration, *taken)]
     gradients, sums = [torch.empty_like(value).detach() for _ in range(3)], torch.empty(SUMS, dtype=torch.float64)
     settings = config.clip, config.value_clip, config.value_coef, exploration_coef(config)
     number = loss_and_gradients(
@@ -76,7 +77,7 @@ def make_case(steps: int = 6, rows: int = 5, invalid: float = 0.3, seed: int = 0
 
     log_prob, value, exploration = normal() - 1, normal(), normal().abs()
     valid = torch.rand(steps, rows, generator=generator) >= invalid
-    targets = Targets(2 * normal() + 0.5, normal(), value + normal(0.3), log_prob + normal(0.3), valid)
+    targets = Targets(2 * normal() + 0.5, normal(), value + normal(0.3), log_prob + normal(0.3), normal(0.3), valid)
     for tensor in (log_prob, value, exploration):
         tensor.requires_grad_()
     return Case(log_prob, value, exploration, targets)
@@ -206,7 +207,7 @@ def test_a_sample_beyond_the_clip_range_has_no_policy_gradient(compute: Loss) ->
     log_prob = torch.tensor([[0.5, 0.5, -0.5, -0.5]], requires_grad=True)
     zero = torch.zeros(1, 4)
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
-    targets = Targets(advantages, zero, zero, zero, torch.ones(1, 4, dtype=torch.bool))
+    targets = Targets(advantages, zero, zero, zero, zero, torch.ones(1, 4, dtype=torch.bool))
     loss, _ = compute(LossConfig(), "ppo", log_prob, zero, zero, targets)
     loss.backward()
     assert (log_prob.grad[0] != 0).tolist() == [False, True, True, False]

@@ -115,7 +115,7 @@ def gradients_of(
 ) -> tuple:
     """Gradients and sums of some columns."""
     evaluation = objective.evaluate(params, value, samples, columns)
-    return objective.gradients(evaluation, targets, columns, select_columns(targets.valid, columns, 1).sum())
+    return objective.gradients(evaluation, targets, columns, objective.totals(evaluation, targets, columns))
 
 
 def at_once(objective: Objective, params, value, batch: Batch) -> tuple:
@@ -155,7 +155,8 @@ def test_compiled_targets_and_gradients_are_those_of_tensor_operations(
 def test_at_lag_zero_it_is_ppo_with_the_targets_of_vtrace(space: str, kind: int) -> None:
     """By hand in float64: with weights 1 the targets are V-trace's, and the loss is PPO's with normalised
     advantages."""
-    action, loss = ActionSpec.from_space(SPACES[space]), LossConfig(entropy_coef=0.02, value_coef=0.7)
+    action = ActionSpec.from_space(SPACES[space])
+    loss = LossConfig(entropy_coef=0.02, value_coef=0.7, tv_limit=0.0)
     batch = make_batch(action, masked=False)
     old_params, old_value = outputs_of(action)
     old_params *= 0.3  # log-probabilities of a size that float32 resolves
@@ -203,7 +204,7 @@ def test_a_sample_that_the_proximal_policy_would_never_take_has_no_gradient(
     params, value = outputs_of(action)
     batch.log_prob[2:4] = 200.0  # mu took them almost surely, whatever pi says
     batch.reward[2:4] = torch.tensor([[1e6], [-1e6]])
-    objective = both(algo, LossConfig(), action)[kind]
+    objective = both(algo, LossConfig(tv_limit=0.0), action)[kind]
     targets = targets_of(objective, params, value, batch)
     of_params, of_value, _ = gradients_of(objective, params, value, batch, targets, batch.all_columns)
     assert not of_params[2:4].any()
@@ -259,3 +260,45 @@ def test_what_happened_in_invalid_samples_does_not_matter() -> None:
             found.append((torch.as_tensor(sums).float(), of_value, of_params[:, [0, 1, 4, 5]]))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["compiled", "plain"])
+@pytest.mark.parametrize("space", SPACES)
+def test_a_policy_that_is_far_from_the_one_that_sampled_goes_no_further(space: str, kind: int) -> None:
+    """Samples whose gradient would take it there have none; others keep theirs, as all do of a policy that is near."""
+    action = ActionSpec.from_space(SPACES[space])
+    batch, (params, value) = make_batch(action, masked=False), outputs_of(action)
+    found = {}
+    for limit in (0.0, 1e-3, 1e3):
+        objective = both("appo", LossConfig(tv_limit=limit), action)[kind]
+        targets = targets_of(objective, params, value, batch)
+        evaluation = objective.evaluate(params, value, batch, batch.all_columns)
+        totals = objective.totals(evaluation, targets, batch.all_columns)
+        found[limit] = objective.gradients(evaluation, targets, batch.all_columns, totals)
+    for of_open, of_near in zip(found[0.0], found[1e3], strict=True):
+        torch.testing.assert_close(of_open, of_near, rtol=0, atol=0)
+    departs = (targets.log_weights * targets.advantages > 0) & targets.valid
+    assert 0 < departs.float().mean() < 1
+    assert not found[1e-3].params[:-1][departs].any()
+    stays = targets.valid & ~departs
+    torch.testing.assert_close(found[1e-3].params[:-1][stays], found[0.0].params[:-1][stays], rtol=0, atol=0)
+    torch.testing.assert_close(found[1e-3].value, found[0.0].value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["compiled", "plain"])
+def test_the_shift_is_counted_over_all_valid_samples_of_a_minibatch(kind: int) -> None:
+    action = ActionSpec.from_space(SPACES["mixed"])
+    batch, (params, value) = make_batch(action, masked=True), outputs_of(action)
+    objective = both("appo", LossConfig(), action)[kind]
+    targets = targets_of(objective, params, value, batch)
+    moved = params + 0.1
+
+    def totals(columns: slice) -> torch.Tensor:
+        return objective.totals(
+            objective.evaluate(moved[:, columns], value[:, columns], batch, columns), targets, columns
+        )
+
+    log_prob = torch.as_tensor(objective.evaluate(moved, value, batch, batch.all_columns).log_prob).detach()
+    expected = (log_prob - batch.log_prob).double().expm1().abs()[targets.valid].sum()
+    torch.testing.assert_close(totals(batch.all_columns)[1], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(totals(slice(0, 2)) + totals(slice(2, COLUMNS)), totals(batch.all_columns))

@@ -179,6 +179,9 @@ class LossConfig:
     """Truncation of the importance weight in the policy gradient's advantage."""
     clip: float = 0.2
     """PPO clip range of the probability ratio to the policy with which a batch was begun (appo, ppo)."""
+    tv_limit: float = 0.1
+    """Where the total variation between the policy and the behaviour policy, averaged over a minibatch, is above this,
+    samples that would push the policy further from the behaviour policy have no policy gradient (appo); 0: off."""
     value_clip: float = 0.0
     """Clip range of the value against the one with which a batch was begun, in units of the (normalised) value; 0:
     off."""

@@ -15,7 +15,7 @@ MOST_SLOTS = 2**22 - 1
 _ANY = math.inf
 _FROM_0 = (
     "seed", "optim.max_grad_norm", "loss.rho_bar", "loss.c_bar", "loss.rho_bar_pg", "loss.value_clip",
-    "loss.value_coef",
+    "loss.value_coef", "loss.tv_limit",
     "loss.reward_clip", "loss.max_lag", "runtime.restarts", "log.save_every_s", "log.milestone_every",
 )  # fmt: skip
 _FROM_1 = (

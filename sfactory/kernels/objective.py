@@ -24,7 +24,6 @@ from sfactory.kernels.losses import loss_and_gradients
 from sfactory.losses import SUMS, Targets, exploration_coef
 from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import OWN_POLICY, Estimates, Gradients, Objective
-from sfactory.vtrace import vtrace_pass
 
 
 class _Taken(NamedTuple):
@@ -66,6 +65,7 @@ class _Targets(NamedTuple):
     returns: NDArray[np.float32]
     old_values: NDArray[np.float32]
     old_log_prob: NDArray[np.float32]
+    log_weights: NDArray[np.float32]
     valid: NDArray[np.bool_]
 
 
@@ -109,12 +109,19 @@ class CompiledObjective(Objective):
         )
         return Estimates(*map(torch.from_numpy, (evaluation.log_prob, found[0], values[:-1], *found[1:])))
 
-    def gradients(self, evaluation: _Evaluation, targets: Targets, columns: Columns, count: Tensor) -> Gradients:
+    def totals(self, evaluation: _Evaluation, targets: Targets, columns: Columns) -> Tensor:
         arrays = self._arrays(_Targets, targets)
+        return torch.tensor(
+            _totals(_indices(columns), evaluation.log_prob, arrays, self.bounds_shift), dtype=torch.float64
+        )
+
+    def gradients(self, evaluation: _Evaluation, targets: Targets, columns: Columns, totals: Tensor) -> Gradients:
+        arrays = self._arrays(_Targets, targets)
+        count, shift = totals.tolist()
+        far = self.bounds_shift and shift > 2 * self.config.loss.tv_limit * count
         of_params, of_value, sums = _gradients(
             _indices(columns), evaluation.actions, evaluation.value, evaluation.log_prob, evaluation.exploration,
-            arrays,
-            self._sizes, self._from_uniform, float(count), *self._of_loss,
+            arrays, self._sizes, self._from_uniform, far, count, *self._of_loss,
         )  # fmt: skip
         return Gradients(torch.from_numpy(of_params), torch.from_numpy(of_value), torch.from_numpy(sums))
 
@@ -178,6 +185,28 @@ def _densities(columns, params, taken, sizes, from_uniform):
 
 
 @njit(cache=True, nogil=True)
+def _vtrace(
+    log_ratios, rewards, values, bootstrap_value, final_values, terminated, truncated,
+    gamma, lam, rho_bar, c_bar, vs, advantages,
+):  # fmt: skip
+    """:func:`sfactory.vtrace.unweighted_vtrace` in one pass; fills vs and advantages."""
+    steps, columns = values.shape
+    next_value = bootstrap_value.astype(np.float64)
+    correction = np.zeros(columns)  # vs - V of the next step
+    for t in range(steps - 1, -1, -1):
+        for b in range(columns):
+            weight = np.exp(log_ratios[t, b])
+            value = values[t, b]
+            following = final_values[t, b] if truncated[t, b] else next_value[b]
+            delta = rewards[t, b] + (0.0 if terminated[t, b] else gamma * following) - value
+            carried = 0.0 if terminated[t, b] or truncated[t, b] else gamma * lam * correction[b]
+            correction[b] = min(weight, rho_bar) * delta + min(weight, c_bar) * carried
+            next_value[b] = value
+            vs[t, b] = value + correction[b]
+            advantages[t, b] = delta + carried
+
+
+@njit(cache=True, nogil=True)
 def _estimates(
     columns, log_prob, values, outcome, policy, reward_scale, reward_clip, weighted, gamma, lam, rho_bar, c_bar
 ):
@@ -202,7 +231,7 @@ def _estimates(
             if np.isnan(finals[t, i]):  # stands for the value of the row that rests at t+1
                 finals[t, i] = values[t + 1, i]
     returns, advantages = np.empty_like(rewards), np.empty_like(rewards)
-    vtrace_pass(
+    _vtrace(
         log_weights if weighted else np.zeros_like(log_weights), rewards, values[:-1], values[-1], finals, terminated,
         truncated,
         gamma, lam, rho_bar, c_bar, returns, advantages,
@@ -211,8 +240,32 @@ def _estimates(
 
 
 @njit(cache=True, nogil=True)
+def _totals(columns, log_prob, targets, with_shift):
+    """Number of valid samples of a chunk, and the sum of |pi / mu - 1| over them."""
+    count, shift = 0, 0.0
+    for t in range(log_prob.shape[0]):
+        for i in range(columns.size):
+            b = columns[i]
+            if targets.valid[t, b]:
+                count += 1
+                if with_shift:
+                    shift += abs(np.expm1(log_prob[t, i] - targets.old_log_prob[t, b] + targets.log_weights[t, b]))
+    return count, shift
+
+
+@njit(cache=True, nogil=True)
+def _without_departures(advantages, columns, log_prob, targets):
+    """:func:`sfactory.losses.without_departures` of a policy that is far, in place; advantages ``[T, n]``."""
+    for t in range(advantages.shape[0]):
+        for i in range(columns.size):
+            b = columns[i]
+            if (log_prob[t, i] - targets.old_log_prob[t, b] + targets.log_weights[t, b]) * advantages[t, i] > 0:
+                advantages[t, i] = 0.0
+
+
+@njit(cache=True, nogil=True)
 def _gradients(
-    columns, actions, value, log_prob, exploration, targets, sizes, from_uniform, count,
+    columns, actions, value, log_prob, exploration, targets, sizes, from_uniform, far, count,
     surrogate, clip, value_clip, value_coef, exploration_coef,
 ):  # fmt: skip
     """Gradients in the shape of the parameters and values, and sums of a chunk."""
@@ -220,9 +273,11 @@ def _gradients(
     rows, size = actions.params.shape
     of_params, of_value = np.zeros((value.shape[0], width, size), np.float32), np.zeros(value.shape, np.float32)
     of_log_prob, of_exploration, sums = np.empty(rows, np.float32), np.empty(rows, np.float32), np.empty(SUMS)
+    advantages = _columns(targets.advantages, columns)
+    if far:
+        _without_departures(advantages, columns, log_prob, targets)
     loss_and_gradients(
-        log_prob.reshape(-1), value[:steps].reshape(-1), exploration.reshape(-1), _columns(targets.advantages,
-        columns).reshape(-1),
+        log_prob.reshape(-1), value[:steps].reshape(-1), exploration.reshape(-1), advantages.reshape(-1),
         _columns(targets.returns, columns).reshape(-1), _columns(targets.old_values, columns).reshape(-1),
         _columns(targets.old_log_prob, columns).reshape(-1), _columns(targets.valid, columns).reshape(-1),
         count, surrogate, clip, value_clip, value_coef, exploration_coef, of_log_prob, of_value[:steps].reshape(-1),

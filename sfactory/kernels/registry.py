@@ -196,9 +196,12 @@ def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
     targets, _ = objective.targets([estimates])
     moved = params[:-1] + 0.3 * torch.randn(params[:-1].shape, generator=generator)
     samples = batch.samples(targets, single=False)
-    evaluation = objective.evaluate(moved, value[:-1], samples, columns)
-    gradients = objective.gradients(evaluation, targets, columns, targets.valid.sum())
-    return [*(x.float() for x in estimates), *gradients]
+    found = [x.float() for x in estimates]
+    for shift in (0.0, 1e3):  # near the behaviour policy, and far from it
+        evaluation = objective.evaluate(moved, value[:-1], samples, columns)
+        totals = objective.totals(evaluation, targets, columns)
+        found += [totals, *objective.gradients(evaluation, targets, columns, totals * totals.new_tensor((1.0, shift)))]
+    return found
 
 
 def _objective_differences(use: Use) -> list[float]:

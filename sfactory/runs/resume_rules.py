@@ -102,6 +102,7 @@ RULES: dict[str, Rule] = {
     "loss.rho_bar": _LOSS,
     "loss.c_bar": _LOSS,
     "loss.rho_bar_pg": _LOSS,
+    "loss.tv_limit": _LOSS,
     "loss.clip": _LOSS,
     "loss.value_clip": _LOSS,
     "loss.value_coef": _LOSS,
