@@ -77,6 +77,13 @@ def source_of_id(entry_point: str | Callable[..., Any]) -> EnvSource:
     return EnvSource(entry_point if isinstance(entry_point, str) else _name_of(entry_point))
 
 
+def env_name(env: Any) -> str:
+    """The name under which an environment is reported: its id, or a callable's qualified name."""
+    if isinstance(env, str):
+        return env
+    return getattr(env, "__qualname__", type(env).__qualname__).replace("<", "").replace(">", "")
+
+
 def folder_name(env: Any) -> str:
     """How the default run folder of an environment begins: its id, or a callable's module and name.
 

@@ -161,7 +161,7 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     config = from_dict(saved)
     check_types(config)
     if not isinstance(config.env, str):
-        raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a text")
+        raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a string")
     return config
 
 
