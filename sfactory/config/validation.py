@@ -72,15 +72,14 @@ def _size_problems(config: Config, rows_per_env: int) -> list[str]:
     if config.loss.max_lag is not None and config.loss.max_lag < (least := least_max_lag(config, rows)):
         problems.append(
             f"loss.max_lag {config.loss.max_lag} is below {least}, the lag that these sizes imply; raise it, raise "
-            "batch_size, "
-            "or lower workers, epochs or optim.minibatches"
+            "batch_size, or lower workers, epochs or optim.minibatches"
         )
     return problems
 
 
 def minibatch_problem(config: Config, recurrent: bool) -> str | None:
-    """What is wrong with the number of minibatches: it must divide what they draw from, the rows of a batch or its
-    single samples.
+    """The problem with the number of minibatches, if there is one: it must divide what they draw from, the rows of a
+    batch or its single samples.
 
     Args:
         recurrent: Whether the policy has a state, so that a row of a batch stays in one piece.
@@ -89,8 +88,7 @@ def minibatch_problem(config: Config, recurrent: bool) -> str | None:
     if recurrent and rows % count:
         return (
             f"optim.minibatches {count} does not divide the {rows} rows of a batch (batch_size {config.batch_size} / "
-            "rollout "
-            f"{config.rollout}), which stay whole for a recurrent policy; try {_divisor_near(rows, count)}"
+            f"rollout {config.rollout}), which stay whole for a recurrent policy; try {_divisor_near(rows, count)}"
         )
     if config.batch_size % count:
         return (
