@@ -133,6 +133,19 @@ def test_a_damaged_config_of_a_run_is_not_compared_blindly(tmp_path):
         assert run.resumed
 
 
+def test_a_run_of_a_version_with_other_fields_goes_on(tmp_path, caplog):
+    begun = merged(Config(run=str(tmp_path)), BASE)
+    with open_run(begun) as run:
+        run.metrics.write_text("header\n")
+    values = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {"gone": 1}
+    values["loss"] = {name: value for name, value in values["loss"].items() if name != "gamma"} | {"gone": 2}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    with open_run(merged(begun, {"loss": {"gamma": 0.5}})) as run:
+        assert run.resumed
+    assert caplog.text == "", "nothing is known of the field that the run did not have"
+    assert read_config(tmp_path).loss.gamma == 0.5
+
+
 # Real runs
 
 CONTINUED = {
