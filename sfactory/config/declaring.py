@@ -37,7 +37,7 @@ refused, warned, safe = (functools.partial(Rule, verdict) for verdict in ("refus
 class Limits(Protocol):
     """Which values a field may have; of a list, each of its entries. As a string, it completes "it must be ..."."""
 
-    def hold(self, value: Any) -> bool:
+    def allow(self, value: Any) -> bool:
         """Whether the value is within the limits."""
         ...
 
@@ -51,7 +51,7 @@ class Range:
     open_low: bool = False
     open_high: bool = False
 
-    def hold(self, value: float) -> bool:
+    def allow(self, value: float) -> bool:
         if self.low is not None and not (value > self.low if self.open_low else value >= self.low):
             return False
         return self.high is None or (value < self.high if self.open_high else value <= self.high)
@@ -89,7 +89,7 @@ class DeviceNames:
     def __init__(self, several: bool = False) -> None:
         self._several = several
 
-    def hold(self, value: str) -> bool:
+    def allow(self, value: str) -> bool:
         return all(map(self._is_device, value.split(",") if self._several else [value]))
 
     def __str__(self) -> str:

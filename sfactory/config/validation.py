@@ -41,7 +41,7 @@ def _limit_problems(config: Config) -> list[str]:
         if limits is None or value is None:
             continue
         several = isinstance(value, list | tuple)
-        if not all(map(limits.hold, value if several else (value,))):
+        if not all(map(limits.allow, value if several else (value,))):
             said = shown(value) if isinstance(value, str) else value
             problems.append(f"{name} is {said}; {'each' if several else 'it'} must be {limits}")
     return problems
