@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sfactory.config import Config, ModelConfig, env_name
-from sfactory.config.fields import Mapped, Name
+from sfactory.config.flags import Mapped, Name
 from sfactory.config.importing import is_harmless
 from sfactory.envs import make_group, probe
 from sfactory.envs.factory import fault_of

@@ -33,8 +33,8 @@ def run(request: pytest.FixtureRequest, tmp_path):
 
 @pytest.mark.parametrize("plain", [False, True], ids=["compiled", "plain"])
 def test_two_epochs_with_fixed_targets_are_those_written_out_by_hand(run: SamplingRun, plain: bool) -> None:
-    """In float64: V-trace once with pi_prox / mu, then twice PPO's clipped loss around pi_prox, without the samples that
-    lead further from mu, and Adam."""
+    """In float64: V-trace once with pi_prox / mu, then twice PPO's clipped loss around pi_prox, without the samples
+    that lead further from mu, and Adam."""
     learner, model = run.learner, copy.deepcopy(run.training._model).double()
     if plain:
         learner._objective = Objective(learner._config, learner._model.distribution, learner._units)

@@ -6,9 +6,9 @@ import os
 
 import torch
 
-from sfactory.config import Config
-from sfactory.envs.interface import EnvSpec
+from sfactory.config.fields import Config
 from sfactory.errors import ConfigError
+from sfactory.spaces import ObservationSpec
 
 
 def resolve_device(name: str) -> torch.device:
@@ -46,21 +46,21 @@ def inference_device(config: Config, worker: int = 0) -> torch.device:
     return devices[worker % len(devices)]
 
 
-def rollout_processes(config: Config, env: EnvSpec | None) -> int:
-    """Rollout workers for this machine.
+def rollout_processes(config: Config, observation: ObservationSpec | None) -> int:
+    """The number of rollout workers for this machine.
 
     Environments with images take most of the time of a machine without a GPU, so there every core steps them. Otherwise
-    one core is left to
-    the learner and the policy workers, more on large machines: more workers would be faster, and their samples older.
+    one core is left to the learner and the policy workers, more on large machines: more workers would be faster, and
+    their samples older.
 
     Args:
-        env: None if it is not known.
+        observation: None if the environment is not known.
     """
     if config.workers is not None:
         return config.workers
     if config.serial:
         return 1
-    if env is not None and has_images(env) and _computes_on_cpu(config):
+    if observation is not None and has_images(observation) and _computes_on_cpu(config):
         return cores()
     return max(1, cores() - 1 if cores() <= 4 else cores() - 2)
 
@@ -93,9 +93,8 @@ def prepare_device(device: torch.device, config: Config) -> None:
         # Batches have few sizes, so that it pays to try out convolutions; but the fastest need not be the same in two
         # runs.
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not config.serial, config.serial
-        torch.backends.cudnn.allow_tf32 = (
-            False  # precision float32 means that the learner's and the policy's numbers agree to 1e-5
-        )
+        # Precision float32 means that the learner's and the policy's numbers agree to 1e-5.
+        torch.backends.cudnn.allow_tf32 = False
 
 
 def computes_bfloat16(device: torch.device) -> bool:
@@ -105,17 +104,18 @@ def computes_bfloat16(device: torch.device) -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def autocast_dtype(config: Config, env: EnvSpec, device: torch.device) -> torch.dtype | None:
+def autocast_dtype(config: Config, observation: ObservationSpec, device: torch.device) -> torch.dtype | None:
     """The dtype to compute in under autocast, or None for plain float32."""
     if config.precision == "float32":
         return None
     if config.precision == "bfloat16":
         return torch.bfloat16
-    return torch.bfloat16 if has_images(env) and computes_bfloat16(device) else None
+    return torch.bfloat16 if has_images(observation) and computes_bfloat16(device) else None
 
 
-def has_images(env: EnvSpec) -> bool:
-    return any(leaf.is_image for leaf in env.observation.leaves)
+def has_images(observation: ObservationSpec) -> bool:
+    """Whether an image encoder suits any of the observation's leaves."""
+    return any(leaf.is_image for leaf in observation.leaves)
 
 
 def cores() -> int:

@@ -35,8 +35,7 @@ def load_object(name_or_callable: str | Callable[..., Any], role: str = "object"
         except (ImportError, ValueError) as error:
             raise ConfigError(
                 f"{role} {name_or_callable!r}: module {module_name} cannot be imported ({error}); check its name and "
-                "that it lies on "
-                "the Python path"
+                "that it lies on the Python path"
             ) from error
         try:
             found = operator.attrgetter(attribute)(module)
@@ -51,8 +50,8 @@ def is_harmless(value: Any) -> bool:
     """Whether a value from a stranger's file can name neither a file nor code: numbers and plain words, in lists and
     mappings.
 
-    Environments open what they are given: a level, a model, a program to be run. A word that names a file here is not
-    plain.
+    Environments open what they are given: a level, a model, a program to be run. A word that names a file on this
+    machine is not plain.
     """
     if isinstance(value, dict):
         return all(is_harmless(part) for item in value.items() for part in item)

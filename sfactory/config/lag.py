@@ -3,7 +3,7 @@ imply."""
 
 from __future__ import annotations
 
-from sfactory.config import Config
+from sfactory.config.fields import Config
 
 
 def segments_per_batch(config: Config, rows: int) -> int:

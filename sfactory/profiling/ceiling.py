@@ -155,7 +155,7 @@ def rows_of(plan: workers.Plan, work: Work) -> int:
 
 def precision_of(plan: workers.Plan, device: torch.device) -> str:
     """float32 or bfloat16: what a plan's network computes in."""
-    return "float32" if devices.autocast_dtype(plan.config, plan.env, device) is None else "bfloat16"
+    return "float32" if devices.autocast_dtype(plan.config, plan.env.observation, device) is None else "bfloat16"
 
 
 def with_threads(plan: workers.Plan, threads: int) -> workers.Plan:
@@ -376,7 +376,7 @@ def _random_values(leaf: Leaf, shape: tuple[int, ...], rng: np.random.Generator)
 def _forward(plan: workers.Plan, rows: int) -> Piece:
     config, env, rng = plan.config, plan.env, np.random.default_rng(0)
     device = devices.inference_device(config)
-    autocast = devices.autocast_dtype(config, env, device)
+    autocast = devices.autocast_dtype(config, env.observation, device)
     model = build_model(env.observation, env.action, config.model).to(device).eval()
     if device.type == "cpu":
         Kernels(config, model, device, autocast).optimize()
@@ -439,7 +439,7 @@ def _training(plan: workers.Plan) -> Piece:
     model = build_model(env.observation, env.action, config.model).to(device)
     learner = Learner(
         config, model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, device,
-        devices.autocast_dtype(config, env, device), wires.board.stopwatch("learner"),
+        devices.autocast_dtype(config, env.observation, device), wires.board.stopwatch("learner"),
     )  # fmt: skip
     learner.start()
     invent_experience(wires.arena, env, 0)

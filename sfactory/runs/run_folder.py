@@ -38,7 +38,7 @@ class RunFolder(os.PathLike):
     Attributes:
         path: The folder.
         resumed: Whether it holds an earlier run's reports or checkpoints, which this run continues.
-        config: Of this run.
+        config: The config of this run.
     """
 
     path: Path
@@ -59,8 +59,7 @@ class RunFolder(os.PathLike):
         return self.path / SUMMARY
 
     def keep_spec(self, spec: EnvSpec) -> None:
-        """Write what the run's policy sees and does, for those who use it without its environment, and where that comes
-        from."""
+        """Write the spaces of the run's environment, for use of its policy without it, and where it comes from."""
         with _telling_of(self.path):
             save_spec(self.path / SPACES, spec)
 
@@ -137,7 +136,7 @@ def _check_environment(path: Path, env: EnvSpec | None) -> None:
 
 @contextlib.contextmanager
 def _telling_of(path: Path) -> Iterator[None]:
-    """Turn what the system has against a run folder into an error for the user."""
+    """Turn the system's error about a run folder into one for the user."""
     try:
         yield
     except OSError as error:
@@ -161,7 +160,7 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     config = from_dict(saved)
     check_types(config)
     if not isinstance(config.env, str):
-        raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a text")
+        raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a string")
     return config
 
 
@@ -184,10 +183,8 @@ def _saved_values(path: Path) -> dict[str, Any] | None:
 def _take_lock(path: Path) -> int:
     """Lock the folder until the returned descriptor is closed, at the latest when this process ends, however it
     ends."""
-    for name in (
-        LOCK,
-        METRICS,
-    ):  # they are written in place: through a link, a stranger's run folder would have another file changed
+    # These are written in place: through a link, a stranger's run folder would have another file changed.
+    for name in (LOCK, METRICS):
         if (path / name).is_symlink():
             raise ConfigError(f"{path / name} is a symbolic link, which sfactory does not write through; remove it")
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -198,8 +195,7 @@ def _take_lock(path: Path) -> int:
                 holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
                 raise ConfigError(
                     f"the run folder {path} is in use by a running process (pid {holder}); wait for it, stop it, or "
-                    "name another one with "
-                    "--run"
+                    "name another one with --run"
                 )
             time.sleep(0.01)
     except BaseException:
@@ -223,7 +219,7 @@ def is_held(folder: str | os.PathLike[str]) -> bool:
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:
-    """Whether a lock was to be had at once."""
+    """Lock a file if no other process holds it; says whether it is locked."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

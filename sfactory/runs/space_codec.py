@@ -26,19 +26,8 @@ MAX_ENTRIES = 2**28
 """Numbers in the largest array that a file may ask for."""
 
 _NUMBERS = (
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-)
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
 
 
 def save_spec(path: Path, spec: EnvSpec) -> None:
@@ -102,9 +91,9 @@ def _decode_source(described: dict[str, Any] | None) -> EnvSource | None:
     if described is None:
         return None
     source = EnvSource(**described)
-    texts = (source.made, source.code, *source.values, *source.values.values())
-    if not (isinstance(source.anonymous, bool) and all(isinstance(text, str) for text in texts)):
-        raise TypeError("source is not one of texts")
+    strings = (source.made, source.code, *source.values, *source.values.values())
+    if not (isinstance(source.anonymous, bool) and all(isinstance(string, str) for string in strings)):
+        raise TypeError("the source of the environment is not described by strings")
     return source
 
 
@@ -150,8 +139,8 @@ def encode_space(space: Space) -> dict[str, Any]:
     if space.dtype is not None and space.dtype.kind == "U":
         return {"type": "Text"}
     raise ConfigError(
-        f"the space {space} cannot be written to a run folder; use Box, Discrete, MultiDiscrete, MultiBinary, Dict and "
-        "Tuple"
+        f"the space {space} cannot be written to a run folder; use Box, Discrete, MultiDiscrete, MultiBinary, Dict "
+        "and Tuple"
     )
 
 

@@ -49,7 +49,8 @@ def make_plan(config: Config) -> Plan:
 
     env = found(lambda: probe(request)) if config.env else None
     agents = env.agents if env is not None else 1
-    config = changed(fitted(config, agents), workers=devices.rollout_processes(config, env))
+    workers = devices.rollout_processes(config, None if env is None else env.observation)
+    config = changed(fitted(config, agents), workers=workers)
     found(lambda: validate(config, agents))
     if not problems:
         found(lambda: devices.learner_device(config))

@@ -15,14 +15,13 @@ from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime.workers import Plan
 from sfactory.telemetry.control_block import Episodes, KernelsChosen, Progress
 from sfactory.telemetry.display import Display
-from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
+from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, Summary
 
 Status = Literal["completed", "interrupted", "failed"]
 FIGURES = (
     "wall_s", "env_steps", "fps", "episode_return_mean", "learner_updates", "skipped_updates", "policy_lag_max",
     "restarts", "env_faults",
 )  # fmt: skip
-_NAMES = {f.name for f in dataclasses.fields(Report)}
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,9 @@ class Reporter:
             steps, updates = snapshot.env_steps, snapshot.updates
         self._speed = Speedometer(wall_s, steps, steps * self._plan.env.frameskip)
         self._writer = MetricsWriter(self._folder, config, steps)
-        self.progress = Progress(steps, updates, math.nan, math.nan, {}, config.optim.lr)
+        self.progress = Progress(
+            env_steps=steps, updates=updates, lag_mean=math.nan, lag_max=math.nan, losses={}, lr=config.optim.lr
+        )
         self.news = False
 
     @property
@@ -113,24 +114,21 @@ class Reporter:
         """Make a report of all that has come, write it and show it.
 
         Args:
-            load: Its fields that tell of the workers.
+            load: The metrics whose source is the load of the workers.
         """
         progress = self.progress
         frames = progress.env_steps * self._plan.env.frameskip
         speed = self._speed.report(progress.env_steps, frames)
         episodes = self._episodes.report()
-        report = Report(
-            wall_s=speed.wall_s, env_steps=progress.env_steps, frames=frames, fps=speed.fps,
-            frames_per_s=speed.frames_per_s,
-            episodes=episodes.episodes, episode_return_mean=episodes.return_mean,
-            episode_return_min=episodes.return_min,
-            episode_return_max=episodes.return_max, episode_length_mean=episodes.length_mean,
-            policy_lag_mean=progress.lag_mean,
-            policy_lag_max=progress.lag_max, learner_updates=progress.updates, skipped_updates=progress.skipped,
-            lr=progress.lr,
-            extras=episodes.extras, **{name: value for name, value in progress.losses.items() if name in _NAMES},
-            **load,
-        )  # fmt: skip
+        report = Report.gathered(
+            episodes.extras,
+            speed=speed,
+            totals={"frames": frames},
+            progress=progress,
+            episodes=episodes,
+            losses=progress.losses,
+            load=load,
+        )
         self.last, self.news = report, False
         self._write(report)
         self._display.update(report)
@@ -154,11 +152,11 @@ class Reporter:
         config, wall_s, fps = self._plan.config, self.wall_s, self._speed.overall_fps(env_steps)
         returns = self.last.episode_return_mean if self.last else self._episodes.report().return_mean
         try:
-            write_summary(
-                self._folder.summary, status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
+            Summary(
+                status=status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
                 frames=env_steps * self._plan.env.frameskip, wall_s=wall_s, fps=fps, episode_return_mean=returns,
-                extras=self.last.extras if self.last else None, error=error,
-            )  # fmt: skip
+                extras=self.last.extras if self.last else {}, error=error,
+            ).write(self._folder.summary)  # fmt: skip
         except OSError as problem:
             self.note(f"summary not written: {problem}")
         self._display.close()

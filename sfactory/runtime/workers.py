@@ -231,7 +231,7 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
     ready = [wires.ready[g // config.runtime.groups] for g in range(plan.groups)]
     seed = derived_seed(config.seed, generation) + 1 + index
-    autocast = devices.autocast_dtype(config, plan.env, device)
+    autocast = devices.autocast_dtype(config, plan.env.observation, device)
     worker = PolicyWorker(
         config,
         model,
@@ -267,7 +267,7 @@ class Training:
         self._plan, self._board, self._emit, self._store = plan, wires.board, wires.events.put, store
         self.learner = Learner(
             config, self._model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, device,
-            devices.autocast_dtype(config, plan.env, device), self._watch,
+            devices.autocast_dtype(config, plan.env.observation, device), self._watch,
         )  # fmt: skip
         self._emit(KernelsChosen("learner", self.learner.kernels.taken, self.learner.kernels.refused))
         self._wall_before, self._saved_steps = 0.0, 0

@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
-from sfactory.telemetry.metrics import Report
+from sfactory.telemetry.metrics import METRICS, Metric, Report
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -144,16 +144,7 @@ class Display:
         )
 
     def _results(self, report: Report) -> Table:
-        rows = [
-            ("env steps/s", _count(report.fps)),
-            ("frames/s", _count(report.frames_per_s)),
-            ("return", _number(report.episode_return_mean)),
-            ("", f"{_number(report.episode_return_min)} to {_number(report.episode_return_max)}"),
-            ("length", _number(report.episode_length_mean)),
-            ("policy lag", self._lag(report)),
-            ("updates", _count(report.learner_updates)),
-        ]
-        return _pairs(rows)
+        return _pairs([(each.label, self._text(each, report)) for each in _shown_metrics() if each.section != "load"])
 
     def _load(self, report: Report) -> Table:
         from rich.table import Table
@@ -162,16 +153,34 @@ class Display:
         table.add_column(style="dim", no_wrap=True)
         table.add_column(ratio=1)
         table.add_column(justify="right", no_wrap=True, min_width=5)
-        busy = {"rollout": report.rollout_busy, "policy": report.policy_busy, "learner": report.learner_busy}
-        slots = {"free slots": report.free_slots, "finished": report.finished_slots}
-        for name, share in busy.items():
-            shown = 0.0 if math.isnan(share) else min(1.0, share)
-            table.add_row(f"{name} busy", _bar(shown, 1.0), "-" if math.isnan(share) else f"{share:.0%}")
-        for name, count in slots.items():
-            table.add_row(name, _bar(count, max(1, self._slots)), f"{count}/{self._slots}")
-        table.add_row("batch fill", "", _number(report.batch_fill))
-        table.add_row("memory", "", f"{_count(report.rss_mb)} MiB")
+        for each in _shown_metrics():
+            if each.section == "load":
+                table.add_row(each.label, self._gauge(each, report), self._text(each, report))
         return table
+
+    def _text(self, metric: Metric, report: Report) -> str:
+        value = getattr(report, metric.name)
+        if metric.name == "policy_lag_mean":
+            return self._lag(report)
+        if metric.name == "episode_return_min":
+            return f"{_number(value)} to {_number(report.episode_return_max)}"
+        if metric.unit == "share":
+            return "-" if math.isnan(value) else f"{value:.0%}"
+        if metric.unit == "slots":
+            return f"{value}/{self._slots}"
+        if metric.unit == "MiB":
+            return f"{_count(value)} MiB"
+        return _count(value) if isinstance(value, int) or metric.unit.endswith("/s") else _number(value)
+
+    def _gauge(self, metric: Metric, report: Report) -> RenderableType:
+        value = getattr(report, metric.name)
+        if metric.unit == "share":
+            return _bar(0.0 if math.isnan(value) else min(1.0, value), 1.0)
+        return _bar(value, max(1, self._slots)) if metric.unit == "slots" else ""
+
+
+def _shown_metrics() -> list[Metric]:
+    return [metric for metric in METRICS if metric.label is not None]
 
 
 def _bar(completed: float, total: float) -> ProgressBar:

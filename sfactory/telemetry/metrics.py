@@ -1,4 +1,4 @@
-"""What a run reports: one typed row per report, in metrics.csv and TensorBoard, and summary.json at the end."""
+"""What a run reports: the declarations of its metrics, their files, and summary.json at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,103 +21,184 @@ from sfactory.errors import ConfigError
 from sfactory.files import append_whole, write_atomically
 from sfactory.telemetry.tensorboard import EventFile
 
+REQUIRED: Any = dataclasses.MISSING
+"""Default of a metric that every report has."""
 
-def _column(section: str, default: Any = dataclasses.MISSING) -> Any:
-    """A field of :class:`Report` with the section under which TensorBoard shows it."""
-    return field(default=default, metadata={"section": section})
+
+class Metric(NamedTuple):
+    """A figure that a run reports.
+
+    Attributes:
+        name: Its column in metrics.csv and field in :class:`Report`.
+        source: Where :meth:`Report.gathered` finds it.
+        unit: What it counts or measures; empty for a plain number.
+        section: TensorBoard's group of charts.
+        csv: Whether it is a column of metrics.csv.
+        tensorboard: Whether TensorBoard shows it.
+        label: Its name on the live display, which has a row for it then.
+    """
+
+    name: str
+    source: str
+    unit: str
+    section: str
+    csv: bool
+    tensorboard: bool
+    label: str | None
+
+    @property
+    def tag(self) -> str:
+        """Its name in TensorBoard."""
+        return f"{self.section}/{self.name}"
+
+
+def metric(
+    source: str,
+    unit: str = "",
+    default: Any = math.nan,
+    *,
+    section: str | None = None,
+    csv: bool = True,
+    tensorboard: bool = True,
+    label: str | None = None,
+) -> Any:
+    """Declare a field of :class:`Report`; metrics.csv, TensorBoard and the display follow.
+
+    Args:
+        source: ``source.name`` in the arguments of :meth:`Report.gathered`; the name is the field's own if left out.
+        unit: See :class:`Metric`, as for the rest.
+        default: Where the source does not know it; NaN: an empty cell.
+        section: Unset: the source.
+    """
+    group = source.partition(".")[0]
+    declared = {"source": source, "unit": unit, "section": section or group, "csv": csv, "tensorboard": tensorboard}
+    return field(default=default, metadata=declared | {"label": label})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """One row of metrics.csv, in the order of its columns. NaN: not known in this interval.
 
-    Attributes:
-        wall_s: Seconds trained so far, over all resumes.
-        env_steps: Env steps so far.
-        frames: Simulated frames so far: env steps x frameskip.
-        fps: Env steps per second since the last report.
-        frames_per_s: Frames per second since the last report.
-        episodes: Episodes that ended since the last report.
-        episode_return_mean: Over the window of recent episodes, as are the next three.
-        episode_length_mean: In env steps.
-        policy_lag_mean: In learner updates, over the samples trained on since the last report.
-        policy_lag_max: The highest of them.
-        learner_updates: Gradient steps so far.
-        skipped_updates: Of them those that changed nothing, because the gradient was not finite.
-        kl: KL divergence of the new policy from the one with which its batch was begun (the proximal policy), in nats.
-        behaviour_kl: KL divergence of that one from the behaviour policy, which sampled: what the policy lag amounts
-            to.
-        clip_fraction: Share of samples whose ratio PPO's clip cut off.
-        explained_variance: 1 - Var(return - value) / Var(return).
-        grad_norm: Before clipping.
-        rollout_busy: Share of their time, 0 to 1, that the rollout workers did not wait; likewise the next two.
-        batch_fill: Mean rows of an inference batch.
-        free_slots: Slots waiting to be filled, at the time of the report.
-        finished_slots: Slots waiting for the learner.
-        queue_full_waits: Times a full queue blocked a sender, so far.
-        restarts: Times that worker processes were lost and started anew, since the command.
-        env_faults: Faults of environments that the run has survived since it was started.
-        rss_mb: Resident memory of all processes, in MiB.
-        extras: Means of the numeric entries of ``info`` at episode ends. Not in metrics.csv, whose columns are fixed.
+    A new metric is one declaration here, as long as its source knows it, as the learner knows the weights::
+
+        weight_max: float = metric("losses", section="lag")
     """
 
-    wall_s: float = _column("progress")
-    env_steps: int = _column("progress")
-    frames: int = _column("progress")
-    fps: float = _column("speed", math.nan)
-    frames_per_s: float = _column("speed", math.nan)
-    episodes: int = _column("episode", 0)
-    episode_return_mean: float = _column("episode", math.nan)
-    episode_return_min: float = _column("episode", math.nan)
-    episode_return_max: float = _column("episode", math.nan)
-    episode_length_mean: float = _column("episode", math.nan)
-    policy_lag_mean: float = _column("lag", math.nan)
-    policy_lag_max: float = _column("lag", math.nan)
-    learner_updates: int = _column("progress", 0)
-    skipped_updates: int = _column("progress", 0)
-    loss: float = _column("learner", math.nan)
-    policy_loss: float = _column("learner", math.nan)
-    value_loss: float = _column("learner", math.nan)
-    entropy: float = _column("learner", math.nan)
-    kl: float = _column("learner", math.nan)
-    behaviour_kl: float = _column("lag", math.nan)
-    clip_fraction: float = _column("learner", math.nan)
-    explained_variance: float = _column("learner", math.nan)
-    grad_norm: float = _column("learner", math.nan)
-    lr: float = _column("learner", math.nan)
-    rollout_busy: float = _column("load", math.nan)
-    policy_busy: float = _column("load", math.nan)
-    learner_busy: float = _column("load", math.nan)
-    batch_fill: float = _column("load", math.nan)
-    free_slots: int = _column("load", 0)
-    finished_slots: int = _column("load", 0)
-    queue_full_waits: int = _column("load", 0)
-    restarts: int = _column("load", 0)
-    env_faults: int = _column("load", 0)
-    rss_mb: float = _column("load", math.nan)
+    wall_s: float = metric("speed", "s", REQUIRED, section="progress")
+    """Seconds trained so far, over all resumes."""
+    env_steps: int = metric("progress", "env steps", REQUIRED, tensorboard=False)
+    """Env steps so far; the horizontal axis of TensorBoard's charts."""
+    frames: int = metric("totals", "frames", REQUIRED, section="progress")
+    """Simulated frames so far: env steps x frameskip."""
+    fps: float = metric("speed", "env steps/s", label="env steps/s")
+    """Env steps per second since the last report."""
+    frames_per_s: float = metric("speed", "frames/s", label="frames/s")
+    """Frames per second since the last report."""
+    episodes: int = metric("episodes", "episodes", 0, section="episode")
+    """Episodes that ended since the last report."""
+    episode_return_mean: float = metric("episodes.return_mean", section="episode", label="return")
+    """Mean return over the window of recent episodes, as are the next three."""
+    episode_return_min: float = metric("episodes.return_min", section="episode", label="")
+    """Lowest return."""
+    episode_return_max: float = metric("episodes.return_max", section="episode")
+    """Highest return."""
+    episode_length_mean: float = metric("episodes.length_mean", "env steps", section="episode", label="length")
+    """Mean length."""
+    policy_lag_mean: float = metric("progress.lag_mean", "updates", section="lag", label="policy lag")
+    """Mean policy lag of the samples trained on since the last report."""
+    policy_lag_max: float = metric("progress.lag_max", "updates", section="lag")
+    """Highest policy lag among them."""
+    learner_updates: int = metric("progress.updates", "updates", 0, label="updates")
+    """Gradient steps so far."""
+    skipped_updates: int = metric("progress.skipped", "updates", 0)
+    """Gradient steps that changed nothing, because the gradient was not finite."""
+    loss: float = metric("losses", section="learner")
+    """What is minimised, as a mean since the last report; so are all losses."""
+    policy_loss: float = metric("losses", section="learner")
+    """Policy's part of the loss."""
+    value_loss: float = metric("losses", section="learner")
+    """Value loss before its coefficient."""
+    entropy: float = metric("losses", "nats", section="learner")
+    """Entropy of the policy, or its KL divergence from the uniform policy with loss.exploration kl."""
+    kl: float = metric("losses", "nats", section="learner")
+    """KL divergence of the new policy from the one with which its batch was begun (the proximal policy)."""
+    behaviour_kl: float = metric("losses", "nats", section="lag")
+    """KL divergence of the proximal policy from the behaviour policy, which sampled: what the policy lag amounts to."""
+    clip_fraction: float = metric("losses", "share", section="learner")
+    """Share of samples whose ratio PPO's clip cut off."""
+    explained_variance: float = metric("losses", section="learner")
+    """1 - Var(return - value) / Var(return)."""
+    grad_norm: float = metric("losses", section="learner")
+    """Norm of the gradient before clipping."""
+    lr: float = metric("progress", section="learner")
+    """Learning rate."""
+    rollout_busy: float = metric("load", "share", label="rollout busy")
+    """Share of their time that the rollout workers did not wait."""
+    policy_busy: float = metric("load", "share", label="policy busy")
+    """Share of their time that the policy workers did not wait."""
+    learner_busy: float = metric("load", "share", label="learner busy")
+    """Share of its time that the learner did not wait."""
+    batch_fill: float = metric("load", "rows", label="batch fill")
+    """Mean rows of an inference batch."""
+    free_slots: int = metric("load", "slots", 0, label="free slots")
+    """Slots waiting to be filled, at the time of the report."""
+    finished_slots: int = metric("load", "slots", 0, label="finished")
+    """Slots waiting for the learner."""
+    queue_full_waits: int = metric("load", "", 0)
+    """Times a full queue blocked a sender, so far."""
+    restarts: int = metric("load", "", 0)
+    """Times that worker processes were lost and started anew, since the command."""
+    env_faults: int = metric("load", "", 0)
+    """Faults of environments that the run has survived since it was started."""
+    rss_mb: float = metric("load", "MiB", label="memory")
+    """Resident memory of all processes."""
     extras: Mapping[str, float] = field(default_factory=dict)
+    """Means of the numeric entries of ``info`` at episode ends. Not in metrics.csv, whose columns are fixed."""
+
+    @classmethod
+    def gathered(cls, extras: Mapping[str, float], **sources: Any) -> Report:
+        """A report of what its sources know.
+
+        Args:
+            extras: See the field.
+            sources: Objects and mappings by the names that the metrics declare. An empty mapping knows nothing; any
+                other has all its metrics.
+        """
+        values = {}
+        for each in METRICS:
+            name, _, key = each.source.partition(".")
+            source, key = sources[name], key or each.name
+            if not isinstance(source, Mapping):
+                values[each.name] = getattr(source, key)
+            elif source:
+                values[each.name] = source[key]
+        return cls(extras=extras, **values)
 
 
-_COLUMNS = tuple(f for f in dataclasses.fields(Report) if f.name != "extras")
-_HEADER = ",".join(f.name for f in _COLUMNS).encode() + b"\n"
+METRICS = tuple(Metric(f.name, **f.metadata) for f in dataclasses.fields(Report) if f.metadata)
+"""All metrics, in the order of the columns of metrics.csv."""
+_COLUMNS = tuple(each.name for each in METRICS if each.csv)
+_ALWAYS_THERE = {f.name for f in dataclasses.fields(Report) if f.metadata and f.default is REQUIRED}
+"""Columns without which a file is no metrics.csv of any sfactory."""
 
 
 class MetricsWriter:
     """Appends reports to metrics.csv and, with `log.tensorboard`, to TensorBoard files in the run folder.
+
+    A metrics.csv of another version of sfactory goes on: it gets the columns that it lacks, and keeps those that there
+    are no more, empty in new rows.
 
     Args:
         run_folder: An existing folder.
         env_steps: Where a resumed run goes on. TensorBoard hides what was reported beyond; metrics.csv keeps every row.
 
     Raises:
-        ConfigError: If the metrics.csv to continue has columns unknown to this sfactory, or TensorBoard is wanted and
-            not installed.
+        ConfigError: If the file to continue is no metrics.csv, or TensorBoard is wanted and not installed.
     """
 
     def __init__(self, run_folder: str | os.PathLike[str], config: Config, env_steps: int = 0) -> None:
         self._csv = Path(run_folder) / "metrics.csv"
-        if self._csv.exists():
-            _mend_csv(self._csv)
+        self._columns = _mend_csv(self._csv) if self._csv.exists() else _COLUMNS
         self._unwritten: list[bytes] = []
         self._events = EventFile(run_folder, env_steps) if config.log.tensorboard else None
 
@@ -128,36 +209,51 @@ class MetricsWriter:
             OSError: For example if the disk is full. metrics.csv has whole rows only, and gets those that it lacks the
                 next time.
         """
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerow(_cell(getattr(report, f.name)) for f in _COLUMNS)
-        self._unwritten.append(text.getvalue().encode())
-        append_whole(self._csv, b"".join(self._unwritten), _HEADER)
+        self._unwritten.append(_csv_text(self._columns, [{name: _cell(getattr(report, name)) for name in _COLUMNS}]))
+        append_whole(self._csv, b"".join(self._unwritten), _csv_text(self._columns, [], header=True))
         self._unwritten.clear()
         if self._events is not None:
             self._events.write(_scalars(report), report.env_steps)
 
 
-def _mend_csv(path: Path) -> None:
+def _mend_csv(path: Path) -> Sequence[str]:
     """Make a metrics.csv fit to be continued: without the half row of a process that was killed while writing it, and
-    with all columns."""
+    with all columns.
+
+    Returns:
+        The columns of the file.
+    """
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         os.truncate(path, whole)
-    header = data[:whole].partition(b"\n")[0] + b"\n"
-    if not whole or header == _HEADER:
-        return
-    rows = csv.DictReader(io.StringIO(data[:whole].decode(errors="replace")))
-    names = [f.name for f in _COLUMNS]
-    if rows.fieldnames is None or not set(rows.fieldnames) < set(names):
+    if not whole or data.startswith(_csv_text(_COLUMNS, [], header=True)):
+        return _COLUMNS
+    try:
+        rows = csv.DictReader(io.StringIO(data[:whole].decode(errors="replace")))
+        found = rows.fieldnames or []
+        if not set(found) >= _ALWAYS_THERE or len(set(found)) < len(found):
+            raise ConfigError(
+                f"{path} has other columns than sfactory writes; move it away, or name another folder with --run"
+            )
+        columns = (*_COLUMNS, *(name for name in found if name not in _COLUMNS))
+        if columns != tuple(found):
+            write_atomically(path, _csv_text(columns, rows, header=True))
+    except csv.Error as error:
         raise ConfigError(
-            f"{path} has other columns than this sfactory writes; move it away, or name another folder with --run"
-        )
+            f"{path} cannot be continued ({error}); move it away, or name another folder with --run"
+        ) from None
+    return columns
+
+
+def _csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, str]], header: bool = False) -> bytes:
+    """Rows as lines of a CSV file; cells that they lack are empty, and cells beyond the columns are left out."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    if header:
+        writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode())
+    return text.getvalue().encode()
 
 
 def _cell(value: float | int) -> str:
@@ -167,50 +263,40 @@ def _cell(value: float | int) -> str:
 
 
 def _scalars(report: Report) -> Iterable[tuple[str, float]]:
-    for f in _COLUMNS:
-        value = getattr(report, f.name)
-        if f.name != "env_steps" and not math.isnan(value):
-            yield f"{f.metadata['section']}/{f.name}", value
-    for name, value in report.extras.items():
-        if not math.isnan(value):
-            yield f"extra/{name}", value
+    """The tags and values that TensorBoard shows."""
+    named = {each.tag: getattr(report, each.name) for each in METRICS if each.tensorboard}
+    named |= {f"extra/{name}": value for name, value in report.extras.items()}
+    return [(tag, value) for tag, value in named.items() if not math.isnan(value)]
 
 
-def write_summary(
-    path: str | os.PathLike[str],
-    status: Literal["completed", "interrupted", "failed"],
-    *,
-    env: str,
-    seed: int,
-    env_steps: int,
-    frames: int,
-    wall_s: float,
-    fps: float,
-    episode_return_mean: float,
-    extras: Mapping[str, float] | None = None,
-    error: str | None = None,
-) -> None:
-    """Write summary.json as one step. NaN becomes null.
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What summary.json says of a run.
 
-    Args:
-        path: The file.
+    Attributes:
         env: The environment's name.
         fps: Env steps per second over the whole run.
+        extras: Means of the last report.
         error: What made a failed run fail.
     """
-    values = {
-        "status": status,
-        "env": env,
-        "seed": seed,
-        "env_steps": env_steps,
-        "frames": frames,
-        "wall_s": _finite(wall_s),
-        "fps": _finite(fps),
-        "episode_return_mean": _finite(episode_return_mean),
-        "extras": {name: _finite(value) for name, value in (extras or {}).items()},
-        "error": error,
-    }
-    write_atomically(Path(path), (json.dumps(values, indent=2, allow_nan=False) + "\n").encode())
+
+    status: Literal["completed", "interrupted", "failed"]
+    env: str
+    seed: int
+    env_steps: int
+    frames: int
+    wall_s: float
+    fps: float
+    episode_return_mean: float
+    extras: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the file as one step. NaN becomes null."""
+        numbers = {name: _finite(getattr(self, name)) for name in ("wall_s", "fps", "episode_return_mean")}
+        extras = {name: _finite(value) for name, value in self.extras.items()}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | numbers | {"extras": extras}
+        write_atomically(Path(path), (json.dumps(values, indent=2, allow_nan=False) + "\n").encode())
 
 
 def _finite(value: float) -> float | None:
@@ -292,17 +378,19 @@ class EpisodeWindow:
         episodes = self._returns.new
         returns, lengths = self._returns.report(), self._lengths.report()
         extras = {name: float(values.mean()) for name, series in self._extras.items() if len(values := series.report())}
-        if not len(returns):
-            return EpisodeStatistics(0, 0, math.nan, math.nan, math.nan, math.nan, extras)
         return EpisodeStatistics(
             episodes=episodes,
             counted=len(returns),
-            return_mean=float(returns.mean()),
-            return_min=float(returns.min()),
-            return_max=float(returns.max()),
-            length_mean=float(lengths.mean()),
+            return_mean=_statistic(np.mean, returns),
+            return_min=_statistic(np.min, returns),
+            return_max=_statistic(np.max, returns),
+            length_mean=_statistic(np.mean, lengths),
             extras=extras,
         )
+
+
+def _statistic(of: Callable[[np.ndarray], Any], values: np.ndarray) -> float:
+    return float(of(values)) if len(values) else math.nan
 
 
 class Speed(NamedTuple):

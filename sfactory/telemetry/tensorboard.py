@@ -36,14 +36,11 @@ class EventFile:
         except ImportError as error:
             raise ConfigError(
                 f"log.tensorboard is on and {error.name or 'tensorboard'} is not installed; pip install tensorboard, "
-                "or turn "
-                "it off with --log.no-tensorboard"
+                "or turn it off with --log.no-tensorboard"
             ) from error
         self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
-        self._path = (
-            Path(folder)
-            / f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_numbers)}"
-        )
+        name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_numbers)}"
+        self._path = Path(folder) / name
         self._begin = self._record(file_version="brain.Event:2")
         if env_steps:
             self._begin += self._record(step=env_steps, session_log=SessionLog(status=SessionLog.START))

@@ -93,9 +93,9 @@ def test_values_of_a_wrong_type_are_all_named(tmp_path):
     file.write_text(f"{plain}model: {{hidden: 3}}\noptim: {{betas: [0.9]}}\n")
     said = problems_of(parse, "--env", "CartPole-v1", "--config", str(file))
     for part in (
-        "steps is 'many'; it must be a whole number", "rollout is 1.5", "sync is 'yes'; it must be true or false",
-        "algo is 'a2c'; it must be one of appo, impala, ppo", "workers is 'two'; it must be a whole number or unset",
-        "model.hidden is 3; it must be a list of numbers", "optim.betas is (0.9,); it must be a list of 2 numbers",
+        "steps is 'many'; it must be an integer", "rollout is 1.5", "sync is 'yes'; it must be true or false",
+        "algo is 'a2c'; it must be one of appo, impala, ppo", "workers is 'two'; it must be an integer or unset",
+        "model.hidden is 3; it must be a list of integers", "optim.betas is (0.9,); it must be a list of 2 numbers",
         "env_kwargs is 3",
     ):  # fmt: skip
         assert part in said, part
@@ -148,6 +148,40 @@ def test_every_bad_number_is_named():
     ):
         assert name in said
     assert "env is not set" in problems_of(validate, Config())
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (Config(env="x", model=ModelConfig(hidden=(64, 0))), "model.hidden is (64, 0); each must be at least 1"),
+        (
+            Config(env="x", optim=OptimConfig(betas=(0.9, 1.0))),
+            "optim.betas is (0.9, 1.0); each must be at least 0 and below 1",
+        ),
+        (Config(env="x", optim=OptimConfig(lr=0.0)), "optim.lr is 0.0; it must be above 0"),
+        (
+            Config(env="x", runtime=RuntimeConfig(rollout_nice=20)),
+            "runtime.rollout_nice is 20; it must be between 0 and 19",
+        ),
+        (Config(env="x", device="cuda:"), "device is 'cuda:'; it must be auto, cpu, cuda or cuda:N"),
+        (Config(env="x", device="cpu,cpu"), "device is 'cpu,cpu'; it must be auto, cpu, cuda or cuda:N"),
+        (
+            Config(env="x", runtime=RuntimeConfig(inference_device="cuda:0,gpu")),
+            "runtime.inference_device is 'cuda:0,gpu'; it must be auto, cpu, cuda or cuda:N, or several of them",
+        ),
+    ],
+)
+def test_a_value_beyond_the_limits_of_its_field_is_named_with_them(config, says):
+    assert says in problems_of(validate, dataclasses.replace(config, workers=1))
+
+
+def test_help_shows_limits_and_default(capsys):
+    with pytest.raises(SystemExit):
+        parse("--preset", "none", "--help")
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Learning rate of Adam. (above 0; default: 0.0003)" in said
+    assert "Discount per env step. (between 0 and 1; default: 0.99)" in said
+    assert "Nonlinearity of MLP encoders; image encoders use relu. (default: tanh)" in said
 
 
 @pytest.mark.parametrize(
@@ -271,7 +305,8 @@ def test_environments_that_were_asked_for_stay_and_groups_divide_those_that_were
 def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, of_vectors, of_images, monkeypatch):
     monkeypatch.setattr(devices, "cores", lambda: cores)
     vectors, images = (
-        probe(EnvRequest(resolve_env(env), {}, "auto", "clip")) for env in ("CartPole-v1", "sfactory/MemoryGrid")
+        probe(EnvRequest(resolve_env(env), {}, "auto", "clip")).observation
+        for env in ("CartPole-v1", "sfactory/MemoryGrid")
     )
     for config in (Config(device="cpu"), Config(), Config(device="cpu", runtime=RuntimeConfig(inference_device="cpu"))):
         assert devices.rollout_processes(config, vectors) == devices.rollout_processes(config, None) == of_vectors

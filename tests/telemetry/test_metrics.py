@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from sfactory.config import Config, LogConfig
 from sfactory.errors import ConfigError
-from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
+from sfactory.losses import BatchStats, LossStats
+from sfactory.telemetry.control_block import Progress
+from sfactory.telemetry.metrics import (
+    METRICS,
+    EpisodeStatistics,
+    EpisodeWindow,
+    MetricsWriter,
+    Report,
+    Speed,
+    Speedometer,
+    Summary,
+)
 
 QUIET = Config(log=LogConfig(tensorboard=False))
 
@@ -81,11 +94,62 @@ def test_a_file_that_lacks_a_newer_column_gets_it(tmp_path: Path) -> None:
     assert rows(tmp_path)[0]["behaviour_kl"] == ""
 
 
-def test_rows_are_not_appended_under_other_columns(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("a,b\n1,2\n")
+def test_a_column_that_there_is_no_more_stays_and_is_empty_in_new_rows(tmp_path: Path) -> None:
+    write(tmp_path, 10)
+    (old,) = rows(tmp_path)
+    with (tmp_path / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["gone", *(name for name in old if name != "kl")], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerow(old | {"gone": "0.5"})
+    for steps in (20, 30):  # each by a process of its own
+        write(tmp_path, steps)
+    assert [(row["env_steps"], row["gone"], row["kl"]) for row in rows(tmp_path)] == [
+        ("10", "0.5", ""),
+        ("20", "", ""),
+        ("30", "", ""),
+    ]
+    assert list(rows(tmp_path)[0]) == [*old, "gone"]
+    assert rows(tmp_path)[0] == old | {"gone": "0.5"}
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "\n", "wall_s,env_steps,frames,frames\n", "wall_s,env_steps\n1,2\n"])
+def test_rows_are_not_appended_to_another_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "metrics.csv").write_text(text)
     with pytest.raises(ConfigError, match="other columns"):
         MetricsWriter(tmp_path, QUIET)
-    assert (tmp_path / "metrics.csv").read_text() == "a,b\n1,2\n"
+    assert (tmp_path / "metrics.csv").read_text() == text
+
+
+SOURCES = {
+    "progress": {f.name for f in dataclasses.fields(Progress)},
+    "speed": set(Speed._fields),
+    "totals": {"frames"},
+    "episodes": set(EpisodeStatistics._fields),
+    "losses": {f.name for kind in (LossStats, BatchStats) for f in dataclasses.fields(kind)} | {"grad_norm"},
+}
+
+
+def test_every_metric_has_a_source_that_knows_it() -> None:
+    for metric in METRICS:
+        source, _, name = metric.source.partition(".")
+        assert source == "load" or (name or metric.name) in SOURCES[source], metric
+
+
+def test_a_report_is_gathered_by_name() -> None:
+    values = {
+        source: SimpleNamespace(**{name: f"{source}.{name}" for name in names}) for source, names in SOURCES.items()
+    }
+    load = {metric.name: f"load.{metric.name}" for metric in METRICS if metric.source == "load"}
+    losses = vars(values.pop("losses"))
+    report = Report.gathered({"success": 1.0}, **values, losses=losses, load=load)
+    for metric in METRICS:
+        expected = metric.source if "." in metric.source else f"{metric.source}.{metric.name}"
+        assert getattr(report, metric.name) == expected
+    assert report.extras == {"success": 1.0}
+    early = Report.gathered({}, **values, losses={}, load=load)
+    assert math.isnan(early.kl)
+    with pytest.raises(KeyError, match="policy_loss"):
+        Report.gathered({}, **values, losses={"loss": 1.0}, load=load)
 
 
 def test_tensorboard_has_the_reports_over_env_steps_and_hides_what_a_crash_lost(tmp_path: Path) -> None:
@@ -115,9 +179,8 @@ def test_a_missing_tensorboard_is_explained(tmp_path: Path, monkeypatch: pytest.
 def test_the_summary_is_plain_json_and_replaces_the_last_one(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     for status, error in (("interrupted", None), ("failed", "worker 3 died")):
-        write_summary(
-            path,
-            status,
+        summary = Summary(
+            status=status,
             env="CartPole-v1",
             seed=1,
             env_steps=5,
@@ -128,6 +191,7 @@ def test_the_summary_is_plain_json_and_replaces_the_last_one(tmp_path: Path) -> 
             extras={"success": np.float64(0.5)},
             error=error,
         )
+        summary.write(path)
     assert json.loads(path.read_text()) == {
         "status": "failed",
         "env": "CartPole-v1",

@@ -1,0 +1,56 @@
+"""Fields that are one word on the command line and any object in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import yaml
+from tyro.constructors import PrimitiveConstructorSpec
+
+MOST_YAML_NODES = 100_000
+"""Most entries that a YAML text may have, aliases written out."""
+
+
+def _flag(metavar: str, parse: Callable[[str], Any]) -> PrimitiveConstructorSpec:
+    """How tyro reads and shows such a field."""
+    return PrimitiveConstructorSpec(
+        1, metavar, lambda words: parse(words[0]), lambda value: True, lambda value: [str(value)]
+    )
+
+
+def _yaml_mapping(text: str) -> dict[str, Any]:
+    try:
+        value = plain_yaml(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{text!r} is not a mapping; write for example '{{max_episode_steps: 100}}'")
+    return value
+
+
+def plain_yaml(text: str) -> Any:
+    """The value that a YAML text describes: numbers, strings, lists and mappings only.
+
+    Raises:
+        ValueError: If it is not YAML, or if its aliases would blow it up.
+    """
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also impossible numbers and dates
+        raise ValueError(str(error) or type(error).__name__) from None
+    nodes, waiting = 0, [value]
+    while waiting:
+        nodes, node = nodes + 1, waiting.pop()
+        if nodes > MOST_YAML_NODES:
+            raise ValueError(f"it has more than {MOST_YAML_NODES} entries")
+        waiting += [*node, *node.values()] if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return value
+
+
+Id = Annotated[Any, _flag("ID", str)]
+"""An environment's id on the command line and in YAML; in Python also a callable."""
+Name = Annotated[Any, _flag("NAME", str)]
+"""A name on the command line and in YAML; in Python also the object itself."""
+Mapped = Annotated[dict[str, Any], _flag("{KEY: VALUE}", _yaml_mapping)]
+"""A mapping, written in YAML on the command line."""

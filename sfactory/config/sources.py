@@ -1,0 +1,176 @@
+"""Where the values of a config come from: Python, presets, YAML files and the command line.
+
+A later source wins: defaults < the environment family's preset < YAML file < flags. :func:`resolve` applies the preset
+to a ``Config`` made in Python, :func:`from_command_line` does the whole chain for the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import numbers
+import os
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from sfactory.config.checking import check_types
+from sfactory.config.declaring import changed, given_names, types_of
+from sfactory.config.env_source import env_name
+from sfactory.config.fields import Config
+from sfactory.config.flags import plain_yaml
+from sfactory.config.presets import preset_for
+from sfactory.errors import ConfigError
+
+T = TypeVar("T")
+_PRESET_DEPENDS_ON = ("env", "preset", "algo")
+"""Fields that decide the defaults of the others."""
+
+
+def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, path: str = "") -> T:
+    """A copy of a config dataclass with the values of a nested mapping.
+
+    Args:
+        values: Keys are field names; a nested group is a mapping.
+        only_unset: Keep the fields that the config's creator gave.
+        path: Dotted name of the group, for error messages.
+
+    Raises:
+        ConfigError: With every unknown key and its nearest known one.
+    """
+    names = {f.name: f for f in dataclasses.fields(config)}
+    problems: list[str] = []
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, 1)
+            hint = f"; did you mean {path}{near[0]}?" if near else f"; known: {', '.join(names)}"
+            problems.append(f"unknown key {path}{key}{hint}")
+            continue
+        current = getattr(config, key)
+        if dataclasses.is_dataclass(current) and not isinstance(current, type):
+            if not isinstance(value, Mapping):
+                problems.append(f"{path}{key} is a group and takes a mapping, not {value!r}")
+                continue
+            try:
+                changes[key] = merged(current, value, only_unset=only_unset, path=f"{path}{key}.")
+            except ConfigError as error:
+                problems.extend(error.problems)
+        elif not (only_unset and key in given_names(config)):
+            value = _number_in(value, types_of(type(config))[key])
+            changes[key] = tuple(value) if isinstance(current, tuple) and isinstance(value, list) else value
+    if problems:
+        raise ConfigError(*problems)
+    given = given_names(config)
+    return changed(config, given=given if only_unset else given | changes.keys(), **changes)
+
+
+def _number_in(value: Any, hint: Any) -> Any:
+    """The number that a string means where a number is wanted: YAML reads 1e-3, without a point, as a string."""
+    kinds = (hint, *typing.get_args(hint))
+    if isinstance(value, str) and (int in kinds or float in kinds):
+        with contextlib.suppress(ValueError):
+            number = float(value)
+            return int(number) if int in kinds and number.is_integer() else number
+    return value
+
+
+def resolve(config: Config) -> Config:
+    """Fill what the creator of a config left open from the preset of its environment's family.
+
+    Raises:
+        ConfigError: If `preset` names no family.
+    """
+    name, values = preset_for(config.preset, config.env, config.algo)
+    return changed(merged(config, values, only_unset=True), preset=name, run=os.fspath(config.run))
+
+
+def preset_value(config: Config, name: str) -> Any:
+    """The default of a field at the top of a resolved config: the preset's value, or else the field's own."""
+    return preset_for(config.preset, config.env, config.algo)[1].get(name, getattr(Config(), name))
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config as nested plain values for YAML and JSON; callables become their qualified names."""
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_dict(value)
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    return f"<{env_name(value)}>"
+
+
+def from_dict(values: Mapping[str, Any]) -> Config:
+    """The config that :func:`to_dict` described.
+
+    Raises:
+        ConfigError: On unknown keys.
+    """
+    return merged(Config(), values)
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file of config keys.
+
+    Raises:
+        ConfigError: If the file cannot be read, is not YAML, or is not a mapping.
+    """
+    try:
+        values = plain_yaml(Path(path).read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"the config file {path} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"the config file {path} must hold a mapping of config keys, not {type(values).__name__}")
+    return values
+
+
+def from_command_line(args: Sequence[str], prog: str, description: str = "") -> Config:
+    """The config that a command line asks for: defaults < preset < the YAML file of `--config` < flags.
+
+    Exits with status 2 and a message on unknown or malformed flags, with 0 on `--help`.
+
+    Raises:
+        ConfigError: On a bad YAML file or preset.
+    """
+    early, rest = _what_chooses_the_preset(args)
+    base = load_yaml(early.config) if early.config else {}
+    chosen = {name: value for name in _PRESET_DEPENDS_ON if (value := getattr(early, name)) is not None}
+    asked = merged(Config(), base | chosen)
+    default = resolve(asked)
+    if not asked.env:  # which the preset would follow
+        default = changed(default, preset=asked.preset)
+    check_types(default)
+    rest += [word for name, value in chosen.items() for word in (f"--{name}", value)]
+    config = tyro.cli(Config, args=rest, default=default, prog=prog, description=description)
+    flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in args if word.startswith("--")}
+    given = {
+        f.name
+        for f in dataclasses.fields(Config)
+        if f.name in flags or getattr(config, f.name) != getattr(default, f.name)
+    }
+    return changed(config, given=given_names(default) | given)
+
+
+def _what_chooses_the_preset(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The flags that decide the defaults of the others, and the rest of the command line."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    for name in _PRESET_DEPENDS_ON:
+        first.add_argument(f"--{name}", choices=typing.get_args(types_of(Config)[name]) if name == "algo" else None)
+    return first.parse_known_args(list(args))
