@@ -60,10 +60,10 @@ clean:
 	$(PIP) torch
 	touch $@
 
-.venv/user: .venv/torch setup.py
+.venv/user: .venv/torch setup.py pyproject.toml
 	$(PIP) -e .
 	touch $@
 
-.venv/dev: .venv/torch setup.py
+.venv/dev: .venv/torch setup.py pyproject.toml
 	$(PIP) -e .[dev]
 	touch $@
