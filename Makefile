@@ -1,6 +1,7 @@
 # make train   install what is needed and train CartPole-v1 to a solved score, then evaluate it
 # make test    install what is needed and run the tests
 # make lint    check format and style
+# make types   check the annotations of the public API
 # make learn   learning references: presets, three seeds each (an hour), and the small tasks that take longer
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
@@ -13,7 +14,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 
-.PHONY: train test lint learn lag bench peers starts soak clean
+.PHONY: train test lint types learn lag bench peers starts soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -25,6 +26,12 @@ test: .venv/dev
 lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+# mypy looks for sfactory.envs where its name says: in a folder of links that has the packages as they are installed.
+types: .venv/dev
+	rm -rf build/types && mkdir -p build/types/sfactory
+	ln -s $(CURDIR)/sfactory/* $(CURDIR)/envs build/types/sfactory
+	cd build/types && $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml --cache-dir ../mypy
 
 learn: .venv/dev
 	$(BIN)/python -m pytest -m long
@@ -60,10 +67,10 @@ clean:
 	$(PIP) torch
 	touch $@
 
-.venv/user: .venv/torch setup.py
+.venv/user: .venv/torch setup.py pyproject.toml
 	$(PIP) -e .
 	touch $@
 
-.venv/dev: .venv/torch setup.py
+.venv/dev: .venv/torch setup.py pyproject.toml
 	$(PIP) -e .[dev]
 	touch $@

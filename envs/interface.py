@@ -109,7 +109,7 @@ class Breakage(NamedTuple):
     rows: Sequence[int]
     environment: str
     message: str
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # it hides the method of tuples, which nobody calls
 
 
 class Group(Protocol):

@@ -166,5 +166,7 @@ def _categorical_entropy(log_probs: Tensor) -> Tensor:
 def _total(categorical: Tensor | None, normal: Tensor | None) -> Tensor:
     """The sum of the parts that an action space has."""
     if categorical is None or normal is None:
-        return normal if categorical is None else categorical
+        part = normal if categorical is None else categorical
+        assert part is not None, "an action space has at least one part"
+        return part
     return categorical + normal

@@ -63,7 +63,7 @@ class Targets:
 class _Stacked:
     def stacked(self) -> Tensor:
         """All statistics ``[..., fields]`` in the order of the fields, so that reading them costs one transfer."""
-        return torch.stack([getattr(self, field.name) for field in dataclasses.fields(self)], -1)
+        return torch.stack(list(vars(self).values()), -1)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -166,7 +166,7 @@ class Policy:
         if not self.model.state_size:
             state = None
         elif state is None:
-            state = torch.zeros(len(frame.first), self.model.state_size, device=self._device)
+            state = torch.zeros(len(frame.first), cast(int, self.model.state_size), device=self._device)
         else:
             state = state.masked_fill(self._tensor(frame.first).unsqueeze(-1), 0.0)
         params, _, state = self.model(obs, state)

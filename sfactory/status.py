@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,11 @@ def _view(run: str, found: RunStatus) -> RenderableType:
         table.add_row(
             process.name, str(process.pid or ""), process.sentence, f"{process.cpu_s:.1f}", f"{process.rss_mb:.0f}"
         )
-    counts = {"slots": state.slots, "waiting messages": state.queues, "last report": state.figures}
+    counts: dict[str, Mapping[str, float]] = {
+        "slots": state.slots,
+        "waiting messages": state.queues,
+        "last report": state.figures,
+    }
     lines = [
         f"{title}: " + ", ".join(f"{name} {value:,.6g}" for name, value in c.items()) for title, c in counts.items()
     ]

@@ -17,6 +17,7 @@ def slot_count(config: Config, rows: int) -> int:
     per_batch = segments_per_batch(config, rows)
     if config.lag_free:
         return per_batch
+    assert config.workers is not None, "workers must be set"
     return config.workers * config.runtime.groups + per_batch * config.runtime.spare_batches
 
 
