@@ -21,8 +21,13 @@ from sfactory.data.chunks import Columns, select_columns
 
 ADVANTAGE_EPS = 1e-8
 """Added to the standard deviation by which advantages are divided."""
-SUMS = 13
-"""Entries of the sums of a chunk."""
+(
+    LOW, HIGH, POLICY, VALUE, EXPLORATION, KL, EXCESS, CLIPPED, ERROR, ERROR_SQUARES, RETURNS, RETURNS_SQUARES, COUNT,
+) = range(SUMS := 13)  # fmt: skip
+"""Entries of the sums of a chunk. The first two are the largest 1 - ratio and the largest ratio - 1; all others add up:
+what is minimised without its weights, the terms of the KL divergence, ratio - 1, samples beyond the clip range,
+value - return and its square, returns and their squares, valid samples. Sums of a user's own loss terms follow."""
+_MAXIMA = slice(LOW, HIGH + 1)
 _RESOLUTION = 1e-12
 """Variance of the returns, as a share of their mean square, below which it is rounding."""
 
@@ -267,7 +272,8 @@ def chunk_loss(
         count: Number of valid samples of all chunks together, a tensor ``[]``.
 
     Returns:
-        The share of the loss, a 0-d tensor to call ``backward`` on, and sums for :func:`loss_stats`, float64 ``[13]``.
+        The share of the loss, a 0-d tensor to call ``backward`` on, and sums for :func:`loss_stats`, float64
+        ``[SUMS]``.
 
     Raises:
         ValueError: If `algo` is unknown or shapes do not match.
@@ -295,6 +301,8 @@ def chunk_loss(
         excess, returns = log_ratio.expm1(), torch.where(valid, targets.returns, zero).double()
         sums = torch.stack(
             (
+                torch.where(valid, -excess, -torch.inf).amax().double(),
+                torch.where(valid, excess, -torch.inf).amax().double(),
                 policy_sum.double(),
                 value_sum.double(),
                 exploration_sum.double(),
@@ -306,58 +314,42 @@ def chunk_loss(
                 returns.sum(),
                 returns.square().sum(),
                 valid.sum().double(),
-                torch.where(valid, -excess, -torch.inf).amax().double(),
-                torch.where(valid, excess, -torch.inf).amax().double(),
             )
         )
     return loss, sums
 
 
 def joint_sums(chunks: Sequence[Tensor]) -> Tensor:
-    """The sums of several chunks together, as :func:`chunk_loss` gives them; the last two are largest values."""
+    """The sums of several chunks together, as :func:`chunk_loss` gives them."""
     rows = torch.stack(tuple(chunks))
-    return torch.cat((rows[:, :-2].sum(0), rows[:, -2:].amax(0)))
+    return torch.cat((rows[:, _MAXIMA].amax(0), rows[:, HIGH + 1 :].sum(0)))
 
 
 def loss_stats(config: LossConfig, sums: Tensor) -> LossStats:
     """Statistics of minibatches.
 
     Args:
-        sums: Of all chunks of each, ``[..., 13]``.
+        sums: Sums of all chunks of each, ``[..., SUMS]`` or more.
 
     Returns:
         Statistics ``[...]``.
     """
-    (
-        policy,
-        value,
-        exploration,
-        kl,
-        excess,
-        clipped,
-        error,
-        error_squares,
-        returns,
-        returns_squares,
-        count,
-        low,
-        high,
-    ) = sums.unbind(-1)
+    count, error, returns_squares = sums[..., COUNT], sums[..., ERROR], sums[..., RETURNS_SQUARES]
     scale, some = count.clamp(min=1).reciprocal(), count > 0
-    residual = (error_squares - error.square() * scale).clamp(min=0)
-    spread = returns_squares - returns.square() * scale
+    residual = (sums[..., ERROR_SQUARES] - error.square() * scale).clamp(min=0)
+    spread = returns_squares - sums[..., RETURNS].square() * scale
     varies = spread > _RESOLUTION * returns_squares
-    policy, value, exploration = policy * scale, value * scale, exploration * scale
+    policy, value, exploration = (sums[..., i] * scale for i in (POLICY, VALUE, EXPLORATION))
     return LossStats(
         loss=policy + config.value_coef * value + exploration_coef(config) * exploration,
         policy_loss=policy,
         value_loss=value,
         entropy=exploration,
-        kl=kl * scale,
-        ratio_mean=1.0 + excess * scale,
-        ratio_min=torch.where(some, 1.0 - low, 1.0),
-        ratio_max=torch.where(some, 1.0 + high, 1.0),
-        clip_fraction=clipped * scale,
+        kl=sums[..., KL] * scale,
+        ratio_mean=1.0 + sums[..., EXCESS] * scale,
+        ratio_min=torch.where(some, 1.0 - sums[..., LOW], 1.0),
+        ratio_max=torch.where(some, 1.0 + sums[..., HIGH], 1.0),
+        clip_fraction=sums[..., CLIPPED] * scale,
         explained_variance=torch.where(varies, 1.0 - residual / spread, 0.0),
     )
 

@@ -11,6 +11,22 @@ import math
 import numpy as np
 from numba import njit
 
+from sfactory.losses import (
+    CLIPPED,
+    COUNT,
+    ERROR,
+    ERROR_SQUARES,
+    EXCESS,
+    EXPLORATION,
+    HIGH,
+    KL,
+    LOW,
+    POLICY,
+    RETURNS,
+    RETURNS_SQUARES,
+    VALUE,
+)
+
 
 @njit(cache=True, nogil=True)
 def loss_and_gradients(
@@ -69,17 +85,17 @@ def loss_and_gradients(
         of_value[i] = value_coef * pull * scale
         exploration_sum += exploration[i]
         of_exploration[i] = exploration_coef * scale
-    sums[0] = policy_sum
-    sums[1] = value_sum
-    sums[2] = exploration_sum
-    sums[3] = kl_sum
-    sums[4] = excess_sum
-    sums[5] = clipped
-    sums[6] = error_sum
-    sums[7] = error_squares
-    sums[8] = returns_sum
-    sums[9] = returns_squares
-    sums[10] = samples
-    sums[11] = -low
-    sums[12] = high
+    sums[POLICY] = policy_sum
+    sums[VALUE] = value_sum
+    sums[EXPLORATION] = exploration_sum
+    sums[KL] = kl_sum
+    sums[EXCESS] = excess_sum
+    sums[CLIPPED] = clipped
+    sums[ERROR] = error_sum
+    sums[ERROR_SQUARES] = error_squares
+    sums[RETURNS] = returns_sum
+    sums[RETURNS_SQUARES] = returns_squares
+    sums[COUNT] = samples
+    sums[LOW] = -low
+    sums[HIGH] = high
     return scale * (policy_sum + value_coef * value_sum + exploration_coef * exploration_sum)
