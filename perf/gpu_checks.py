@@ -229,9 +229,7 @@ def _evaluated(learner: Learner, batch: object) -> dict[str, Tensor]:
     """Loss, targets and gradient of the present weights, copied to the CPU."""
     objective, columns = Objective(learner._config, learner._model.distribution, learner._units), batch.all_columns
     outputs = learner.outputs(batch)
-    targets, _ = objective.targets(
-        [objective.estimate(objective.evaluate(*outputs[:2], batch, columns), batch, columns)]
-    )
+    targets, _ = objective.targets([objective.estimate(objective.evaluate(outputs, batch, columns), batch, columns)])
     loss = learner.evaluate(batch)[0].loss
     named = {
         "loss": loss,

@@ -489,7 +489,7 @@ def _training(network: Network, weights: torch.Tensor, batch: Batch) -> Call:
     def call() -> Sequence[Any]:
         weights.grad.zero_()
         outputs = network.outputs(batch, batch.all_columns)
-        network.backward(outputs, torch.ones_like(outputs.params), torch.ones_like(outputs.value))
+        network.backward(outputs, torch.ones_like(outputs.params), torch.ones_like(outputs.value), {})
         return outputs.params.detach(), weights.grad
 
     return call

@@ -112,7 +112,7 @@ class RowsLearner(LateLearner):
         self._network.refresh()
         with torch.no_grad():
             outputs = self._network.outputs(batch, columns)
-        return self._objective.estimate(self._objective.evaluate(*outputs[:2], batch, columns), batch, columns)
+        return self._objective.estimate(self._objective.evaluate(outputs, batch, columns), batch, columns)
 
     def _learn_rows(self, batch: Batch, rows: Tensor, estimates: Estimates, old_log_prob: Tensor) -> None:
         units, valid = self._objective.units, estimates.valid
@@ -121,7 +121,7 @@ class RowsLearner(LateLearner):
         advantages = self._advantages(estimates.advantages, estimates.log_weights.exp().clamp(max=1.0), valid)
         samples = batch.select(rows).samples(Targets(advantages, returns, values, old_log_prob, valid), single=False)
         self._network.refresh()
-        self._update(self._forward(samples, [slice(0, len(rows))]), samples.targets)
+        self._update(self._forward(samples, [slice(0, len(rows))]), samples, samples.targets)
 
     def _advantages(self, advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
         return weighted_advantages(self._config.loss, advantages, weights, valid)[0]

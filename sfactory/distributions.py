@@ -13,12 +13,14 @@ fully allowed, so that a row without meaning (a dead agent, the end of an episod
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfactory.config.importing import load_object
+from sfactory.errors import ConfigError
 from sfactory.spaces import ActionSpec
 
 FORBIDDEN = -1e9
@@ -26,15 +28,90 @@ FORBIDDEN = -1e9
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-@dataclass(frozen=True)
-class ActionDistribution:
-    """Densities and samples for an action space; holds no tensors and works on any device without waiting for it.
+class Distribution:
+    """Base of action distributions, which turn a policy's parameters into densities, samples and modes of actions.
+
+    A subclass is made with the :class:`~sfactory.spaces.ActionSpec` alone. It must work on any device, leave gradients
+    to autograd, and hold no tensors. Shapes have any leading dimensions ``[...]``.
 
     Attributes:
-        action: The action space.
+        action: The action space: K categorical components of `action.sizes`, and D = `action.continuous` dimensions.
     """
 
     action: ActionSpec
+
+    def __init__(self, action: ActionSpec) -> None:
+        self.action = action
+
+    @property
+    def width(self) -> int:
+        """Width P of the policy's parameters ``params [..., P]``."""
+        raise NotImplementedError
+
+    def log_prob(self, params: Tensor, categorical: Tensor, continuous: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log-density of actions: ``[...]``.
+
+        Args:
+            params: float32 ``[..., P]``.
+            categorical: Integers ``[..., K]``.
+            continuous: float32 ``[..., D]``, before squashing.
+            mask: bool ``[..., logits]``, True where a category is allowed; None: everywhere.
+        """
+        raise NotImplementedError
+
+    def entropy(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Entropy in nats, before squashing: ``[...]``."""
+        raise NotImplementedError
+
+    def log_prob_and_entropy(
+        self, params: Tensor, categorical: Tensor, continuous: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`log_prob` and :meth:`entropy`, for distributions that can share work between them."""
+        return self.log_prob(params, categorical, continuous, mask), self.entropy(params, mask)
+
+    def kl_from_uniform(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
+        """KL(policy || uniform over the allowed categories): ``[...]``; needed only with ``loss.exploration kl``."""
+        raise ConfigError(f"loss.exploration kl needs {type(self).__name__}.kl_from_uniform; use entropy")
+
+    def sample(
+        self, params: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw one action for each row.
+
+        Returns:
+            Categorical int32 ``[..., K]``, continuous ``[..., D]`` and their log-probability ``[...]``.
+        """
+        raise NotImplementedError
+
+    def mode(self, params: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The most probable action: categorical int32 ``[..., K]``, continuous ``[..., D]``."""
+        raise NotImplementedError
+
+
+def make_distribution(action: ActionSpec, name: Any = "auto") -> Distribution:
+    """The action distribution that ``model.distribution`` means.
+
+    Raises:
+        ConfigError: If it cannot be made, or is no :class:`Distribution`.
+    """
+    if name == "auto":
+        return ActionDistribution(action)
+    role = f"model.distribution {name}"
+    try:
+        made = load_object(name, "model.distribution")(action)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{role} could not be made: {type(error).__name__}: {error}") from error
+    if not isinstance(made, Distribution):
+        raise ConfigError(
+            f"{role} made a {type(made).__name__}; it must be a subclass of {Distribution.__module__}.Distribution"
+        )
+    return made
+
+
+class ActionDistribution(Distribution):
+    """Categorical components and Gaussian dimensions with a diagonal covariance."""
 
     @property
     def width(self) -> int:
@@ -66,13 +143,6 @@ class ActionDistribution:
         if not self.action.continuous:
             return log_prob, entropy
         return log_prob + self._normal_log_prob(params, continuous), entropy + self._normal_entropy(params)
-
-    def kl(self, params_old: Tensor, params_new: Tensor, mask: Tensor | None = None) -> Tensor:
-        """KL(old || new) in nats, exact: ``[...]``."""
-        return _total(
-            self._categorical_kl(params_old, params_new, mask) if self.action.sizes else None,
-            self._normal_kl(params_old, params_new) if self.action.continuous else None,
-        )
 
     def kl_from_uniform(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
         """KL(policy || uniform over the allowed categories) of the categorical components: ``[...]``; 0 without any."""
@@ -128,11 +198,6 @@ class ActionDistribution:
 
     def _normal_entropy(self, params: Tensor) -> Tensor:
         return self._normal(params)[1].sum(-1) + self.action.continuous * (0.5 + _HALF_LOG_2PI)
-
-    def _normal_kl(self, params_old: Tensor, params_new: Tensor) -> Tensor:
-        (mean_old, log_old), (mean_new, log_new) = self._normal(params_old), self._normal(params_new)
-        variance = (2 * log_old).exp() + (mean_old - mean_new) ** 2
-        return (log_new - log_old + 0.5 * variance * (-2 * log_new).exp() - 0.5).sum(-1)
 
     def _split(self, flat: Tensor, filler: float | bool) -> Tensor:
         """``[..., logits]`` as ``[..., K, max size]``; shorter components are padded with `filler`."""

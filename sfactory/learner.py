@@ -23,11 +23,11 @@ from sfactory.data.scheduler import SlotReturns, SlotScheduler, take_back_slots
 from sfactory.data.weights import FlatWeights, Publisher, WeightBoard
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
-from sfactory.losses import BatchStats, LossStats, Targets, joint_sums, loss_stats
+from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, Targets, joint_sums, loss_stats
 from sfactory.model.normalizer import CriticUnits
 from sfactory.networks import Outputs
 from sfactory.objective import OWN_POLICY, Estimates, Evaluation, valid_samples
-from sfactory.telemetry.control_block import PROGRESS_EVERY_S, Progress
+from sfactory.telemetry.control_block import PROGRESS_EVERY_S, TERM, Progress
 from sfactory.telemetry.stopwatch import Stopwatch
 
 LR_RANGE = (1e-6, 1e-2)
@@ -167,8 +167,12 @@ class Learner:
             rows = torch.stack(self._statistics)
             rows = rows[rows[:, -1].isfinite()]
             updates, batches = self._stats(rows), torch.stack(self._batch_statistics)
-            means = torch.cat((torch.cat((updates.stacked(), rows[:, -1:]), 1).mean(0), batches.mean(0))).tolist()
-            losses = dict(zip((*vars(updates), "grad_norm", *(f.name for f in fields(BatchStats))), means, strict=True))
+            terms = rows[:, SUMS:-1].sum(0) / rows[:, COUNT].sum().clamp(min=1)
+            means = torch.cat((updates.stacked().mean(0), rows[:, -1:].mean(0), batches.mean(0), terms)).tolist()
+            names = (*vars(updates), "grad_norm", *(f.name for f in fields(BatchStats)))
+            losses = dict(zip((*names, *(TERM + name for name in self._objective.term_names)), means, strict=True))
+            for name in self._objective.term_names:
+                losses["loss"] += self._config.loss.term_coefs.get(name, 1.0) * losses[TERM + name]
         lag_mean = float(np.mean([mean for mean, _ in self._lags])) if self._lags else float("nan")
         lag_max = float(max(high for _, high in self._lags)) if self._lags else float("nan")
         lr = float(self._optimizer.lr)
@@ -242,7 +246,7 @@ class Learner:
         """The targets of a batch, from the weights as they are, and all updates."""
         chunks, targets = self._begin(batch, self._one_pass)
         if self._one_pass:
-            self._update(chunks, targets)
+            self._update(chunks, batch, targets)
             return
         samples = batch.samples(targets, self._single)
         for epoch in range(self._config.epochs):
@@ -252,7 +256,7 @@ class Learner:
             for columns in self._minibatches(samples):
                 self._returns.give_back_due(time.monotonic())
                 self._network.refresh()
-                self._update(self._forward(samples, columns), samples.targets)
+                self._update(self._forward(samples, columns), samples, samples.targets)
 
     def _begin(self, batch: Batch, gradients: bool) -> tuple[list[_Chunk], Targets]:
         """One pass of the proximal policy, the present weights, over a batch, and the batch's targets.
@@ -265,7 +269,7 @@ class Learner:
         def estimate(columns: Columns) -> tuple[_Chunk, Estimates]:
             with torch.set_grad_enabled(gradients):
                 outputs = self._network.outputs(batch, columns)
-            evaluation = self._objective.evaluate(outputs.params, outputs.value, batch, columns)
+            evaluation = self._objective.evaluate(outputs, batch, columns)
             return _Chunk(columns, outputs, evaluation), self._objective.estimate(evaluation, batch, columns)
 
         pairs = self._threads.map(estimate, chunk_slices(batch.first.shape[1], self._batch_chunk))
@@ -292,29 +296,29 @@ class Learner:
 
         def evaluate(columns: Columns) -> _Chunk:
             outputs = self._network.outputs(samples, columns)
-            return _Chunk(columns, outputs, self._objective.evaluate(outputs.params, outputs.value, samples, columns))
+            return _Chunk(columns, outputs, self._objective.evaluate(outputs, samples, columns))
 
         chunks = self._threads.map(evaluate, columns)
         self._watch.lap("forward")
         return chunks
 
-    def _update(self, chunks: Sequence[_Chunk], targets: Targets) -> None:
+    def _update(self, chunks: Sequence[_Chunk], samples: Batch | Samples, targets: Targets) -> None:
         """One optimizer step on the chunks of a minibatch; the targets are those of all columns."""
-        sums = self._gradient(chunks, targets)
+        sums = self._gradient(chunks, samples, targets)
         norm = self._step()
         self._statistics.append(torch.cat((sums, norm.double().reshape(1))))
         self.updates += 1
         self._watch.lap("optimizer")
 
-    def _gradient(self, chunks: Sequence[_Chunk], targets: Targets) -> Tensor:
+    def _gradient(self, chunks: Sequence[_Chunk], samples: Batch | Samples, targets: Targets) -> Tensor:
         """Fill the parameters' ``grad``; gives the sums of the loss."""
         shares = [self._objective.totals(chunk.evaluation, targets, chunk.columns) for chunk in chunks]
         totals = shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
         self._flat.parameters.grad.zero_()
 
         def backward(chunk: _Chunk) -> Tensor:
-            gradients = self._objective.gradients(chunk.evaluation, targets, chunk.columns, totals)
-            self._network.backward(chunk.outputs, gradients.params, gradients.value)
+            gradients = self._objective.gradients(chunk.evaluation, samples, targets, chunk.columns, totals)
+            self._network.backward(chunk.outputs, gradients.params, gradients.value, gradients.auxiliary)
             return gradients.sums
 
         sums = joint_sums(self._threads.map(backward, chunks))
@@ -337,10 +341,13 @@ class Learner:
         """Statistics of a whole batch and of its loss at the present weights, whose gradient goes into the parameters'
         ``grad``."""
         chunks, targets = self._begin(batch, self._one_pass)
+        samples: Batch | Samples = batch
         if not self._one_pass:
             self._network.refresh()
-            chunks = self._forward(batch.samples(targets, single=False), [chunk.columns for chunk in chunks])
-        return loss_stats(self._config.loss, self._gradient(chunks, targets)), BatchStats(*self._batch_statistics.pop())
+            samples = batch.samples(targets, single=False)
+            chunks = self._forward(samples, [chunk.columns for chunk in chunks])
+        sums = self._gradient(chunks, samples, targets)
+        return loss_stats(self._config.loss, sums), BatchStats(*self._batch_statistics.pop())
 
     def outputs(self, batch: Batch) -> Outputs:
         """What the present weights make of a whole batch, without gradients."""

@@ -9,14 +9,14 @@ older, and enters by the weights of V-trace alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from sfactory.config import LossConfig
+from sfactory.config import Config, LossConfig
 from sfactory.data.chunks import Columns, select_columns
 
 ADVANTAGE_EPS = 1e-8
@@ -123,6 +123,40 @@ class BatchStats(_Stacked):
     adv_mean: Tensor
     adv_std: Tensor
     valid_fraction: Tensor
+
+
+@dataclass(frozen=True)
+class TermSamples:
+    """What a user's own loss terms are made of: a chunk of a minibatch. Samples that are not valid hold anything.
+
+    Attributes:
+        obs: One tensor ``[T, B, *leaf.shape]`` per leaf of the observation, as stored.
+        mask: bool ``[T, B, logits]``, or None.
+        first: bool ``[T, B]``; an episode begins.
+        categorical, continuous: Actions ``[T, B, K]`` and ``[T, B, D]``.
+        reward: ``[T, B]``, the environment's own.
+        params: Policy parameters ``[T, B, P]``, with gradient.
+        value: ``[T, B]``, with gradient, in the units of `targets.returns`.
+        log_prob: log pi(a_t|x_t) ``[T, B]``, with gradient.
+        auxiliary: What the model's ``unroll`` gave besides, ``[T, B, ...]`` each, with gradient.
+        targets: Constants ``[T, B]``, the valid samples among them.
+    """
+
+    obs: tuple[Tensor, ...]
+    mask: Tensor | None
+    first: Tensor
+    categorical: Tensor
+    continuous: Tensor
+    reward: Tensor
+    params: Tensor
+    value: Tensor
+    log_prob: Tensor
+    auxiliary: Mapping[str, Tensor]
+    targets: Targets
+
+
+Terms = Callable[[TermSamples, Config], Mapping[str, Tensor]]
+"""A user's own loss terms by name, ``[T, B]`` each, for every sample."""
 
 
 def weighted_advantages(

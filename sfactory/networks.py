@@ -3,6 +3,8 @@ weights."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,11 +22,13 @@ class Outputs(NamedTuple):
         params: Policy parameters float32 ``[T, n, P]``.
         value: Values float32 ``[T, n]``.
         kept: Activations saved for backward.
+        auxiliary: Other outputs of a user's model ``[T, n, ...]``, by name.
     """
 
     params: Tensor
     value: Tensor
     kept: Any = None
+    auxiliary: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Network(Protocol):
@@ -42,7 +46,9 @@ class Network(Protocol):
     def outputs(self, samples: Batch | Samples, columns: Columns) -> Outputs:
         """What the present weights make of some columns."""
 
-    def backward(self, outputs: Outputs, of_params: Tensor, of_value: Tensor) -> None:
+    def backward(
+        self, outputs: Outputs, of_params: Tensor, of_value: Tensor, of_auxiliary: Mapping[str, Tensor]
+    ) -> None:
         """Add to the parameters' ``grad``, given the gradients with respect to the outputs, which may be
         overwritten."""
 
@@ -66,8 +72,13 @@ class TorchNetwork:
     def outputs(self, samples: Batch | Samples, columns: Columns) -> Outputs:
         obs, first, state = samples.inputs(columns)
         with mixed_precision(self._device.type, self._autocast):
-            params, value = self._unroll(obs, first, state)
-        return Outputs(params.float(), value.float())
+            params, value, *auxiliary = self._unroll(obs, first, state)
+        others = {name: tensor.float() for name, tensor in auxiliary[0].items()} if auxiliary else {}
+        return Outputs(params.float(), value.float(), auxiliary=others)
 
-    def backward(self, outputs: Outputs, of_params: Tensor, of_value: Tensor) -> None:
-        torch.autograd.backward((outputs.params, outputs.value), (of_params, of_value))
+    def backward(
+        self, outputs: Outputs, of_params: Tensor, of_value: Tensor, of_auxiliary: Mapping[str, Tensor]
+    ) -> None:
+        found = [(outputs.params, of_params), (outputs.value, of_value)]
+        found += [(outputs.auxiliary[name], gradient) for name, gradient in of_auxiliary.items()]
+        torch.autograd.backward(*zip(*((x, g) for x, g in found if x.requires_grad), strict=True))

@@ -8,23 +8,38 @@ et al. 2022; IMPACT: Luo et al. 2020).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sfactory.config import Config
+from sfactory.config.importing import load_object
 from sfactory.data.batch import Batch, Samples
-from sfactory.data.chunks import Columns
-from sfactory.distributions import ActionDistribution
+from sfactory.data.chunks import Columns, select_columns
+from sfactory.distributions import Distribution
 from sfactory.gae import gae_torch
-from sfactory.losses import BatchStats, Targets, batch_stats, chunk_loss, weighted_advantages, without_departures
+from sfactory.losses import (
+    BatchStats,
+    Targets,
+    Terms,
+    TermSamples,
+    batch_stats,
+    chunk_loss,
+    weighted_advantages,
+    without_departures,
+)
 from sfactory.model.normalizer import CriticUnits
+from sfactory.networks import Outputs
 from sfactory.vtrace import unweighted_vtrace
 
 OWN_POLICY = 0
+Estimator = Callable[..., tuple[Tensor, Tensor]]
+"""An advantage estimator: has the arguments of :func:`sfactory.vtrace.unweighted_vtrace` and returns value targets and
+advantages, in units of return, without V-trace's weight min(rho_bar_pg, w), which multiplies the advantages later."""
 Evaluation = Any
 """The policy's densities on a chunk: what an objective's `evaluate` gives to its other methods."""
 
@@ -37,6 +52,7 @@ class _Evaluation:
     value: Tensor
     log_prob: Tensor
     exploration: Tensor
+    auxiliary: dict[str, Tensor]
 
 
 class Estimates(NamedTuple):
@@ -65,12 +81,14 @@ class Gradients(NamedTuple):
     Attributes:
         params: With respect to the policy's parameters, in the shape of the network's outputs.
         value: With respect to the values, likewise.
-        sums: For :func:`sfactory.losses.loss_stats`.
+        sums: For :func:`sfactory.losses.loss_stats`, and behind them those of the user's own terms.
+        auxiliary: With respect to the network's other outputs, by name.
     """
 
     params: Tensor
     value: Tensor
     sums: Tensor
+    auxiliary: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Objective:
@@ -82,24 +100,26 @@ class Objective:
         units: Units in which the critic predicts returns.
 
     Attributes:
+        term_names: Names of the user's own loss terms, in the order of their sums; known from the first gradients on.
         bounds_shift: Whether the total variation between the policy and the behaviour policy has a limit.
     """
 
-    def __init__(self, config: Config, distribution: ActionDistribution, units: CriticUnits) -> None:
+    def __init__(self, config: Config, distribution: Distribution, units: CriticUnits) -> None:
         self.config, self.distribution, self.units = config, distribution, units
+        self.term_names: list[str] = []
+        self._estimator, self._terms = _estimator(config), _terms(config)
         self.bounds_shift = config.algo == "appo" and config.loss.tv_limit > 0
 
-    def evaluate(self, params: Tensor, value: Tensor, samples: Batch | Samples, columns: Columns) -> Evaluation:
+    def evaluate(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> Evaluation:
         """The present policy's densities of the actions that were taken.
 
         Args:
-            params: Policy parameters float32 ``[T, n, P]``, or ``[T+1, n, P]`` on a batch; no gradient goes back
-                through them.
-            value: Values float32 ``[T, n]`` or ``[T+1, n]``, likewise.
+            outputs: The network's, of T steps, or T+1 on a batch; no gradient goes back through them.
             samples: What happened.
             columns: Which of its columns the chunk has.
         """
-        params, value = params.detach().requires_grad_(), value.detach().requires_grad_()
+        params, value = outputs.params.detach().requires_grad_(), outputs.value.detach().requires_grad_()
+        auxiliary = {name: tensor.detach().requires_grad_() for name, tensor in outputs.auxiliary.items()}
         categorical, continuous, mask = samples.actions(columns)
         own = params[: len(continuous)]
         if self.config.loss.exploration == "entropy":
@@ -107,7 +127,7 @@ class Objective:
         else:
             log_prob = self.distribution.log_prob(own, categorical, continuous, mask)
             exploration = self.distribution.kl_from_uniform(own, mask)
-        return _Evaluation(params, value, log_prob, exploration)
+        return _Evaluation(params, value, log_prob, exploration, auxiliary)
 
     def estimate(self, evaluation: Evaluation, batch: Batch, columns: Columns) -> Estimates:
         """What the policy of an evaluation, the proximal one, makes of a chunk of a batch: V-trace's estimates, or
@@ -116,12 +136,7 @@ class Objective:
         log_prob, values = evaluation.log_prob.detach(), self.units.to_returns(evaluation.value.detach())
         log_weights, ends = log_prob - chunk.log_prob, (chunk.terminated, chunk.truncated)
         outcome = self._rewards(chunk), values[:-1], values[-1], *ends, final_values(chunk, values)
-        if self.config.algo == "ppo":
-            advantages, returns = gae_torch(*outcome, loss.gamma, loss.lam)
-        else:
-            returns, advantages = unweighted_vtrace(
-                log_weights, *outcome, loss.gamma, loss.lam, loss.rho_bar, loss.c_bar
-            )
+        returns, advantages = self._estimator(log_weights, *outcome, loss.gamma, loss.lam, loss.rho_bar, loss.c_bar)
         return Estimates(log_prob, log_weights, values[:-1], advantages, returns, valid_samples(chunk))
 
     def targets(self, chunks: Sequence[Estimates]) -> tuple[Targets, BatchStats]:
@@ -152,10 +167,13 @@ class Objective:
             shift = torch.where(part.valid, _log_shift(evaluation, part), 0.0).expm1().abs().sum()
         return torch.stack((part.valid.sum().double(), shift.to(part.valid.device, torch.float64)))
 
-    def gradients(self, evaluation: Evaluation, targets: Targets, columns: Columns, totals: Tensor) -> Gradients:
+    def gradients(
+        self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
+    ) -> Gradients:
         """The gradients of a chunk's share of the loss.
 
         Args:
+            samples: What happened.
             targets: Of all columns.
             columns: Which of them the chunk has.
             totals: Of the whole minibatch, as :meth:`totals` gives them.
@@ -167,12 +185,69 @@ class Objective:
             part = replace(part, advantages=without_departures(part.advantages, _log_shift(own, part), far))
         value = own.value[: len(own.log_prob)]
         loss, sums = chunk_loss(config.loss, config.algo, own.log_prob, value, own.exploration, part, count)
-        return Gradients(*torch.autograd.grad(loss, (own.params, own.value), materialize_grads=True), sums)
+        if self._terms is not None:
+            more, term_sums = self._term_loss(own, samples, part, columns, count)
+            loss, sums = loss + more, torch.cat((sums, term_sums))
+        leaves = (own.params, own.value, *own.auxiliary.values())
+        of_params, of_value, *others = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        return Gradients(of_params, of_value, sums, dict(zip(own.auxiliary, others, strict=True)))
+
+    def terms(
+        self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns
+    ) -> Mapping[str, Tensor]:
+        """The user's own terms of a chunk, by name, as they are.
+
+        Args:
+            targets: Of the chunk.
+        """
+        own, steps = evaluation, len(evaluation.log_prob)
+        obs, first, _ = samples.inputs(columns)
+        categorical, continuous, mask = samples.actions(columns)
+        auxiliary = {name: tensor[:steps] for name, tensor in own.auxiliary.items()}
+        seen = TermSamples(
+            tuple(leaf[:steps] for leaf in obs), mask, first[:steps], categorical, continuous,
+            select_columns(samples.reward, columns, 1), own.params[:steps], own.value[:steps], own.log_prob, auxiliary,
+            targets,
+        )  # fmt: skip
+        return {} if self._terms is None else self._terms(seen, self.config)
+
+    def _term_loss(
+        self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, count: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A chunk's share of the user's own terms: what is minimised, and the sum of each, float64 ``[terms]``."""
+        terms, coefs = self.terms(evaluation, samples, targets, columns), self.config.loss.term_coefs
+        self.term_names = list(terms)
+        sums = {name: torch.where(targets.valid, term, 0.0).sum() for name, term in terms.items()}
+        loss = torch.stack([coefs.get(name, 1.0) * total for name, total in sums.items()]).sum() / count.clamp(min=1)
+        return loss, torch.stack([total.detach().double() for total in sums.values()])
 
     def _rewards(self, batch: Batch) -> Tensor:
         loss = self.config.loss
         reward = batch.reward if loss.reward_scale == 1.0 else batch.reward * loss.reward_scale
         return reward.clamp(-loss.reward_clip, loss.reward_clip) if loss.reward_clip > 0 else reward
+
+
+def _estimator(config: Config) -> Estimator:
+    """The advantage estimator that a configuration means."""
+    name = config.loss.estimator
+    if name == "auto":
+        name = "gae" if config.algo == "ppo" else "vtrace"
+    built_in = {"vtrace": unweighted_vtrace, "gae": on_policy_gae}
+    return built_in.get(name) or load_object(name, "loss.estimator")
+
+
+def _terms(config: Config) -> Terms | None:
+    """The user's own loss terms, if there are any."""
+    return None if config.loss.terms == "none" else load_object(config.loss.terms, "loss.terms")
+
+
+def on_policy_gae(
+    log_weights: Tensor, *outcome: Tensor | float, rho_bar: float = 1.0, c_bar: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """GAE as an estimator: whatever sampled is taken for the proximal policy."""
+    *tensors, gamma, lam = outcome[:8]
+    advantages, returns = gae_torch(*tensors, gamma, lam)
+    return returns, advantages
 
 
 def _log_shift(evaluation: _Evaluation, targets: Targets) -> Tensor:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from sfactory.config import ModelConfig, given_values
 from sfactory.config.devices import resolve_device
-from sfactory.distributions import ActionDistribution
 from sfactory.envs.factory import is_parallel
 from sfactory.envs.interface import EnvSpec, Frame
 from sfactory.envs.observations import FrameWriter, new_frame
@@ -85,7 +84,6 @@ class Policy:
     def __init__(self, spec: EnvSpec, model: nn.Module, device: torch.device, seed: int | None = None) -> None:
         self.spec, self.model = spec, model.eval()
         self._device = device
-        self._distribution = ActionDistribution(spec.action)
         self._writer = FrameWriter(spec, lambda row: f"row {row}", validate=True)
         self._generator = torch.Generator(device)
         if seed is None:
@@ -171,9 +169,9 @@ class Policy:
             state = state.masked_fill(self._tensor(frame.first).unsqueeze(-1), 0.0)
         params, _, state = self.model(obs, state)
         if deterministic:
-            categorical, continuous = self._distribution.mode(params, mask)
+            categorical, continuous = self.model.distribution.mode(params, mask)
         else:
-            categorical, continuous, _ = self._distribution.sample(params, mask, self._generator)
+            categorical, continuous, _ = self.model.distribution.sample(params, mask, self._generator)
         return categorical.cpu().numpy(), continuous.cpu().numpy(), state
 
     def _tensor(self, array: np.ndarray) -> Tensor:
@@ -224,7 +222,7 @@ def _spec_of(env: Any, squash: Literal["clip", "tanh"]) -> EnvSpec:
 def _complete(saved: ModelConfig, given: ModelConfig | None, trust: bool) -> ModelConfig:
     """The saved model config with the caller's fields, and with no foreign code that the caller has not asked for."""
     asked = given_values(given)
-    for role in ("encoder", "core", "model"):
+    for role in ("encoder", "core", "model", "distribution"):
         value = getattr(saved, role)
         if role in asked or not isinstance(value, str):
             continue

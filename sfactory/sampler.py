@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfactory.distributions import ActionDistribution
+from sfactory.distributions import Distribution
 
 
 class Sampler:
@@ -17,7 +17,7 @@ class Sampler:
         seed: Seed for action sampling.
     """
 
-    def __init__(self, distribution: ActionDistribution, seed: int) -> None:
+    def __init__(self, distribution: Distribution, seed: int) -> None:
         self._distribution, self._generator = distribution, torch.Generator().manual_seed(seed)
 
     def __call__(

@@ -31,6 +31,9 @@ def run(folder: Path, *command: str) -> str:
     [
         ("custom_env", "caught"),
         ("custom_model", "return"),
+        ("loss_term", "term/reward_error"),
+        ("estimator", "return"),
+        ("distribution", "return"),
         ("multi_agent", "return of an agent"),
         ("resume", "completed after"),
         ("evaluate", "episode 4: return"),

@@ -55,7 +55,9 @@ def read_spec(env: Any, request: EnvRequest) -> EnvSpec:
         raise EnvironmentFault(
             f"{name}: reset() returned {shown(observations)}; it must return a dict with those of all of {env.agents}"
         )
-    masked = observation.mask_path is not None or any(MASK_KEY in info for info in infos.values())
+    masked = observation.mask_path is not None or any(
+        isinstance(info, Mapping) and MASK_KEY in info for info in infos.values()
+    )
     return EnvSpec(
         observation, action, agents=len(agents), masked=masked, family="multiagent", render_fps=render_fps(env)
     )

@@ -69,6 +69,9 @@ class ModelConfig:
     """Standard deviation of continuous actions depends on the state; off: one learned vector."""
     initial_log_std: float = setting(0.0, resume=safe("only a new run begins with it"))
     """Logarithm of the initial standard deviation of continuous actions."""
+    distribution: Name = setting("auto", resume=_WEIGHTS)
+    """auto (categorical and Gaussian), or a callable / module:Class taking the action space: a subclass of
+    sfactory.distributions.Distribution."""
     squash: Literal["clip", "tanh"] = setting(
         "clip", resume=refused("the same action samples would mean other actions")
     )
@@ -126,6 +129,14 @@ class LossConfig:
     """Discount per env step."""
     lam: float = setting(0.95, between(0, 1), resume=_LOSS)
     """Lambda of V-trace and GAE."""
+    estimator: Name = setting("auto", resume=_LOSS)
+    """auto (V-trace, or GAE for algo ppo), vtrace, gae, or a callable / module:function with the arguments of
+    sfactory.vtrace.unweighted_vtrace, which returns value targets and advantages."""
+    terms: Name = setting("none", resume=_LOSS)
+    """none, or further terms of the loss: a callable / module:function that takes sfactory.losses.TermSamples and the
+    Config, and returns a mapping of names to tensors [T, B]. Their means are added to the loss."""
+    term_coefs: Mapped = setting({}, resume=_LOSS)
+    """Weights of these terms by name, 1 if not named."""
     rho_bar: float = setting(1.0, at_least(0), resume=_LOSS)
     """Truncation of the importance weight in V-trace's temporal difference."""
     c_bar: float = setting(1.0, at_least(0), resume=_LOSS)

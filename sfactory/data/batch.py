@@ -85,7 +85,8 @@ class Batch:
         """
         obs, mask = tuple(leaf[:-1] for leaf in self.obs), None if self.mask is None else self.mask[:-1]
         if not single:
-            return Samples(obs, mask, self.first[:-1], self.rnn_state, self.categorical, self.continuous, targets)
+            first, actions = self.first[:-1], (self.categorical, self.continuous)
+            return Samples(obs, mask, first, self.rnn_state, *actions, self.reward, targets)
 
         def flat(x: Tensor) -> Tensor:
             return x.flatten(0, 1)[None]
@@ -93,7 +94,7 @@ class Batch:
         first, mask = flat(self.first[:-1]), None if mask is None else flat(mask)
         state = self.rnn_state.new_zeros(first.shape[1], self.rnn_state.shape[1])
         actions = flat(self.categorical), flat(self.continuous)
-        return Samples(tuple(map(flat, obs)), mask, first, state, *actions, targets.flat())
+        return Samples(tuple(map(flat, obs)), mask, first, state, *actions, flat(self.reward), targets.flat())
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class Samples:
         first: bool ``[T, B]``.
         rnn_state: float32 ``[B, S]`` before the first step.
         categorical, continuous: ``[T, B, K]`` and ``[T, B, D]``.
+        reward: ``[T, B]``, the environment's own.
         targets: ``[T, B]``.
     """
 
@@ -115,6 +117,7 @@ class Samples:
     rnn_state: Tensor
     categorical: Tensor
     continuous: Tensor
+    reward: Tensor
     targets: Targets
 
     def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:

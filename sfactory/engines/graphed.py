@@ -19,7 +19,6 @@ from torch import nn
 from sfactory.data.arena import Arena
 from sfactory.data.staging import Packed
 from sfactory.data.weights import FlatWeights, WeightBoard
-from sfactory.distributions import ActionDistribution
 from sfactory.engines.cpu import Request
 from sfactory.engines.cuda_graphs import Recorder, Work
 from sfactory.model.precision import mixed_precision
@@ -119,7 +118,7 @@ class GraphedEngine:
             leaves = [((rows, *leaf.shape[3:]), leaf.dtype) for leaf in self._arena.obs]
             real, index = np.dtype(np.float32), np.dtype(np.int64)
             inputs = Packed([*leaves, ((rows,), np.dtype(bool)), ((size,), index), ((size,), index)], self._device)
-            width = ActionDistribution(self._model.action).width
+            width = self._model.distribution.width
             outputs = Packed([((rows, width), real), ((rows,), real), ((rows, state_size), real)], self._device)
 
             def run() -> None:

@@ -9,7 +9,7 @@ than by a BLAS. For two layers of 64 a step of 32 rows is 6 times as fast, one o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from threading import Lock
 
@@ -23,7 +23,7 @@ from sfactory.data.chunks import ChunkKind, Columns, select_columns
 from sfactory.kernels.dense import TILE, add_to, backward_pass, forward_pass
 from sfactory.model import ActorCritic
 from sfactory.model.encoders import MLPEncoder
-from sfactory.model.heads import LOG_STD_RANGE
+from sfactory.model.heads import LOG_STD_RANGE, PolicyHead
 from sfactory.model.normalizer import OBSERVATION_LIMIT
 from sfactory.networks import Outputs
 
@@ -72,11 +72,10 @@ class DenseNetwork:
         """Whether this class can stand in for a model."""
         if type(model) is not ActorCritic or autocast is not None or next(model.parameters()).device.type != "cpu":
             return False
-        leaves = model.observation.leaves
+        if type(model.policy) is not PolicyHead or model.state_size or len(model.observation.leaves) > 1:
+            return False
         encoders = [trunk.encoders[0] for trunk in (model.actor, model.critic) if trunk is not None]
-        return (
-            not model.state_size and len(leaves) == 1 and leaves[0].dtype == "float32" and all(map(_is_small, encoders))
-        )
+        return model.observation.leaves[0].dtype == "float32" and all(map(_is_small, encoders))
 
     def refresh(self) -> None:
         """Take over the model's present weights; to be called after each change of them."""
@@ -109,7 +108,9 @@ class DenseNetwork:
             torch.from_numpy(params.reshape(steps, width, -1)), torch.from_numpy(value.reshape(steps, width)), kept
         )
 
-    def backward(self, outputs: Outputs, of_params: Tensor, of_value: Tensor) -> None:
+    def backward(
+        self, outputs: Outputs, of_params: Tensor, of_value: Tensor, of_auxiliary: Mapping[str, Tensor]
+    ) -> None:
         """As :class:`sfactory.networks.Network` has it."""
         dims, (lowest, highest) = self._model.action.continuous, LOG_STD_RANGE
         if dims and not self._log_std.size:  # those that were clipped have no gradient

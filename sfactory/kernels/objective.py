@@ -18,11 +18,12 @@ from torch import Tensor
 from sfactory.config import Config
 from sfactory.data.batch import Batch, Samples
 from sfactory.data.chunks import Columns
-from sfactory.distributions import ActionDistribution
+from sfactory.distributions import Distribution
 from sfactory.kernels.distributions import densities, density_gradients
 from sfactory.kernels.losses import loss_and_gradients
 from sfactory.losses import SUMS, Targets, exploration_coef
 from sfactory.model.normalizer import CriticUnits
+from sfactory.networks import Outputs
 from sfactory.objective import OWN_POLICY, Estimates, Gradients, Objective
 
 
@@ -82,21 +83,22 @@ class _Evaluation:
 class CompiledObjective(Objective):
     """:class:`Objective` for float32 tensors on the CPU."""
 
-    def __init__(self, config: Config, distribution: ActionDistribution, units: CriticUnits) -> None:
+    def __init__(self, config: Config, distribution: Distribution, units: CriticUnits) -> None:
         super().__init__(config, distribution, units)
         loss = config.loss
         self._sizes = np.array(distribution.action.sizes, np.int32)
         self._from_uniform = loss.exploration == "kl"
         self._of_rewards = float(loss.reward_scale), float(loss.reward_clip) if loss.reward_clip > 0 else np.inf
         # With all weights 1 V-trace's estimates are those of GAE.
-        bars = (loss.rho_bar, loss.c_bar) if config.algo != "ppo" else (1.0, 1.0)
-        self._of_vtrace = config.algo != "ppo", *map(float, (loss.gamma, loss.lam, *bars))
+        vtrace = loss.estimator == "vtrace" or (loss.estimator == "auto" and config.algo != "ppo")
+        bars = (loss.rho_bar, loss.c_bar) if vtrace else (1.0, 1.0)
+        self._of_vtrace = vtrace, *map(float, (loss.gamma, loss.lam, *bars))
         weights = (loss.clip, loss.value_clip, loss.value_coef, exploration_coef(loss))
         self._of_loss = config.algo != "impala", *map(float, weights)
         self._last: dict[type, tuple[object, NamedTuple]] = {}
 
-    def evaluate(self, params: Tensor, value: Tensor, samples: Batch | Samples, columns: Columns) -> _Evaluation:
-        params, value = (np.ascontiguousarray(tensor.detach().numpy()) for tensor in (params, value))
+    def evaluate(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> _Evaluation:
+        params, value = (np.ascontiguousarray(x.detach().numpy()) for x in (outputs.params, outputs.value))
         taken = self._arrays(_Taken, samples)
         actions, log_prob, exploration = _densities(_indices(columns), params, taken, self._sizes, self._from_uniform)
         return _Evaluation(_Actions(*actions), value, log_prob, exploration)
@@ -115,7 +117,9 @@ class CompiledObjective(Objective):
             _totals(_indices(columns), evaluation.log_prob, arrays, self.bounds_shift), dtype=torch.float64
         )
 
-    def gradients(self, evaluation: _Evaluation, targets: Targets, columns: Columns, totals: Tensor) -> Gradients:
+    def gradients(
+        self, evaluation: _Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
+    ) -> Gradients:
         arrays = self._arrays(_Targets, targets)
         count, shift = totals.tolist()
         far = self.bounds_shift and shift > 2 * self.config.loss.tv_limit * count

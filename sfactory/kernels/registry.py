@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.config import Config
+from sfactory.data.examples import example_batch
 from sfactory.distributions import ActionDistribution
 from sfactory.kernels.dense_network import DenseNetwork
-from sfactory.kernels.examples import example_batch
 from sfactory.kernels.lowered import lower_weights
 from sfactory.kernels.modules import (
     BlockPixelConv,
@@ -33,7 +33,7 @@ from sfactory.model.encoders import NatureCNN
 from sfactory.model.layers import Dense, PixelConv
 from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.model.precision import mixed_precision
-from sfactory.networks import Network, TorchNetwork
+from sfactory.networks import Network, Outputs, TorchNetwork
 from sfactory.objective import Objective
 from sfactory.sampler import Sampler
 
@@ -119,7 +119,7 @@ def _passes(network: Network, use: Use) -> list[Tensor]:
     found = [outputs.params.detach().clone(), outputs.value.detach().clone()]
     generator = torch.Generator().manual_seed(1)
     of_params, of_value = (torch.randn(x.shape, generator=generator) for x in found)
-    network.backward(outputs, of_params, of_value)
+    network.backward(outputs, of_params, of_value, {})
     found.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
     for parameter in parameters:
         parameter.grad.zero_()
@@ -192,15 +192,17 @@ def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
     generator = torch.Generator().manual_seed(2)
     params = torch.randn(*batch.first.shape, model.distribution.width, generator=generator)
     value = torch.randn(batch.first.shape, generator=generator)
-    estimates = objective.estimate(objective.evaluate(params, value, batch, columns), batch, columns)
+    estimates = objective.estimate(objective.evaluate(Outputs(params, value), batch, columns), batch, columns)
     targets, _ = objective.targets([estimates])
     moved = params[:-1] + 0.3 * torch.randn(params[:-1].shape, generator=generator)
     samples = batch.samples(targets, single=False)
     found = [x.float() for x in estimates]
     for shift in (0.0, 1e3):  # near the behaviour policy, and far from it
-        evaluation = objective.evaluate(moved, value[:-1], samples, columns)
+        evaluation = objective.evaluate(Outputs(moved, value[:-1]), samples, columns)
         totals = objective.totals(evaluation, targets, columns)
-        found += [totals, *objective.gradients(evaluation, targets, columns, totals * totals.new_tensor((1.0, shift)))]
+        weighed = totals * totals.new_tensor((1.0, shift))
+        gradients = objective.gradients(evaluation, samples, targets, columns, weighed)
+        found += [totals, gradients.params, gradients.value, gradients.sums]
     return found
 
 
@@ -230,8 +232,13 @@ def _sampler_differences(use: Use) -> list[float]:
     return _relative_differences(_draws(CompiledSampler, use), _draws(Sampler, use))
 
 
-def _is_built_in(use: Use) -> bool:
+def _samples_as_built_in(use: Use) -> bool:
     return type(use.model.distribution) is ActionDistribution
+
+
+def _learns_as_built_in(use: Use) -> bool:
+    loss = use.config.loss
+    return _samples_as_built_in(use) and loss.terms == "none" and loss.estimator in ("auto", "vtrace", "gae")
 
 
 DENSE_NETWORK = Kernel(
@@ -239,11 +246,11 @@ DENSE_NETWORK = Kernel(
     _dense_differences, 1e-4, "Hopper-v5 2.1 times env steps/s (AVX-512, 2 cores)",
 )  # fmt: skip
 OBJECTIVE = Kernel(
-    "objective", Objective, CompiledObjective, _is_built_in, _objective_differences, 1e-4,
+    "objective", Objective, CompiledObjective, _learns_as_built_in, _objective_differences, 1e-4,
     "Hopper-v5 1.3 times env steps/s (AVX-512, 2 cores)",
 )  # fmt: skip
 SAMPLER = Kernel(
-    "sampling", Sampler, CompiledSampler, _is_built_in, _sampler_differences, 1e-4,
+    "sampling", Sampler, CompiledSampler, _samples_as_built_in, _sampler_differences, 1e-4,
     "CartPole-v1 1.2 times env steps/s (AVX-512, 2 cores)",
 )  # fmt: skip
 MODULES = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -30,6 +32,18 @@ class Choice:
 
     taken: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Without dropout, and with the running moments of batch normalisation as they are."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
 
 
 class Kernels:
@@ -85,7 +99,8 @@ class Kernels:
         if not self._config.takes_kernels or not kernel.fits(use):
             return False
         try:
-            reason = kernel.disagreement(use)
+            with _evaluation_mode(self._model):
+                reason = kernel.disagreement(use)
         except Exception as error:
             reason = f"it failed: {type(error).__name__}: {error}"
         if reason is None:

@@ -7,12 +7,13 @@ from torch import Tensor, nn
 
 from sfactory.config import ModelConfig
 from sfactory.config.importing import load_object
-from sfactory.distributions import ActionDistribution
+from sfactory.distributions import ActionDistribution, Distribution, make_distribution
 from sfactory.errors import ConfigError
 from sfactory.model.contracts import checked_core, checked_model, construct
 from sfactory.model.cores import Core, GRUCore, LSTMCore
 from sfactory.model.encoders import build_encoders
 from sfactory.model.heads import PolicyHead, ValueHead
+from sfactory.model.initialization import orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense
 from sfactory.model.normalizer import ObservationNormalizer, ValueUnit
 from sfactory.model.precision import full_precision
@@ -81,10 +82,10 @@ class ActorCritic(nn.Module):
         has_floats = any(leaf.dtype == "float32" for leaf in observation.leaves)
         self.normalizer = ObservationNormalizer(observation.leaves) if config.normalize_obs and has_floats else None
         self.unit = ValueUnit()
-        self.distribution = ActionDistribution(action)
+        self.distribution = make_distribution(action, config.distribution)
         self.actor = Trunk(observation, config)
         self.critic = None if shares_trunk(observation, config) else Trunk(observation, config)
-        self.policy = PolicyHead(self.actor.out_features, action, config.adaptive_std, config.initial_log_std)
+        self.policy = _policy_head(self.actor.out_features, self.distribution, config)
         self.value = ValueHead((self.critic or self.actor).out_features)
         self.state_size = self.actor.state_size + (self.critic.state_size if self.critic else 0)
 
@@ -140,6 +141,13 @@ class ActorCritic(nn.Module):
             return self.policy(x), self.value(y)
 
 
+def _policy_head(in_features: int, distribution: Distribution, config: ModelConfig) -> nn.Module:
+    """Features to the parameters of the policy's distribution."""
+    if isinstance(distribution, ActionDistribution):
+        return PolicyHead(in_features, distribution.action, config.adaptive_std, config.initial_log_std)
+    return orthogonal(nn.Linear(in_features, distribution.width), 0.01)
+
+
 def shares_trunk(observation: ObservationSpec, config: ModelConfig) -> bool:
     """Whether policy and value have one encoder and core: as asked for, else where these are large, for images and with
     a core.
@@ -164,7 +172,7 @@ def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelC
         return ActorCritic(observation, action, config)
     role = f"model.model {config.model}"
     model = construct(load_object(config.model, "model.model"), role, observation, action, config)
-    distribution = ActionDistribution(action)
+    distribution = make_distribution(action, config.distribution)
     checked_model(model, role, observation, distribution.width)
     defaults = {"observation": observation, "action": action, "normalizer": None, "unit": ValueUnit()}
     for name, value in (defaults | {"distribution": distribution}).items():

@@ -15,6 +15,7 @@ from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError
 from sfactory.model import build_model, shares_trunk
 from sfactory.runs.checkpoint import Snapshot
+from sfactory.runtime.dry_run import check_extensions
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.workers import Plan
 
@@ -65,6 +66,7 @@ def make_plan(config: Config) -> Plan:
     model = build_model(env.observation, env.action, config.model)
     if (problem := minibatch_problem(config, recurrent=model.state_size > 0)) is not None:
         raise ConfigError(problem)
+    check_extensions(config, model)
     check_limits(plan, model)
     return plan
 

@@ -13,7 +13,7 @@ from sfactory.config.lag import max_lag, slot_count
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime.workers import Plan
-from sfactory.telemetry.control_block import Episodes, KernelsChosen, Progress
+from sfactory.telemetry.control_block import TERM, Episodes, KernelsChosen, Progress
 from sfactory.telemetry.display import Display
 from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, Summary
 
@@ -120,8 +120,9 @@ class Reporter:
         frames = progress.env_steps * self._plan.env.frameskip
         speed = self._speed.report(progress.env_steps, frames)
         episodes = self._episodes.report()
+        terms = {name: value for name, value in progress.losses.items() if name.startswith(TERM)}
         report = Report.gathered(
-            episodes.extras,
+            {**episodes.extras, **terms},
             speed=speed,
             totals={"frames": frames},
             progress=progress,

@@ -144,6 +144,10 @@ class EnvironmentFaults:
     first: Breakage
 
 
+TERM = "term/"
+"""Before the name of a user's own loss term."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """The learner's state and its statistics since its last message.

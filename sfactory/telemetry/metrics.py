@@ -153,7 +153,8 @@ class Report:
     rss_mb: float = metric("load", "MiB", label="memory")
     """Resident memory of all processes."""
     extras: Mapping[str, float] = field(default_factory=dict)
-    """Means of the numeric entries of ``info`` at episode ends. Not in metrics.csv, whose columns are fixed."""
+    """Means of the numeric entries of ``info`` at episode ends, and of a user's own loss terms (``term/NAME``). Not in
+    metrics.csv, whose columns are fixed."""
 
     @classmethod
     def gathered(cls, extras: Mapping[str, float], **sources: Any) -> Report:

@@ -102,7 +102,7 @@ def test_training_has_the_outputs_and_gradients_of_autograd(
         outputs = network.outputs(batch, columns)
         torch.manual_seed(1)
         flat.parameters.grad.fill_(1.0)  # which is added to
-        network.backward(outputs, torch.randn_like(outputs.params), torch.randn_like(outputs.value))
+        network.backward(outputs, torch.randn_like(outputs.params), torch.randn_like(outputs.value), {})
         found.append((outputs.params.detach(), outputs.value.detach(), flat.parameters.grad.clone()))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
 

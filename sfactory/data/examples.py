@@ -1,4 +1,4 @@
-"""Small chunks of made-up experience, on which kernels are compared with what they stand for."""
+"""Small chunks of made-up experience, on which user code and kernels are tried before a run begins."""
 
 from __future__ import annotations
 

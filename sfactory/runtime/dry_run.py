@@ -1,0 +1,137 @@
+"""A dry run of a user's own distribution, estimator and loss terms on a small chunk of made-up experience."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sfactory.config import Config
+from sfactory.data.batch import Batch
+from sfactory.data.examples import example_batch
+from sfactory.distributions import ActionDistribution, Distribution
+from sfactory.errors import ConfigError
+from sfactory.losses import Targets
+from sfactory.model.normalizer import CriticUnits
+from sfactory.networks import Outputs, TorchNetwork
+from sfactory.objective import Objective
+from sfactory.telemetry.metrics import METRICS
+
+T = TypeVar("T")
+_CPU = torch.device("cpu")
+
+
+def check_extensions(config: Config, model: nn.Module) -> None:
+    """Try what a configuration names of a user's own code besides the model.
+
+    Raises:
+        ConfigError: With the name of the code, what it gave, and what is expected.
+    """
+    if type(model.distribution) is not ActionDistribution:
+        _check_distribution(config, model.distribution)
+    own_estimator = config.loss.estimator not in ("auto", "vtrace", "gae")
+    if not own_estimator and config.loss.terms == "none":
+        return
+    batch = example_batch(model.observation, model.action, model.state_size)
+    objective = Objective(config, model.distribution, CriticUnits(model, normalize=False))
+    columns = batch.all_columns
+    outputs = TorchNetwork(model, _CPU, None, compiled=False).outputs(batch, columns)
+    evaluation = objective.evaluate(outputs, batch, columns)
+    if own_estimator:
+        role = f"loss.estimator {config.loss.estimator}"
+        estimates = _called(role, lambda: objective.estimate(evaluation, batch, columns))
+        _require(role, "value targets", estimates.returns, tuple(batch.reward.shape), "[T, B]")
+        _require(role, "advantages", estimates.advantages, tuple(batch.reward.shape), "[T, B]")
+    estimates = objective.estimate(evaluation, batch, columns)
+    targets, _ = objective.targets([estimates])
+    if config.loss.terms != "none":
+        _check_terms(config, objective, batch, targets, outputs)
+
+
+def _check_distribution(config: Config, distribution: Distribution) -> None:
+    action, rows, role = distribution.action, 2, f"model.distribution {config.model.distribution}"
+    width = _called(role, lambda: distribution.width)
+    if not isinstance(width, int) or width < 1:
+        raise ConfigError(f"{role}: width is {width!r}; it must be a positive integer")
+    params = torch.zeros(rows, width, requires_grad=True)
+    drawn = _called(f"{role}: sample", lambda: distribution.sample(params.detach(), None, torch.Generator()))
+    if not isinstance(drawn, tuple) or len(drawn) != 3:
+        raise ConfigError(
+            f"{role}: sample returned {_described(drawn)}; it must be (categorical, continuous, log_prob)"
+        )
+    categorical, continuous, log_prob = drawn
+    _require(role, "categorical actions of sample", categorical, (rows, len(action.sizes)), "(2, K)", torch.int32)
+    _require(role, "continuous actions of sample", continuous, (rows, action.continuous), "(2, D)")
+    _require(role, "log_prob of sample", log_prob, (rows,), "(2,)")
+    again = _called(f"{role}: log_prob", lambda: distribution.log_prob(params, categorical, continuous, None))
+    _require(role, "log_prob", again, (rows,), "(2,)")
+    if not torch.allclose(again, log_prob, rtol=1e-4, atol=1e-4):
+        raise ConfigError(
+            f"{role}: log_prob of what sample drew is {again.tolist()}, but sample said {log_prob.tolist()}; "
+            "both must be the same"
+        )
+    entropy = _called(f"{role}: entropy", lambda: distribution.entropy(params, None))
+    _require(role, "entropy", entropy, (rows,), "(2,)")
+    _require_gradient(f"{role}: log_prob", again)
+    mode = _called(f"{role}: mode", lambda: distribution.mode(params.detach(), None))
+    if not isinstance(mode, tuple) or len(mode) != 2:
+        raise ConfigError(f"{role}: mode returned {_described(mode)}; it must be (categorical, continuous)")
+    _require(role, "categorical actions of mode", mode[0], (rows, len(action.sizes)), "(2, K)", torch.int32)
+    _require(role, "continuous actions of mode", mode[1], (rows, action.continuous), "(2, D)")
+
+
+def _check_terms(config: Config, objective: Objective, batch: Batch, targets: Targets, outputs: Outputs) -> None:
+    """Call the loss terms once, and see to what they give."""
+    role, samples = f"loss.terms {config.loss.terms}", batch.samples(targets, single=False)
+    columns = batch.all_columns
+    evaluation = objective.evaluate(outputs, samples, columns)
+    terms = _called(role, lambda: objective.terms(evaluation, samples, targets, columns))
+    if not isinstance(terms, Mapping) or not all(isinstance(name, str) for name in terms):
+        raise ConfigError(f"{role} returned {_described(terms)}; it must return a mapping of names to tensors [T, B]")
+    for name, term in terms.items():
+        if name in {metric.name for metric in METRICS}:
+            raise ConfigError(f"{role}: {name} is the name of a metric; choose another one")
+        _require(role, name, term, tuple(targets.valid.shape), "[T, B]")
+        _require_gradient(f"{role}: {name}", term)
+    if unknown := config.loss.term_coefs.keys() - terms.keys():
+        raise ConfigError(
+            f"loss.term_coefs names {', '.join(sorted(unknown))}, but {role} gives {', '.join(terms) or 'no term'}"
+        )
+
+
+def _called(role: str, function: Callable[[], T]) -> T:
+    try:
+        return function()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{role} failed on made-up samples: {type(error).__name__}: {error} (docs/extending.md has the contract)"
+        ) from error
+
+
+def _require(
+    role: str, what: str, value: Any, shape: tuple[int, ...], meaning: str, dtype: torch.dtype = torch.float32
+) -> None:
+    """A finite tensor of a shape and dtype."""
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape or value.dtype != dtype:
+        raise ConfigError(
+            f"{role}: {what} is {_described(value)}; it must be a {str(dtype)[6:]} tensor {meaning} = {shape}"
+        )
+    if not bool(value.isfinite().all()):
+        raise ConfigError(f"{role}: {what} is not finite on made-up samples: {value.detach().flatten()[:5].tolist()}")
+
+
+def _require_gradient(what: str, value: Tensor) -> None:
+    if not value.requires_grad:
+        raise ConfigError(
+            f"{what} carries no gradient; compute it from what has one, and without detach() or no_grad()"
+        )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype)[6:]} tensor {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,200 @@
+"""A user's own distribution, estimator and loss terms: tried before anything starts, and then what trains."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from whole_runs import config_for
+
+from sfactory import ConfigError
+from sfactory.config import Config, LossConfig, ModelConfig
+from sfactory.distributions import ActionDistribution, Distribution
+from sfactory.runtime.planning import make_plan
+from sfactory.train import main as train_main
+from sfactory.vtrace import unweighted_vtrace
+
+
+def problem(**changes: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make_plan(Config(env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, **changes))
+    return str(caught.value)
+
+
+def with_terms(terms: Any, **settings: Any) -> str:
+    return problem(loss=LossConfig(terms=terms, **settings))
+
+
+TERMS = {
+    "takes one argument": (lambda samples: {}, "TypeError"),
+    "returns a tensor": (lambda samples, config: samples.value, "it must return a mapping"),
+    "returns a mean": (lambda samples, config: {"x": samples.value.mean()}, "x is a float32 tensor (); it must be"),
+    "of another dtype": (lambda samples, config: {"x": samples.value.double()}, "x is a float64 tensor (3, 4)"),
+    "not finite": (lambda samples, config: {"x": samples.value / 0}, "x is not finite"),
+    "without a gradient": (lambda samples, config: {"x": samples.value.detach()}, "x carries no gradient"),
+    "of a metric's name": (lambda samples, config: {"kl": samples.value}, "kl is the name of a metric"),
+    "of an output that is not": (lambda samples, config: {"x": samples.auxiliary["head"]}, "KeyError: 'head'"),
+}
+
+
+@pytest.mark.parametrize(("terms", "said"), TERMS.values(), ids=TERMS)
+def test_loss_terms_that_break_their_contract(terms: Any, said: str) -> None:
+    text = with_terms(terms)
+    assert said in text
+    assert text.startswith("loss.terms")
+
+
+def test_a_coefficient_needs_its_term() -> None:
+    text = with_terms(lambda samples, config: {"near": samples.value}, term_coefs={"far": 2.0})
+    assert "loss.term_coefs names far" in text and "gives near" in text
+
+
+ESTIMATORS = {
+    "takes two arguments": (lambda values, rewards: (values, rewards), "TypeError"),
+    "returns one": (lambda *inputs: inputs[2], "failed on made-up samples"),
+    "of another shape": (lambda *inputs: (inputs[2][0], inputs[2]), "value targets is a float32 tensor (4,)"),
+    "of another dtype": (lambda *inputs: (inputs[2], inputs[2].double()), "advantages is a float64 tensor"),
+    "not finite": (lambda *inputs: (inputs[2], inputs[2] / 0), "advantages is not finite"),
+}
+
+
+@pytest.mark.parametrize(("estimator", "said"), ESTIMATORS.values(), ids=ESTIMATORS)
+def test_estimators_that_break_their_contract(estimator: Any, said: str) -> None:
+    text = problem(loss=LossConfig(estimator=estimator))
+    assert said in text
+    assert text.startswith("loss.estimator")
+
+
+class Wide(ActionDistribution):
+    @property
+    def width(self):
+        return "two"
+
+
+class Lying(ActionDistribution):
+    def sample(self, params, mask=None, generator=None):
+        categorical, continuous, log_prob = super().sample(params, mask, generator)
+        return categorical, continuous, log_prob + 1
+
+
+class Long(ActionDistribution):
+    def sample(self, params, mask=None, generator=None):
+        categorical, continuous, log_prob = super().sample(params, mask, generator)
+        return categorical.long(), continuous, log_prob
+
+
+class Constant(ActionDistribution):
+    def log_prob(self, params, categorical, continuous, mask=None):
+        return super().log_prob(params, categorical, continuous, mask).detach()
+
+
+class Bare(Distribution):
+    width = 2
+
+
+@pytest.mark.parametrize(
+    ("distribution", "said"),
+    [
+        (Wide, "it must be a positive integer"),
+        (Lying, "both must be the same"),
+        (Long, "categorical actions of sample is a int64 tensor (2, 1); it must be a int32 tensor"),
+        (Constant, "log_prob carries no gradient"),
+        (Bare, "NotImplementedError"),
+        (dict, "model.distribution"),
+    ],
+)
+def test_distributions_that_break_their_contract(distribution: Any, said: str) -> None:
+    text = problem(model=ModelConfig(distribution=distribution))
+    assert said in text
+    assert text.startswith("model.distribution")
+
+
+@pytest.mark.parametrize("flag", ["--loss.terms", "--loss.estimator", "--model.distribution"])
+def test_a_name_that_is_not_there_ends_the_command_with_status_2(flag: str, tmp_path: Path, capsys) -> None:
+    assert train_main(["--env", "CartPole-v1", "--run", str(tmp_path / "run"), flag, "nowhere:Thing"]) == 2
+    assert f"{flag[2:]} 'nowhere:Thing'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_they_say_is_what_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels step aside; V-trace passed as one's own estimator learns what the built-in one does, plain."""
+    from sfactory import train
+
+    (tmp_path / "mine.py").write_text(
+        "def terms(samples, config):\n    return {'pull': (samples.value - 5.0).square()}\n"
+        "def nothing(log_weights, rewards, values, *rest):\n    return values.clone(), values * 0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    reports: dict[str, list] = {}
+
+    def run(name: str, loss: LossConfig) -> Any:
+        config = config_for(tmp_path / name, "CartPole-v1", serial=True, loss=loss)
+        return train(config, [reports.setdefault(name, []).append])
+
+    assert run("terms", LossConfig(terms="mine:terms", term_coefs={"pull": 0.1})).kernels["learner"] == [
+        "dense network"
+    ]
+    pulls = [report.extras["term/pull"] for report in reports["terms"] if "term/pull" in report.extras]
+    assert pulls[-1] < 25, "the value is pulled to 5"
+    assert run("estimator", LossConfig(estimator="mine:nothing")).kernels["learner"] == ["dense network"]
+    assert abs(reports["estimator"][-1].policy_loss) < 1e-6
+    del sys.modules["mine"]
+
+
+def test_own_terms_are_masked_weighted_and_averaged() -> None:
+    from sfactory.data.batch import Samples
+    from sfactory.model import build_model
+    from sfactory.model.normalizer import CriticUnits
+    from sfactory.networks import Outputs
+    from sfactory.objective import Objective
+
+    plan = make_plan(Config(env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128))
+    model = build_model(plan.env.observation, plan.env.action, ModelConfig())
+    from sfactory.data.examples import example_batch
+
+    batch = example_batch(model.observation, model.action, 0)
+    outputs = Outputs(torch.zeros(4, 4, 2), torch.ones(4, 4))
+
+    def of_value(loss: LossConfig) -> tuple[Tensor, Tensor, Samples]:
+        config = Config(env="x", loss=loss)
+        objective = Objective(config, model.distribution, CriticUnits(model, normalize=False))
+        columns = batch.all_columns
+        evaluation = objective.evaluate(outputs, batch, columns)
+        targets, _ = objective.targets([objective.estimate(evaluation, batch, columns)])
+        totals = objective.totals(evaluation, targets, columns)
+        found = objective.gradients(evaluation, batch, targets, columns, totals)
+        return found.value, found.sums, targets
+
+    def square(samples: Any, config: Config) -> dict[str, Tensor]:
+        return {"square": torch.where(samples.targets.valid, samples.value.square(), torch.nan)}
+
+    without, _, targets = of_value(LossConfig())
+    with_terms, sums, _ = of_value(LossConfig(terms=square, term_coefs={"square": 3.0}))
+    valid = targets.valid
+    expected = torch.where(valid, 3.0 * 2.0 / valid.sum(), 0.0)
+    torch.testing.assert_close(with_terms[:-1] - without[:-1], expected)
+    assert sums[-1] == valid.sum()
+
+
+def test_vtrace_as_an_own_estimator_gives_the_same_numbers() -> None:
+    from sfactory.data.examples import example_batch
+    from sfactory.model import build_model
+    from sfactory.model.normalizer import CriticUnits
+    from sfactory.networks import Outputs
+    from sfactory.objective import Objective
+
+    plan = make_plan(Config(env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128))
+    model = build_model(plan.env.observation, plan.env.action, ModelConfig())
+    batch = example_batch(model.observation, model.action, 0)
+    found = []
+    for estimator in ("auto", unweighted_vtrace):
+        config = Config(env="x", loss=LossConfig(estimator=estimator))
+        objective = Objective(config, model.distribution, CriticUnits(model, normalize=False))
+        evaluation = objective.evaluate(Outputs(torch.zeros(4, 4, 2), torch.ones(4, 4)), batch, batch.all_columns)
+        found.append(objective.estimate(evaluation, batch, batch.all_columns))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
