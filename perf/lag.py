@@ -9,13 +9,15 @@ until so many younger ones have been sampled. Everything else is the task's pres
 ``TASK-VARIANT-LAG-SEED.csv``; a cell that is there is not run again, so an interrupted command goes on where it was. A
 score is the mean training return over the last quarter of the env steps.
 
-The variants leave out one part each: ``stale`` is the objective as it was before all of them (clipped around the
-behaviour policy, V-trace anew at every update, weighted advantages normalised within a minibatch of whole rows),
-``weight-first`` normalises advantages after their weight has multiplied them, ``recomputed`` makes targets anew at
-every update, ``rows`` draws minibatches from whole rows and normalises within them, ``uncorrected`` takes all of
-V-trace's weights as 1. Two add something: ``smaller-steps`` a rate that falls with the distance between the proximal
-and the behaviour policy, ``filtered`` leaves out samples that would push the policy further from the behaviour policy
-where it is beyond the clip range already.
+The variants leave out one part each. ``no-tv`` has no limit on the total variation between the policy and the behaviour
+policy; nor have the next four. ``stale`` is the objective as it was at first (clipped around the behaviour policy,
+V-trace anew at every update, weighted advantages normalised within a minibatch of whole rows), ``weight-first``
+normalises advantages after their weight has multiplied them, ``recomputed`` makes targets anew at every update, ``rows``
+draws minibatches from whole rows and normalises within them. ``uncorrected`` takes all of V-trace's weights as 1. Others
+were tried instead of that limit: ``smaller-steps`` lowers the rate with the distance between the proximal and the
+behaviour policy, ``filtered`` leaves out samples that would push the policy further from the behaviour policy where the
+proximal policy is beyond the clip range, ``lambda-0.8`` and ``c-bar-0.5`` cut traces sooner. ``tv-0.05`` and ``tv-0.2``
+have another limit.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import sys
 import tempfile
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -185,7 +187,22 @@ VARIANTS: dict[str, type[LateLearner]] = {
     "uncorrected": LateLearner,
     "smaller-steps": SmallerStepsLearner,
     "filtered": FilteredLearner,
+    "no-tv": LateLearner,
+    "tv-0.05": LateLearner,
+    "tv-0.2": LateLearner,
+    "lambda-0.8": LateLearner,
+    "c-bar-0.5": LateLearner,
 }
+_NO_TV = {"loss": {"tv_limit": 0.0}}
+CHANGES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("stale", "weight-first", "recomputed", "rows", "smaller-steps", "filtered", "no-tv"), _NO_TV),
+    "uncorrected": {"algo": "ppo"},  # which has lag 0 in a product's run, and here only GAE
+    "tv-0.05": {"loss": {"tv_limit": 0.05}},
+    "tv-0.2": {"loss": {"tv_limit": 0.2}},
+    "lambda-0.8": {"loss": {"lam": 0.8, "tv_limit": 0.0}},
+    "c-bar-0.5": {"loss": {"c_bar": 0.5, "tv_limit": 0.0}},
+}
+"""Fields of the configuration in which variants differ."""
 
 
 def _copy(batch: Batch) -> Batch:
@@ -210,8 +227,7 @@ def run(task: Task, variant: str, lag: int, seed: int, curve: Path) -> None:
                 env=task.env, steps=task.steps, seed=seed, run=folder, serial=True, device="cpu", model=model, log=log
             )
         )
-        if variant == "uncorrected":
-            config = merged(config, {"algo": "ppo"})  # which has lag 0 in a product's run, and here only GAE
+        config = merged(config, CHANGES.get(variant, {}))
         points: list[tuple[int, float]] = []
 
         def keep(report: Report) -> None:
