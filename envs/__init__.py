@@ -11,16 +11,16 @@ import importlib
 from typing import Any
 
 from sfactory.envs.factory import register_env, resolve_env
-from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Group, Outcome
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Group, Outcome, StepBuffers
 from sfactory.envs.seeds import env_seed
 
 __all__ = [
     "EnvRequest",
     "EnvSpec",
     "Finals",
-    "Frame",
     "Group",
     "Outcome",
+    "StepBuffers",
     "env_seed",
     "make_group",
     "probe",

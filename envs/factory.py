@@ -92,7 +92,7 @@ RAISED = (Exception, SystemExit)
 program's host."""
 
 
-def fault_of(name: str, doing: str, error: BaseException, row: int | None = None) -> EnvironmentFault:
+def environment_fault(name: str, doing: str, error: BaseException, row: int | None = None) -> EnvironmentFault:
     """The fault that says what an environment did when it raised, with the environment's own traceback."""
     frames = error.__traceback__ and (error.__traceback__.tb_next or error.__traceback__)
     lines = "".join(traceback.format_exception(type(error), error, frames))
@@ -114,7 +114,7 @@ def check_reset(name: str, reset: Callable[[], Any], row: int | None = None) -> 
     try:
         result = reset()
     except RAISED as error:
-        raise fault_of(name, "reset()", error, row) from error
+        raise environment_fault(name, "reset()", error, row) from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         raise EnvironmentFault(
             f"{name}: reset() returned {shown(result)}; it must return the two values observation, info (a dict)", row

@@ -11,7 +11,7 @@ from sfactory.config.env_source import EnvSource, source_of, source_of_id
 from sfactory.envs.factory import find_spec, is_parallel, is_vector, make_environment, make_environments
 from sfactory.envs.families import gymnasium, multiagent, vector
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group
-from sfactory.envs.observations import new_frame
+from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
 
 
@@ -31,7 +31,7 @@ def probe(request: EnvRequest) -> EnvSpec:
     try:
         spec = dataclasses.replace(read_spec(env, request), source=source)
         group = group_type([env], lambda seeds: make_environment(request, 1), request, spec, 0, 0)
-        group.reset(new_frame(spec, group.rows))
+        group.reset(new_step_buffers(spec, group.rows))
     except EnvironmentFault as fault:
         raise ConfigError(str(fault)) from fault
     finally:

@@ -1,4 +1,4 @@
-"""Writes what environments return into the arrays of a frame, and finds out who returned something wrong.
+"""Copies what environments return into step buffers, and names the environment that returned something wrong.
 
 Whole groups are written and checked with a few NumPy calls; only when one of them fails are the rows looked at one by
 one.
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sfactory.envs.interface import EnvSpec, Frame
+from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY, Leaf
 
@@ -23,7 +23,7 @@ _MISFIT = Exception
 """What a value raises that is no array: objects of a user's own may raise anything when they are looked at."""
 
 
-class FrameWriter:
+class ObservationWriter:
     """Writes observations and action masks in place, checked.
 
     Args:
@@ -242,8 +242,8 @@ def numeric_extras(info: Mapping[str, Any]) -> dict[str, float]:
     return extras
 
 
-def new_frame(spec: EnvSpec, rows: int) -> Frame:
-    """A frame of zeros with arrays of its own."""
+def new_step_buffers(spec: EnvSpec, rows: int) -> StepBuffers:
+    """Step buffers of zeros that are no views into a slot."""
     mask = np.zeros((rows, spec.action.logits), bool) if spec.masked else None
     obs = tuple(np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in spec.observation.leaves)
-    return Frame(obs, mask, np.zeros(rows, bool), np.zeros(rows, bool))
+    return StepBuffers(obs, mask, np.zeros(rows, bool), np.zeros(rows, bool))

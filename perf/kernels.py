@@ -35,7 +35,7 @@ from sfactory.config import LossConfig, ModelConfig
 from sfactory.data.batch import Batch
 from sfactory.data.weights import FlatWeights
 from sfactory.distributions import ActionDistribution
-from sfactory.envs.interface import Frame, Outcome
+from sfactory.envs.interface import Outcome, StepBuffers
 from sfactory.envs.kernels.resampling import Resampler
 from sfactory.envs.kernels.screens import ScreenStacks
 from sfactory.envs.native.base import NativeGroup, random_streams
@@ -377,16 +377,16 @@ class CompiledEnvironments:
     def __init__(self, group: NativeGroup) -> None:
         rows, space = group.rows, group.observation_space
         self._group = group
-        self._frame = Frame(
+        self._buffers = StepBuffers(
             (np.zeros((rows, *space.shape), space.dtype),), None, np.zeros(rows, bool), np.zeros(rows, bool)
         )
         self._outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray) -> tuple[np.ndarray, ...]:
-        self._group.step(categorical, continuous, self._outcome, self._frame)
+        self._group.step(categorical, continuous, self._outcome, self._buffers)
         reward, terminated, truncated = self._outcome
-        obs = self._frame.obs[0].reshape(self._group.rows, -1)
-        return obs, reward, self._frame.first, terminated, truncated, self._frame.active
+        obs = self._buffers.obs[0].reshape(self._group.rows, -1)
+        return obs, reward, self._buffers.first, terminated, truncated, self._buffers.active
 
 
 def environments(device: torch.device) -> Iterator[Case]:

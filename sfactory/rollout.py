@@ -17,8 +17,8 @@ from numba import njit
 from sfactory.data.arena import FILLING, FINISHED, Arena
 from sfactory.data.queues import Queue, pack_request
 from sfactory.data.weights import WeightBoard
-from sfactory.envs.interface import Breakage, Finals, Frame, Group, Outcome
-from sfactory.telemetry.control_block import PROGRESS_EVERY_S, EnvironmentFaults, Episodes
+from sfactory.envs.interface import Finals, Group, Outcome, StepBuffers, SurvivedFault
+from sfactory.telemetry.control_block import PROGRESS_EVERY_S, Episodes, SurvivedFaults
 from sfactory.telemetry.stopwatch import Stopwatch
 
 
@@ -90,7 +90,7 @@ class RunningGroup:
 
     index: int
     group: Group
-    carry: Frame
+    carry: StepBuffers
     log: EpisodeLog
     slot: int = -1
     step: int = 0
@@ -98,10 +98,10 @@ class RunningGroup:
     displaced: tuple[np.ndarray, ...] = field(default=())
 
 
-def empty_frame(arena: Arena) -> Frame:
+def private_step_buffers(arena: Arena) -> StepBuffers:
     """A private frame of an arena's shapes."""
-    obs, mask, first, active = arena.frame(0, 0)
-    return Frame(
+    obs, mask, first, active = arena.step_buffers(0, 0)
+    return StepBuffers(
         tuple(map(np.zeros_like, obs)),
         None if mask is None else np.zeros_like(mask),
         np.zeros_like(first),
@@ -109,7 +109,7 @@ def empty_frame(arena: Arena) -> Frame:
     )
 
 
-def copy_frame(source: Frame, target: Frame) -> None:
+def copy_step_buffers(source: StepBuffers, target: StepBuffers) -> None:
     for a, b in zip(source.obs, target.obs, strict=True):
         np.copyto(b, a)
     if source.mask is not None:
@@ -129,7 +129,7 @@ class RolloutWorker:
         ready: Indices of groups whose actions have been written.
         free: Slots that may be filled.
         finished: Slots that are full.
-        emit: Takes :class:`Episodes` that have ended, and :class:`EnvironmentFaults`.
+        emit: Takes :class:`Episodes` that have ended, and :class:`SurvivedFaults`.
         watch: This worker's stopwatch.
     """
 
@@ -142,19 +142,20 @@ class RolloutWorker:
         ready: Queue,
         free: Queue,
         finished: Queue,
-        emit: Callable[[Episodes | EnvironmentFaults], None],
+        emit: Callable[[Episodes | SurvivedFaults], None],
         watch: Stopwatch,
     ) -> None:
         self._arena, self._weights, self._ready, self._free, self._finished = arena, weights, ready, free, finished
         self._emit, self._watch = emit, watch
         self._running = {
-            index: RunningGroup(index, group, empty_frame(arena), EpisodeLog(group.rows)) for index, group in groups
+            index: RunningGroup(index, group, private_step_buffers(arena), EpisodeLog(group.rows))
+            for index, group in groups
         }
         self._requests = {index: queue for (index, _), queue in zip(groups, requests, strict=True)}
         self._slotless: list[RunningGroup] = []
         self._reported = time.monotonic()
         self._faults: Counter[str] = Counter()
-        self._first_fault: Breakage | None = None
+        self._first_fault: SurvivedFault | None = None
 
     def start(self) -> None:
         """Reset all environments and ask for their first actions."""
@@ -197,7 +198,7 @@ class RolloutWorker:
             self._emit(Episodes(np.concatenate(returns), np.concatenate(lengths), extras))
         if self._first_fault is not None:
             self._watch.flush()  # the runner compares its totals when it hears of faults
-            self._emit(EnvironmentFaults(dict(self._faults), self._first_fault))
+            self._emit(SurvivedFaults(dict(self._faults), self._first_fault))
             self._faults.clear()
             self._first_fault = None
 
@@ -208,11 +209,11 @@ class RolloutWorker:
 
     def _step(self, running: RunningGroup) -> None:
         arena, slot, t = self._arena, running.slot, running.step
-        outcome, after = arena.outcome(slot, t), arena.frame(slot, t + 1)
+        outcome, after = arena.outcome(slot, t), arena.step_buffers(slot, t + 1)
         running.group.step(arena.categorical[slot, t], arena.continuous[slot, t], outcome, after)
         self._watch.lap("environment")
         self._watch.count(arena.rows)
-        if running.group.broken:
+        if running.group.faults:
             self._survive(running)
         running.log.record(arena.first[slot, t], arena.active[slot, t], outcome)
         arena.final_value[slot, t] = np.nan
@@ -223,16 +224,16 @@ class RolloutWorker:
 
     def _survive(self, running: RunningGroup) -> None:
         """Leave the fragments of rows whose environments were at fault out of training, and count the faults."""
-        for breakage in running.group.broken:
+        for fault in running.group.faults:
             if running.slot >= 0:
-                self._arena.active[running.slot, : running.step + 1, breakage.rows] = False
-            running.log.forget(breakage.rows)
-            self._first_fault = self._first_fault or breakage
-            self._faults[breakage.environment] += breakage.count
-            self._watch.env_faults += breakage.count
-        running.group.broken.clear()
+                self._arena.active[running.slot, : running.step + 1, fault.rows] = False
+            running.log.forget(fault.rows)
+            self._first_fault = self._first_fault or fault
+            self._faults[fault.environment] += fault.count
+            self._watch.env_faults += fault.count
+        running.group.faults.clear()
 
-    def _ask_final_values(self, running: RunningGroup, after: Frame) -> None:
+    def _ask_final_values(self, running: RunningGroup, after: StepBuffers) -> None:
         """Rows were truncated and have already been reset: have V(final_obs) computed in the place of the next
         observation."""
         finals = running.finals = running.group.finals
@@ -244,7 +245,7 @@ class RolloutWorker:
     def _receive_final_values(self, running: RunningGroup) -> None:
         arena, slot, t, rows = self._arena, running.slot, running.step, running.finals.rows
         arena.final_value[slot, t, rows] = arena.value[slot, t + 1, rows]
-        for leaf, first in zip(arena.frame(slot, t + 1).obs, running.displaced, strict=True):
+        for leaf, first in zip(arena.step_buffers(slot, t + 1).obs, running.displaced, strict=True):
             leaf[rows] = first
         running.finals = None
         self._advance(running)
@@ -255,7 +256,7 @@ class RolloutWorker:
         if running.step < self._arena.rollout:
             self._request(running, running.step)
             return
-        copy_frame(self._arena.frame(running.slot, running.step), running.carry)
+        copy_step_buffers(self._arena.step_buffers(running.slot, running.step), running.carry)
         self._arena.finished_s[running.slot] = time.monotonic()
         self._arena.state[running.slot] = FINISHED
         self._watch.lap("copying")
@@ -276,7 +277,7 @@ class RolloutWorker:
             # bound.
             self._arena.begun[slot] = self._weights.version
             self._arena.owner[slot] = 0
-            copy_frame(running.carry, self._arena.frame(slot, 0))
+            copy_step_buffers(running.carry, self._arena.step_buffers(slot, 0))
             self._request(running, 0)
 
     def _request(self, running: RunningGroup, step: int, value_only: bool = False) -> None:

@@ -13,14 +13,14 @@ from sfactory.envs.factory import (
     Maker,
     check_reset,
     close_quietly,
+    environment_fault,
     environment_name,
-    fault_of,
     read_spaces,
     render_fps,
 )
-from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
-from sfactory.envs.observations import FrameWriter, mask_in, numeric_extras
-from sfactory.envs.repairs import Repairs
+from sfactory.envs.fault_recovery import FaultRecovery
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
+from sfactory.envs.observations import ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
@@ -83,31 +83,31 @@ class SingleGroup:
         self._first_index, self._seed = first_index, seed
         self._action = spec.action
         self._mask_in_observation = spec.observation.mask_path is not None
-        self._writer = FrameWriter(spec, self._names.__getitem__, request.validate)
+        self._writer = ObservationWriter(spec, self._names.__getitem__, request.validate)
         self._wakers = [self._waker(row) for row in range(self.rows)]
         self._calls: list[Callable[[Any], StepResult]] = [env.step for env in self._envs]
         self._resting: list[int] = []
-        self._repairs = Repairs(request.replace)
+        self._recovery = FaultRecovery(request.survive_faults)
         self._remade: list[int] = []
-        self.broken = self._repairs.broken
+        self.faults = self._recovery.faults
 
     @property
     def envs(self) -> list[gymnasium.Env]:
         """The environments themselves, in the order of their rows."""
         return self._envs
 
-    def reset(self, frame: Frame) -> None:
+    def reset(self, buffers: StepBuffers) -> None:
         self._calls = [env.step for env in self._envs]
         self._resting = []
         seeds = [env_seed(self._seed, self._first_index + row) for row in range(self.rows)]
         observations, infos = zip(*(self._begin(row, seed) for row, seed in enumerate(seeds)), strict=True)
-        frame.first.fill(True)
-        frame.active.fill(True)
-        self._write(observations, infos, frame)
+        buffers.first.fill(True)
+        buffers.active.fill(True)
+        self._write(observations, infos, buffers)
         self._remade = []
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
-        self._repairs.step += 1
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
+        self._recovery.step += 1
         results = self._call(self._action.rows(categorical, continuous))
         observations, infos, ended = self._take(results, outcome)
         after.first.fill(False)
@@ -141,7 +141,7 @@ class SingleGroup:
                 raise
             except RAISED as error:
                 row = len(results)
-                results.append(self._new_result(fault_of(self._names[row], f"step({action!r})", error, row)))
+                results.append(self._new_result(environment_fault(self._names[row], f"step({action!r})", error, row)))
         return results
 
     def _take(
@@ -163,7 +163,7 @@ class SingleGroup:
             results[fault.row] = self._new_result(fault)
 
     def _end(
-        self, observations: list[Any], infos: list[Any], outcome: Outcome, after: Frame
+        self, observations: list[Any], infos: list[Any], outcome: Outcome, after: StepBuffers
     ) -> tuple[list[Any], list[Any]]:
         """Reset the terminated environments and let the truncated ones rest; gives the group's new observations and
         infos."""
@@ -218,7 +218,7 @@ class SingleGroup:
             self._calls[row] = self._envs[row].step
             return self._reset_row(row, seed)
 
-        first = self._repairs.make_anew(fault, row, self._names[row], [row], make)
+        first = self._recovery.remake(fault, row, self._names[row], [row], make)
         self._remade.append(row)
         self._resting = [other for other in self._resting if other != row]
         return first
@@ -228,13 +228,13 @@ class SingleGroup:
         observation, info = self._remake(fault)
         return observation, 0.0, False, False, info
 
-    def _write(self, observations: Sequence[Any], infos: Sequence[Any], frame: Frame) -> None:
+    def _write(self, observations: Sequence[Any], infos: Sequence[Any], buffers: StepBuffers) -> None:
         while True:
             try:
-                self._writer.write(observations, frame.obs)
-                self._writer.check_values(frame.obs)
-                if frame.mask is not None:
-                    self._write_masks(observations, infos, frame.mask)
+                self._writer.write(observations, buffers.obs)
+                self._writer.check_values(buffers.obs)
+                if buffers.mask is not None:
+                    self._write_masks(observations, infos, buffers.mask)
                 return
             except EnvironmentFault as fault:
                 observations, infos = list(observations), list(infos)

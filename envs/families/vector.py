@@ -15,14 +15,14 @@ from sfactory.envs.factory import (
     Maker,
     check_reset,
     close_quietly,
+    environment_fault,
     environment_name,
-    fault_of,
     read_spaces,
     render_fps,
 )
-from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
-from sfactory.envs.observations import NO_MASK, FrameWriter, numeric_extras
-from sfactory.envs.repairs import Repairs
+from sfactory.envs.fault_recovery import FaultRecovery
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
+from sfactory.envs.observations import NO_MASK, ObservationWriter, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
@@ -89,13 +89,13 @@ class VectorGroup:
         )
         self._first_index, self._seed = first_index, seed
         self._spec = spec
-        self._writer = FrameWriter(spec, self._names.__getitem__, request.validate)
+        self._writer = ObservationWriter(spec, self._names.__getitem__, request.validate)
         self._settle_step = settle_step
         self._resting = np.zeros(self.rows, bool)
         self._closed = False
         self._spoiled: set[int] = set()
-        self._repairs = Repairs(request.replace)
-        self.broken = self._repairs.broken
+        self._recovery = FaultRecovery(request.survive_faults)
+        self.faults = self._recovery.faults
 
     @property
     def env(self) -> gymnasium.vector.VectorEnv:
@@ -107,24 +107,26 @@ class VectorGroup:
         """What it does at an episode's end."""
         return self._mode
 
-    def reset(self, frame: Frame) -> None:
+    def reset(self, buffers: StepBuffers) -> None:
         try:
-            self._reset(frame)
+            self._reset(buffers)
         except EnvironmentFault as fault:
-            self._remake(fault, frame)
+            self._remake(fault, buffers)
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
-        self._repairs.step += 1
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
+        self._recovery.step += 1
         self._spoiled.clear()
         try:
             self._step(categorical, continuous, outcome, after)
         except RAISED as error:
-            fault = error if isinstance(error, EnvironmentFault) else fault_of(self._group_name, "step()", error)
+            fault = (
+                error if isinstance(error, EnvironmentFault) else environment_fault(self._group_name, "step()", error)
+            )
             self._remake(fault, after)
             for array, value in zip(outcome, (0, True, False), strict=True):
                 array.fill(value)
 
-    def _reset(self, frame: Frame, remade: int = 0) -> None:
+    def _reset(self, buffers: StepBuffers, remade: int = 0) -> None:
         seeds = self._seeds(remade)
         try:
             observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=seeds))
@@ -135,14 +137,14 @@ class VectorGroup:
             observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=seeds[0]))
         self.finals = None
         self._resting[:] = False
-        frame.first.fill(True)
-        frame.active.fill(True)
-        self._write(observation, info, frame)
+        buffers.first.fill(True)
+        buffers.active.fill(True)
+        self._write(observation, info, buffers)
 
     def _seeds(self, remade: int) -> list[int]:
         return [env_seed(self._seed, self._first_index + row, remade) for row in range(self.rows)]
 
-    def _step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+    def _step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         self.finals = None
         observation, info, any_ended = self._step_env(categorical, continuous, outcome, after)
         if any_ended:
@@ -164,15 +166,15 @@ class VectorGroup:
             self._closed = True
             close_quietly(self._env)
 
-    def _remake(self, fault: EnvironmentFault, frame: Frame) -> None:
-        """Put a new vector environment in the place of the faulty one, and write its first frame."""
+    def _remake(self, fault: EnvironmentFault, buffers: StepBuffers) -> None:
+        """Put a new vector environment in the place of the faulty one, and write its first observations."""
 
         def make(times: int) -> None:
             close_quietly(self._env)
             self._env = self._make(self._seeds(times))
-            self._reset(frame, times)
+            self._reset(buffers, times)
 
-        self._repairs.make_anew(fault, 0, self._group_name, range(self.rows), make, count=self.rows)
+        self._recovery.remake(fault, 0, self._group_name, range(self.rows), make, count=self.rows)
 
     def _mend(self, check: Callable[[], None], arrays: tuple[np.ndarray, ...], rows: Sequence[int]) -> list[int]:
         """Let impossible values in `arrays`, which hold something of each of `rows`, become 0; gives the indices where
@@ -189,14 +191,14 @@ class VectorGroup:
             except EnvironmentFault as fault:
                 row = rows[fault.row]
                 if row not in self._spoiled:
-                    self._repairs.note(fault, self._names[row], [row])
+                    self._recovery.record(fault, self._names[row], [row])
                     self._spoiled.add(row)
                 for array in arrays:
                     array[fault.row] = 0
                 mended.append(fault.row)
 
     def _step_env(
-        self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame
+        self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers
     ) -> tuple[Any, dict[str, Any], bool]:
         """Step and fill all but observations and masks; gives the batched observation, info, and whether an episode
         ended."""
@@ -204,7 +206,7 @@ class VectorGroup:
         try:
             result = self._env.step(actions)
         except RAISED as error:
-            raise fault_of(self._group_name, "step()", error) from error
+            raise environment_fault(self._group_name, "step()", error) from error
         try:
             observation, reward, terminated, truncated, info = result
             told = [
@@ -280,16 +282,18 @@ class VectorGroup:
             if extras := numeric_extras(dict(_entries(info, row, self.rows))):
                 self.extras.append(extras)
 
-    def _write(self, observation: Any, info: Mapping[str, Any], frame: Frame) -> None:
-        self._writer.write_batch(observation, frame.obs)
-        if mended := self._mend(lambda: self._writer.check_values(frame.obs), frame.obs, range(self.rows)):
-            frame.active[mended] = False
-        if frame.mask is not None:
+    def _write(self, observation: Any, info: Mapping[str, Any], buffers: StepBuffers) -> None:
+        self._writer.write_batch(observation, buffers.obs)
+        if mended := self._mend(lambda: self._writer.check_values(buffers.obs), buffers.obs, range(self.rows)):
+            buffers.active[mended] = False
+        if buffers.mask is not None:
             in_observation = self._spec.observation.mask(observation)
             masks = (
-                self._masks_of(info, frame.active) if in_observation is None else _flat_masks(in_observation, self.rows)
+                self._masks_of(info, buffers.active)
+                if in_observation is None
+                else _flat_masks(in_observation, self.rows)
             )
-            self._writer.write_masks(np.where(frame.active[:, None], masks, True), frame.mask)
+            self._writer.write_masks(np.where(buffers.active[:, None], masks, True), buffers.mask)
 
     def _masks_of(self, info: Mapping[str, Any], needed: np.ndarray) -> np.ndarray:
         """The masks ``[rows, logits]`` in an info, which must have those of the rows in `needed`."""

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from numba import njit
 
-from sfactory.envs.interface import Breakage, Finals, Frame, Outcome
+from sfactory.envs.interface import Finals, Outcome, StepBuffers, SurvivedFault
 from sfactory.errors import ConfigError
 
 RESTING = -1
@@ -39,19 +39,19 @@ class NativeGroup:
         self.rows = len(seeds)
         self.finals: Finals | None = None
         self.extras: list[dict[str, float]] = []
-        self.broken: list[Breakage] = []
+        self.faults: list[SurvivedFault] = []
         self._squash = squash
         self._max_steps = max_episode_steps
         self._random = random_streams(seeds)
         self._elapsed = np.full(self.rows, RESTING, np.int32)
 
-    def reset(self, frame: Frame) -> None:
+    def reset(self, buffers: StepBuffers) -> None:
         self._elapsed.fill(RESTING)
         rows = self.rows
         discarded = Outcome(np.empty(rows, np.float32), np.empty(rows, bool), np.empty(rows, bool))
-        self.step(np.zeros((rows, 1), np.int32), np.zeros((rows, 1), np.float32), discarded, frame)
+        self.step(np.zeros((rows, 1), np.int32), np.zeros((rows, 1), np.float32), discarded, buffers)
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         raise NotImplementedError
 
     def render(self) -> list[np.ndarray]:

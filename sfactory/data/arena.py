@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from sfactory.data.shared_memory import SharedBlock
-from sfactory.envs.interface import EnvSpec, Frame, Outcome
+from sfactory.envs.interface import EnvSpec, Outcome, StepBuffers
 
 FREE, FILLING, FINISHED = 0, 1, 2
 ALIGNMENT = 64
@@ -147,10 +147,10 @@ class Arena(Segments):
     def __reduce__(self):
         return _rebuild_arena, self._recipe
 
-    def frame(self, slot: int, t: int) -> Frame:
+    def step_buffers(self, slot: int, t: int) -> StepBuffers:
         """The arrays that the environment writes and the policy reads at step t."""
         mask = None if self.mask is None else self.mask[slot, t]
-        return Frame(tuple(leaf[slot, t] for leaf in self.obs), mask, self.first[slot, t], self.active[slot, t])
+        return StepBuffers(tuple(leaf[slot, t] for leaf in self.obs), mask, self.first[slot, t], self.active[slot, t])
 
     def outcome(self, slot: int, t: int) -> Outcome:
         """The arrays that the environment writes about the actions of step t."""

@@ -29,7 +29,7 @@ from sfactory.envs import make_group
 from sfactory.envs.families.gymnasium import SingleGroup
 from sfactory.envs.families.vector import VectorGroup
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome
-from sfactory.envs.observations import new_frame
+from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import RunFailed
 from sfactory.kernels.sampling import sample_rows
 from sfactory.learner import Learner
@@ -308,7 +308,7 @@ def _random_actions(env: EnvSpec, rows: int, rng: np.random.Generator) -> tuple[
 
 
 def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator) -> Piece:
-    group.reset(new_frame(env, group.rows))
+    group.reset(new_step_buffers(env, group.rows))
     turns = zip(
         cycle(group.envs), cycle(env.action.rows(*_random_actions(env, ACTIONS * SINGLE_STEPS, rng))), strict=False
     )
@@ -325,7 +325,7 @@ def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator) ->
 
 
 def _step_vector(group: VectorGroup, env: EnvSpec, rng: np.random.Generator) -> Piece:
-    group.reset(new_frame(env, group.rows))
+    group.reset(new_step_buffers(env, group.rows))
     actions = cycle([env.action.batch(*_random_actions(env, group.rows, rng)) for _ in range(ACTIONS)])
     rests = group.mode is AutoresetMode.NEXT_STEP
     resting = 0
@@ -342,7 +342,7 @@ def _step_vector(group: VectorGroup, env: EnvSpec, rng: np.random.Generator) -> 
 
 def _step_group(group: Group, env: EnvSpec, rng: np.random.Generator) -> Piece:
     """For environments that only the group can step: compiled ones, several agents, action masks."""
-    frame, rows = new_frame(env, group.rows), group.rows
+    buffers, rows = new_step_buffers(env, group.rows), group.rows
     outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
     actions = cycle([_random_actions(env, rows, rng) for _ in range(ACTIONS)])
     sizes, uniform, log_prob = (
@@ -350,15 +350,17 @@ def _step_group(group: Group, env: EnvSpec, rng: np.random.Generator) -> Piece:
         np.zeros((rows, env.action.logits), np.float32),
         np.zeros(rows, np.float32),
     )
-    group.reset(frame)
+    group.reset(buffers)
 
     def piece() -> int:
         categorical, continuous = next(actions)
-        if frame.mask is not None:
+        if buffers.mask is not None:
             draws = rng.random(categorical.shape, np.float32)
-            sample_rows(uniform, frame.mask, sizes, draws, continuous[:, :0], categorical, continuous[:, :0], log_prob)
-        steps = np.count_nonzero(frame.active)
-        group.step(categorical, continuous, outcome, frame)
+            sample_rows(
+                uniform, buffers.mask, sizes, draws, continuous[:, :0], categorical, continuous[:, :0], log_prob
+            )
+        steps = np.count_nonzero(buffers.active)
+        group.step(categorical, continuous, outcome, buffers)
         return steps
 
     return piece

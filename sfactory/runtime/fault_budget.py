@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from sfactory.telemetry.control_block import EnvironmentFaults
+from sfactory.telemetry.control_block import SurvivedFaults
 
 PERIOD_S = 60.0
 FULL = 3
@@ -33,7 +33,7 @@ class FaultBudget:
         self._untold: Counter[str] = Counter()
         self._last = ""
 
-    def add(self, event: EnvironmentFaults) -> None:
+    def add(self, event: SurvivedFaults) -> None:
         """Take note of a worker's message, and say it if it is time."""
         if self._clock() - self._began >= PERIOD_S:
             self.flush()

@@ -30,13 +30,13 @@ from sfactory.runtime.stacks import crash_in
 from sfactory.runtime.watchdog import Watchdog
 from sfactory.telemetry.control_block import (
     STARTING_S,
-    EnvironmentFaults,
     Episodes,
     Event,
     Fault,
     Finished,
     Progress,
     Saved,
+    SurvivedFaults,
 )
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.stopwatch import COLUMNS, WORKING, Interval
@@ -368,7 +368,7 @@ class _Supervisor:
             match event:
                 case Episodes():
                     self._reporter.add_episodes(event)
-                case EnvironmentFaults():
+                case SurvivedFaults():
                     self._survive(event)
                 case Progress():
                     self._reporter.add_progress(event)
@@ -392,7 +392,7 @@ class _Supervisor:
         if report and self._observer is not None:
             self._cancelled |= not self._observer(self._wires)
 
-    def _survive(self, event: EnvironmentFaults) -> None:
+    def _survive(self, event: SurvivedFaults) -> None:
         """Tell of environments' faults, and end the run if there are too many."""
         self._budget.add(event)
         self._reporter.news = True

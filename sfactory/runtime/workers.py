@@ -213,7 +213,7 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
     request = EnvRequest(
         plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, runtime.env_threads,
         runtime.validate_observations,
-        replace=True,
+        survive_faults=True,
     )  # fmt: skip
     count, seed = config.envs_per_group, derived_seed(config.seed, generation)
     indices = range(index * runtime.groups, (index + 1) * runtime.groups)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from sfactory.data.shared_memory import SharedArray
-from sfactory.envs.interface import Breakage
+from sfactory.envs.interface import SurvivedFault
 from sfactory.telemetry.stopwatch import COLUMNS, Household, Stopwatch
 from sfactory.telemetry.trace import TracingStopwatch
 
@@ -132,7 +132,7 @@ class Episodes:
 
 
 @dataclass(frozen=True)
-class EnvironmentFaults:
+class SurvivedFaults:
     """Faults of environments that a rollout worker has survived since its last message.
 
     Attributes:
@@ -141,7 +141,7 @@ class EnvironmentFaults:
     """
 
     counts: dict[str, int]
-    first: Breakage
+    first: SurvivedFault
 
 
 @dataclass(frozen=True)
@@ -203,4 +203,4 @@ class Fault:
     bad_environment: bool = False
 
 
-Event = Episodes | EnvironmentFaults | Progress | Saved | Finished | Fault
+Event = Episodes | SurvivedFaults | Progress | Saved | Finished | Fault

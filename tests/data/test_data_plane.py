@@ -53,7 +53,7 @@ def test_every_field_has_its_own_aligned_memory():
 
 def test_one_step_of_a_group_is_a_contiguous_view():
     arena = make_arena()
-    frame, outcome = arena.frame(1, 2), arena.outcome(1, 2)
+    frame, outcome = arena.step_buffers(1, 2), arena.outcome(1, 2)
     assert all(
         leaf.flags.c_contiguous and np.shares_memory(leaf, whole)
         for leaf, whole in zip(frame.obs, arena.obs, strict=True)
