@@ -44,9 +44,9 @@ from sfactory.profiling.ceiling import (
     with_threads,
 )
 from sfactory.runtime.interrupts import end_at_once_when_interrupted
+from sfactory.runtime.plan import Plan
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import fork_server
-from sfactory.runtime.workers import Plan
 
 SMALL_ROWS = (16, 64)
 """Sizes at which the model is timed besides those that the ceiling is looked for at."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sfactory.config import Config
+from sfactory.data.arena import OWN_POLICY
 from sfactory.data.batch import Batch, Samples
 from sfactory.data.chunks import Columns
 from sfactory.distributions import ActionDistribution
@@ -25,7 +26,6 @@ from sfactory.model.normalizer import CriticUnits
 from sfactory.spaces import ActionSpec
 from sfactory.vtrace import unweighted_vtrace
 
-OWN_POLICY = 0
 Evaluation = Any
 """The policy's densities on a chunk: what an objective's `evaluate` gives to its other methods."""
 

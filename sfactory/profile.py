@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sfactory.config import Config
     from sfactory.profiling.measure import Profile
     from sfactory.profiling.tune import Trial
-    from sfactory.runtime.workers import Plan
+    from sfactory.runtime.plan import Plan
 
 PROG = "python -m sfactory.profile"
 DESCRIPTION = """Train in a temporary folder for a while, and show where the time of each kind of worker goes, what

@@ -27,8 +27,8 @@ from sfactory import Config, train
 from sfactory.config import LogConfig, from_command_line, from_dict, merged, resolve, to_dict
 from sfactory.envs import fault_recovery
 from sfactory.errors import SfactoryError
+from sfactory.runtime.plan import Plan
 from sfactory.runtime.planning import make_plan
-from sfactory.runtime.workers import Plan
 
 TIMES = int(os.environ.get("SFACTORY_FUZZ", "0"))
 pytestmark = pytest.mark.timeout(0 if TIMES else 180)

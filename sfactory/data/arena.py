@@ -27,6 +27,9 @@ from sfactory.data.shared_memory import SharedBlock
 from sfactory.envs.interface import EnvSpec, Outcome, StepBuffers
 
 FREE, FILLING, FINISHED = 0, 1, 2
+OWN_POLICY = 0
+"""Number of the policy that a run trains. A run has one policy so far; samples of rows with another owner are left out
+of its losses and counts."""
 ALIGNMENT = 64
 
 

@@ -12,7 +12,7 @@ from sfactory.data.arena import FINISHED, FREE, Arena
 from sfactory.data.queues import Queue
 
 
-def take_back_slots(arena: Arena, free: Queue, finished: list[int]) -> None:
+def reclaim_slots(arena: Arena, free: Queue, finished: list[int]) -> None:
     """Make every slot free that is not among the finished ones, while no process samples: at the start, and after a
     death."""
     while free.get_many(0):
@@ -72,7 +72,7 @@ class SlotScheduler:
         return batch
 
 
-class SlotReturns:
+class SlotReleaser:
     """Gives slots back just in time: so late that sampling ends when the learner wants its next batch, and no sample
     waits and ages.
 

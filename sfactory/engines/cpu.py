@@ -17,7 +17,7 @@ from numba import njit
 from torch import Tensor, nn
 
 from sfactory.data.arena import Arena
-from sfactory.data.weights import FlatWeights, WeightBoard
+from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.model import lower_weights
 from sfactory.model.precision import mixed_precision
@@ -34,7 +34,7 @@ class Engine(Protocol):
     step 0. A request for values alone leaves the state as it is.
     """
 
-    def refresh(self, weights: WeightBoard) -> int:
+    def refresh(self, weights: PublishedWeights) -> int:
         """Take over the newest weights; gives their version."""
 
     def answers(self, requests: list[Request]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -53,7 +53,7 @@ class CompiledEngine:
         self._flat, self._obs = FlatWeights(model), arena.obs[0]
         self._network = DenseNetwork(model)
 
-    def refresh(self, weights: WeightBoard) -> int:
+    def refresh(self, weights: PublishedWeights) -> int:
         version = weights.read(self._flat.vector)
         self._network.refresh()
         return version
@@ -81,7 +81,7 @@ class TorchEngine:
         self._states, self._joined_states = np.zeros((2, groups, arena.rows, model.state_size), np.float32)
         self._no_first = np.zeros(arena.rows, bool)
 
-    def refresh(self, weights: WeightBoard) -> int:
+    def refresh(self, weights: PublishedWeights) -> int:
         version = weights.read(self._flat.vector)
         lower_weights(self._model, self._autocast)
         return version

@@ -36,10 +36,12 @@ from sfactory.learner import Learner
 from sfactory.model import build_model, lower_weights
 from sfactory.runtime import workers
 from sfactory.runtime.allocator import keep_freed_memory
+from sfactory.runtime.plan import PickledPlan, Plan
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import WorkerProcesses, fork_server
+from sfactory.runtime.wires import Wires, make_wires
 from sfactory.spaces import Leaf
-from sfactory.telemetry.control_block import Fault
+from sfactory.telemetry.events import Failure
 
 Piece = Callable[[], int]
 """Does a piece of work; returns its number of env steps."""
@@ -138,7 +140,7 @@ def measure_ceiling(config: Config, seconds: float) -> Ceiling:
     )  # fmt: skip
 
 
-def inference_works(plan: workers.Plan) -> list[Work]:
+def inference_works(plan: Plan) -> list[Work]:
     """The ways of inference among which the cheapest is looked for: the model and the policy worker, at a request's
     size and at others."""
     most = min(plan.groups, slot_count(plan.config, plan.rows), MOST_GROUPS)
@@ -148,17 +150,17 @@ def inference_works(plan: workers.Plan) -> list[Work]:
     ]
 
 
-def rows_of(plan: workers.Plan, work: Work) -> int:
+def rows_of(plan: Plan, work: Work) -> int:
     """Rows that a work of inference computes at once."""
     return work.size if work.kind == "forward" else work.size * plan.rows
 
 
-def precision_of(plan: workers.Plan, device: torch.device) -> str:
+def precision_of(plan: Plan, device: torch.device) -> str:
     """float32 or bfloat16: what a plan's network computes in."""
     return "float32" if devices.autocast_dtype(plan.config, plan.env, device) is None else "bfloat16"
 
 
-def with_threads(plan: workers.Plan, threads: int) -> workers.Plan:
+def with_threads(plan: Plan, threads: int) -> Plan:
     """A plan whose learner and whose only policy worker have so many threads."""
     runtime = dataclasses.replace(
         plan.config.runtime, learner_threads=threads, inference_threads=threads, policy_workers=1
@@ -166,7 +168,7 @@ def with_threads(plan: workers.Plan, threads: int) -> workers.Plan:
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, runtime=runtime))
 
 
-def measure(plan: workers.Plan, works: Sequence[Work], processes: int, seconds: float) -> list[float]:
+def measure(plan: Plan, works: Sequence[Work], processes: int, seconds: float) -> list[float]:
     """Env steps per second of all processes together, for each of the works.
 
     Args:
@@ -177,10 +179,10 @@ def measure(plan: workers.Plan, works: Sequence[Work], processes: int, seconds: 
         RunFailed: If a process fails.
     """
     flags = SharedArray((len(works) + 1, processes), np.int8)
-    wires = workers.make_wires(plan, local=True)  # of which the processes share nothing but the board
+    wires = make_wires(plan, local=True)  # the processes share nothing of it but the control block
     with fork_server(), WorkerProcesses() as children:
         for process in range(processes):
-            given = workers.SharedPlan(plan), wires, flags, process, tuple(works), seconds
+            given = PickledPlan(plan), wires, flags, process, tuple(works), seconds
             children.start(f"measure-{process}", workers.process_main, _measure_main, *given)
         return np.sum(
             _results(children, processes, plan.config.runtime.step_timeout_s + seconds * len(works)), 0
@@ -193,7 +195,7 @@ def _results(children: WorkerProcesses, processes: int, timeout: float) -> list[
     begin = time.monotonic()
     while len(results) < processes:
         for message in children.take(0.1):
-            if isinstance(message, Fault):
+            if isinstance(message, Failure):
                 raise RunFailed(f"{message.process}: {message.message}\n{message.traceback}".rstrip())
             results.append(message)
         if len(ended := children.exit_codes()) > len(results):
@@ -208,7 +210,7 @@ def _results(children: WorkerProcesses, processes: int, timeout: float) -> list[
 
 
 def _measure_main(
-    plan: workers.Plan, wires: workers.Wires, flags: SharedArray, process: int, works: Sequence[Work], seconds: float
+    plan: Plan, wires: Wires, flags: SharedArray, process: int, works: Sequence[Work], seconds: float
 ) -> None:
     """Measure in step with the other processes: all begin when all are ready, and none rests while another still
     measures."""
@@ -233,12 +235,12 @@ def _measure_main(
         wires.events.put(speeds)
 
 
-def _torch_threads(plan: workers.Plan, work: Work) -> int:
+def _torch_threads(plan: Plan, work: Work) -> int:
     """torch threads of a work, as its own worker has them."""
     return devices.learner_torch_threads(plan.config) if work == TRAINING else devices.inference_threads(plan.config)
 
 
-def device_of(plan: workers.Plan, work: Work) -> torch.device:
+def device_of(plan: Plan, work: Work) -> torch.device:
     """Where a work is done."""
     if work == SIMULATION:
         return torch.device("cpu")
@@ -260,7 +262,7 @@ def _time_on(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def prepare(plan: workers.Plan, work: Work, process: int = 0) -> AbstractContextManager[Piece]:
+def prepare(plan: Plan, work: Work, process: int = 0) -> AbstractContextManager[Piece]:
     """What a work does over and over, ready to go in this process.
 
     Args:
@@ -282,7 +284,7 @@ def prepare(plan: workers.Plan, work: Work, process: int = 0) -> AbstractContext
 
 
 @contextmanager
-def _simulation(plan: workers.Plan, process: int) -> Iterator[Piece]:
+def _simulation(plan: Plan, process: int) -> Iterator[Piece]:
     """Random actions in a group's environments: as directly as they allow, because what sfactory adds to them is no
     part of the limit."""
     config, env = plan.config, plan.env
@@ -379,7 +381,7 @@ def _random_values(leaf: Leaf, shape: tuple[int, ...], rng: np.random.Generator)
     return rng.standard_normal(shape, leaf.dtype)
 
 
-def _forward(plan: workers.Plan, rows: int) -> Piece:
+def _forward(plan: Plan, rows: int) -> Piece:
     config, env, rng = plan.config, plan.env, np.random.default_rng(0)
     device = devices.inference_device(config)
     autocast = devices.autocast_dtype(config, env, device)
@@ -397,8 +399,8 @@ def _forward(plan: workers.Plan, rows: int) -> Piece:
     return piece
 
 
-def _answer(plan: workers.Plan, groups: int) -> Piece:
-    wires = workers.make_wires(plan, local=True)
+def _answer(plan: Plan, groups: int) -> Piece:
+    wires = make_wires(plan, local=True)
     _publish_first_weights(plan, wires)
     policy = workers.make_policy_worker(plan, wires, 0, 0)
     for slot in range(groups):
@@ -415,7 +417,7 @@ def _answer(plan: workers.Plan, groups: int) -> Piece:
     return piece
 
 
-def _publish_first_weights(plan: workers.Plan, wires: workers.Wires) -> None:
+def _publish_first_weights(plan: Plan, wires: Wires) -> None:
     wires.weights.publish(FlatWeights(build_model(plan.env.observation, plan.env.action, plan.config.model)).vector, 0)
 
 
@@ -436,16 +438,15 @@ def invent_experience(arena: Arena, env: EnvSpec, slot: int) -> None:
     arena.final_value[slot] = np.nan
 
 
-def _training(plan: workers.Plan) -> Piece:
+def _training(plan: Plan) -> Piece:
     """The real learner on one invented segment, which makes up the whole batch as often as it takes."""
     config, env = plan.config, plan.env
     config = dataclasses.replace(config, steps=10**15, optim=dataclasses.replace(config.optim, lr=FROZEN_LR))
-    wires, device = workers.make_wires(plan, local=True), devices.learner_device(config)
+    wires, device = make_wires(plan, local=True), devices.learner_device(config)
     model = build_model(env.observation, env.action, config.model).to(device)
     learner = Learner(
-        config, model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, device,
-        devices.autocast_dtype(config, env, device), wires.board.stopwatch("learner"),
-    )  # fmt: skip
+        config, model, wires, device, devices.autocast_dtype(config, env, device), wires.control.stopwatch("learner")
+    )
     learner.start()
     invent_experience(wires.arena, env, 0)
     policy = workers.make_policy_worker(plan, wires, 0, 0)

@@ -16,10 +16,11 @@ import numpy as np
 from sfactory.config.lag import settling_steps
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.errors import RunFailed, SfactoryError
+from sfactory.runtime.plan import Plan
 from sfactory.runtime.processes import fork_server
 from sfactory.runtime.supervisor import run_plan
 from sfactory.runtime.temporary import temporary_folder
-from sfactory.runtime.workers import Plan, Wires
+from sfactory.runtime.wires import Wires
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.stopwatch import Interval
 from sfactory.telemetry.trace import write_trace
@@ -175,7 +176,7 @@ class _Observer:
         if now - self._begin < self._seconds:
             return True
         if math.isnan(self._end):
-            self._end, self._after = now, wires.board.snapshot()
+            self._end, self._after = now, wires.control.snapshot()
         return False
 
     def profile(self, plan: Plan) -> Profile:
@@ -203,16 +204,16 @@ class _Observer:
         )  # fmt: skip
 
     def _warm_up(self, wires: Wires, now: float) -> bool:
-        board = wires.board
-        self._made, self._names = board.made, board.names
-        batches = board.total("learner", "batches")
+        control = wires.control
+        self._made, self._names = control.created_s, control.names
+        batches = control.total("learner", "batches")
         if batches and math.isnan(self._first_batch):
             self._first_batch = now
         settled = batches >= WARM_UP_BATCHES and now - self._first_batch >= WARM_UP_S
-        settled = settled and board.total("learner", "rows") >= self._settling_steps
+        settled = settled and control.total("learner", "rows") >= self._settling_steps
         late = now - self._made > self._patience_s
         if settled or (late and batches):
-            self._begin, self._before = now, board.snapshot()
+            self._begin, self._before = now, control.snapshot()
         return batches > 0 or not late
 
     def _sample(self, wires: Wires, now: float) -> None:

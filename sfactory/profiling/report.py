@@ -37,7 +37,7 @@ def _time_table(profile: Profile) -> Table:
     numbers = {kind: sum(name.split("-")[0] == kind for name in profile.interval.names) for kind in KINDS}
     plan = profile.plan
     inference = "inference within them" if plan.inline_inference else f"{numbers['policy']} policy workers"
-    heads = [f"{numbers['rollout']} rollout workers", inference, "drain" if plan.sample_only else "learner"]
+    heads = [f"{numbers['rollout']} rollout workers", inference, "null learner" if plan.sample_only else "learner"]
     title = f"{plan.config.env}: {profile.seconds:.1f} s after {profile.warm_up_s:.1f} s of warm-up"
     table = Table("share of wall time", *heads, title=title)
     shares = [profile.interval.phases(kind) for kind in KINDS]

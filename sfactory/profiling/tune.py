@@ -22,8 +22,8 @@ from sfactory.config import Config, devices, fitted_anew, merged, resolve, to_di
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
 from sfactory.profiling.measure import Interrupted, Profile, profile_run
+from sfactory.runtime.plan import Plan
 from sfactory.runtime.planning import make_plan
-from sfactory.runtime.workers import Plan
 
 NOISE = 1.03
 """A setting counts as better from this ratio of env steps per second on."""

@@ -28,7 +28,7 @@ from sfactory.model.encoders import KNOWN
 from sfactory.runtime.processes import server_pid
 
 if TYPE_CHECKING:
-    from sfactory.runtime.workers import Plan
+    from sfactory.runtime.plan import Plan
 
 MIB = 2**20
 SERVER_MIB = 215 if torch.version.cuda is None else 475

@@ -20,7 +20,7 @@ from sfactory.files import temporary_for
 from sfactory.runs.run_folder import REPORTS, STATUS
 from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.stacks import ask_for_stacks, own_stacks
-from sfactory.runtime.workers import Wires
+from sfactory.runtime.wires import Wires
 from sfactory.telemetry.stopwatch import COLUMNS, Interval
 
 KEPT_REPORTS = 10
@@ -90,12 +90,12 @@ def observe(
         processes: The workers' processes; without any, all workers live in this one.
         before: An earlier snapshot of the board, since when the processes are looked at.
     """
-    now, board = wires.board.snapshot(), wires.board
+    now, control = wires.control.snapshot(), wires.control
     pids, alive, slots = processes.pids(), processes.alive(), wires.arena.state
     if not processes.names:  # a serial run
-        pids, alive = dict.fromkeys(board.names, os.getpid()), set(board.names)
+        pids, alive = dict.fromkeys(control.names, os.getpid()), set(control.names)
     states = []
-    for i, name in enumerate(board.names):
+    for i, name in enumerate(control.names):
         row = dict(zip(COLUMNS, now[i].tolist(), strict=True))
         phases = Interval([name], before[i : i + 1], now[i : i + 1]).phases(name.split("-")[0])
         doing = max(phases, key=phases.__getitem__) if phases else "" if row["counted"] else "starting"

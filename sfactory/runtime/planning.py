@@ -16,7 +16,7 @@ from sfactory.errors import ConfigError
 from sfactory.model import build_model, shares_trunk
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runtime.limits import check_limits, check_model
-from sfactory.runtime.workers import Plan
+from sfactory.runtime.plan import Plan
 
 T = TypeVar("T")
 FEW_UPDATES = 500

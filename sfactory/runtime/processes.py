@@ -130,7 +130,7 @@ def _no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-class Outbox:
+class EventSender:
     """A worker process's end of its pipe to the runner. Waits while the pipe is full."""
 
     def __init__(self, writer: connection.Connection) -> None:
@@ -174,7 +174,9 @@ class WorkerProcesses:
         with contextlib.suppress(OSError):  # a limit of the system's; a smaller pipe only makes senders wait sooner
             fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         context = multiprocessing.get_context("forkserver")
-        process = context.Process(target=main, name=f"sfactory-{name}", args=(name, Outbox(writer), str(folder), *args))
+        process = context.Process(
+            target=main, name=f"sfactory-{name}", args=(name, EventSender(writer), str(folder), *args)
+        )
         with _lock:
             _launch(process)
         writer.close()

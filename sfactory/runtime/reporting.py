@@ -12,9 +12,9 @@ from sfactory.config import env_name
 from sfactory.config.lag import max_lag, slot_count
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_folder import RunFolder
-from sfactory.runtime.workers import Plan
-from sfactory.telemetry.control_block import Episodes, Progress
+from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
+from sfactory.telemetry.events import Episodes, Progress
 from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, write_summary
 
 Status = Literal["completed", "interrupted", "failed"]

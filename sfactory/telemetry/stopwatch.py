@@ -60,7 +60,7 @@ _SIZES = slice(_COLUMN["size_0"], _COLUMN["size_0"] + SIZES)
 
 
 @dataclass
-class Household:
+class ProcessBusyTime:
     """What the workers of one process share.
 
     Attributes:
@@ -80,18 +80,18 @@ class Stopwatch:
             counted, monotonic seconds), ``batches`` and ``rows`` (of work done), ``full_waits`` (puts that found a
             queue full), ``env_faults`` (of environments, survived), seconds of every phase, and pieces of work of every
             size. All are running totals.
-        household: Of the process, if other workers live in it.
+        busy_time: Of the process, if other workers live in it.
     """
 
-    def __init__(self, row: np.ndarray, household: Household | None = None) -> None:
-        self._row, self._household = row, household or Household()
+    def __init__(self, row: np.ndarray, busy_time: ProcessBusyTime | None = None) -> None:
+        self._row, self._busy_time = row, busy_time or ProcessBusyTime()
         self._seconds = dict(zip(PHASES, row[_PHASES].tolist(), strict=True))
         self._sizes = [int(count) for count in row[_SIZES]]
         self._batches, self._rows = (int(row[_COLUMN[name]]) for name in ("batches", "rows"))
         self._full_waits, self.env_faults = (int(row[_COLUMN[name]]) for name in ("full_waits", "env_faults"))
         self._counted, self._cpu_s, self._due = float(row[_COLUMN["counted"]]), float(row[_COLUMN["cpu_s"]]), 0.0
         self.full_waits = 0
-        self._cpu_before = process_time(), self._busy_s(), self._household.busy_s
+        self._cpu_before = process_time(), self._busy_s(), self._busy_time.busy_s
         self._last = monotonic()
 
     def lap(self, phase: str) -> None:
@@ -100,7 +100,7 @@ class Stopwatch:
         passed = now - self._last
         self._seconds[phase] += passed
         if phase not in IDLE:
-            self._household.busy_s += passed
+            self._busy_time.busy_s += passed
         self._last = now
         if now >= self._due:
             self.flush()
@@ -119,7 +119,7 @@ class Stopwatch:
 
     def _cpu_since_last(self) -> float:
         """This worker's share of the process's CPU seconds since the last call."""
-        now = process_time(), self._busy_s(), self._household.busy_s
+        now = process_time(), self._busy_s(), self._busy_time.busy_s
         cpu_s, own, together = (a - b for a, b in zip(now, self._cpu_before, strict=True))
         self._cpu_before = now
         return cpu_s * (own / together if together > 0 else 1.0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sfactory.files import write_atomically
-from sfactory.telemetry.stopwatch import PHASES, Household, Stopwatch
+from sfactory.telemetry.stopwatch import PHASES, ProcessBusyTime, Stopwatch
 
 LAPS_KEPT = 200_000
 """Of each process, the last ones; 9 bytes each."""
@@ -31,8 +31,8 @@ class TracingStopwatch(Stopwatch):
             begins.
     """
 
-    def __init__(self, row: np.ndarray, path: Path, household: Household | None = None) -> None:
-        super().__init__(row, household)
+    def __init__(self, row: np.ndarray, path: Path, busy_time: ProcessBusyTime | None = None) -> None:
+        super().__init__(row, busy_time)
         self._path = path
         self._ends, self._phases = array("d", bytes(8 * LAPS_KEPT)), array("B", bytes(LAPS_KEPT))
         self._ends[0] = self._last

@@ -16,8 +16,8 @@ from sfactory.config.lag import least_max_lag, max_lag, segments_per_batch, slot
 from sfactory.config.validation import validate
 from sfactory.data.arena import FILLING, FINISHED, FREE, Arena, arena_bytes, segment_fields
 from sfactory.data.queues import IndexQueue, LocalQueue, PipeQueue, pack_request, unpack_request
-from sfactory.data.scheduler import SlotReturns, SlotScheduler, take_back_slots
-from sfactory.data.weights import FlatWeights, WeightBoard
+from sfactory.data.scheduler import SlotReleaser, SlotScheduler, reclaim_slots
+from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -177,30 +177,30 @@ def test_flat_weights_keep_the_function_the_memory_format_and_the_gradients():
 def test_published_weights_arrive_whole_with_their_version():
     net, other = Net(), Net()
     flat, copy = FlatWeights(net, gradients=True), FlatWeights(other)
-    board = WeightBoard(flat.vector.numel())
-    board.publish(flat.vector, 12)
-    assert board.version == 12
-    assert board.read(copy.vector) == 12
+    published = PublishedWeights(flat.vector.numel())
+    published.publish(flat.vector, 12)
+    assert published.version == 12
+    assert published.read(copy.vector) == 12
     x = torch.randn(1, 3, 6, 6)
     torch.testing.assert_close(net(x), other(x))
 
 
-def _publish_many(board: WeightBoard, size: int, stop) -> None:
+def _publish_many(published: PublishedWeights, size: int, stop) -> None:
     version = 0
     while not stop.is_set():
         version += 1
-        board.publish(torch.full((size,), float(version)), version)
+        published.publish(torch.full((size,), float(version)), version)
 
 
 def test_a_reader_never_sees_torn_weights():
     size, stop = 200_000, SPAWN.Event()
-    board = WeightBoard(size)
-    board.publish(torch.zeros(size), 0)
-    writer = SPAWN.Process(target=_publish_many, args=(board, size, stop))
+    published = PublishedWeights(size)
+    published.publish(torch.zeros(size), 0)
+    writer = SPAWN.Process(target=_publish_many, args=(published, size, stop))
     writer.start()
     out, last = torch.empty(size), 0
     while last < 300:
-        version = board.read(out)
+        version = published.read(out)
         assert (out == float(version)).all()
         assert version >= last
         last = version
@@ -211,24 +211,24 @@ def test_a_reader_never_sees_torn_weights():
 class _SlowReader:
     """The target of a copy that is overtaken by two publications half way."""
 
-    def __init__(self, board: WeightBoard, size: int) -> None:
-        self.board, self.value, self.overtaken = board, torch.zeros(size), False
+    def __init__(self, published: PublishedWeights, size: int) -> None:
+        self.published, self.value, self.overtaken = published, torch.zeros(size), False
 
     def copy_(self, source: torch.Tensor) -> None:
         half = len(self.value) // 2
         self.value[:half] = source[:half]
         if not self.overtaken:
             self.overtaken = True
-            self.board.publish(torch.full_like(self.value, 2.0), 2)
-            self.board.publish(torch.full_like(self.value, 3.0), 3)
+            self.published.publish(torch.full_like(self.value, 2.0), 2)
+            self.published.publish(torch.full_like(self.value, 3.0), 3)
         self.value[half:] = source[half:]
 
 
 def test_a_reader_that_was_overtaken_reads_again():
-    board = WeightBoard(10)
-    board.publish(torch.full((10,), 1.0), 1)
-    reader = _SlowReader(board, 10)
-    version = board.read(reader)
+    published = PublishedWeights(10)
+    published.publish(torch.full((10,), 1.0), 1)
+    reader = _SlowReader(published, 10)
+    version = published.read(reader)
     assert version == 3
     assert (reader.value == 3.0).all()
 
@@ -287,7 +287,7 @@ class TestSlotScheduler:
         per_batch, slots = segments_per_batch(config, rows), slot_count(config, rows)
         arena = make_arena(slots=slots)
         scheduler, queue = SlotScheduler(arena, per_batch, updates, limit), LocalQueue()
-        returns = SlotReturns(arena, queue)
+        returns = SlotReleaser(arena, queue)
         free, holding = list(range(slots)), [None] * (config.workers * 2)
         speeds, version, batches, published = rng.random(len(holding)) ** 4 + 1e-3, 0, 0, 0
         for now in range(6_000):
@@ -318,7 +318,7 @@ class TestSlotScheduler:
                 if rng.random() < 0.02:  # all sampling processes have died
                     holding = [None] * len(holding)
                     returns.forget()
-                    take_back_slots(arena, queue, scheduler.finished)
+                    reclaim_slots(arena, queue, scheduler.finished)
                     free = queue.get_many(0)
             if len(scheduler) < per_batch:
                 returns.give_back_all()
@@ -347,7 +347,7 @@ class TestSlotReturns:
     def simulate(self, training_s: float, sampling_s: float, batches: int = 200) -> tuple[list[float], list[float]]:
         """For each batch how long the learner waited for it, and how old its oldest sample was when it was taken."""
         arena, queue = make_arena(slots=self.SLOTS), LocalQueue()
-        returns, now, waits, ages = SlotReturns(arena, queue), 0.0, [], []
+        returns, now, waits, ages = SlotReleaser(arena, queue), 0.0, [], []
         free, filling, finished = list(range(self.SLOTS)), None, []
 
         def sample_until(time: float, enough: bool) -> float:

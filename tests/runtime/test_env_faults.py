@@ -23,18 +23,22 @@ from sampling_run import SamplingRun
 from sfactory import Config, train
 from sfactory.config import LogConfig, RuntimeConfig
 from sfactory.data.arena import FREE, Arena, segment_fields
+from sfactory.data.plane import DataPlane
 from sfactory.data.queues import LocalQueue, unpack_request
-from sfactory.data.weights import WeightBoard
+from sfactory.data.shared_memory import SharedArray
+from sfactory.data.weights import PublishedWeights
 from sfactory.envs import EnvRequest, Outcome, env_seed, fault_recovery, general
 from sfactory.envs.interface import EnvSpec, Finals, Group, StepBuffers, SurvivedFault
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import EnvironmentFault
 from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runtime.fault_budget import FULL, LEAST, PERIOD_S, FaultBudget
+from sfactory.runtime.budgets import ALWAYS_SURVIVED, FULL_MESSAGES, PERIOD_S, FaultBudget
 from sfactory.runtime.processes import fork_server
+from sfactory.runtime.wires import LocalEvents
 from sfactory.spaces import ActionSpec, ObservationSpec
-from sfactory.telemetry.control_block import Board, SurvivedFaults
+from sfactory.telemetry.control_block import ControlBlock
+from sfactory.telemetry.events import SurvivedFaults
 
 pytestmark = pytest.mark.timeout(120)
 SMALL = {"workers": 1, "envs_per_worker": 8, "rollout": 16, "batch_size": 128, "preset": "none", "device": "cpu"}
@@ -560,11 +564,9 @@ def test_the_rollout_worker_masks_exactly_the_fragments_of_broken_rows(seed: int
     spec = EnvSpec(ObservationSpec.from_space(spaces.Box(-1, 1, (3,))), ActionSpec.from_space(spaces.Discrete(2)))
     arena = Arena(segment_fields(spec, 0), slots, rollout, rows)
     requests, ready, free, finished = (LocalQueue() for _ in range(4))
-    board, events, script = Board(["rollout-0"]), [], Script(rows, seed)
-    watch = board.stopwatch("rollout-0")
-    worker = RolloutWorker(
-        [(0, script)], arena, WeightBoard(1), [requests], ready, free, finished, events.append, watch
-    )
+    control, local, script = ControlBlock(["rollout-0"], SharedArray), LocalEvents(), Script(rows, seed)
+    plane = DataPlane(arena, PublishedWeights(1), [requests], [ready], free, finished, local, (0,), (0,))
+    worker = RolloutWorker(0, {0: script}, plane, control.stopwatch("rollout-0"))
     free.put_many(list(range(slots)))
     worker.start()
     segments = []
@@ -579,6 +581,7 @@ def test_the_rollout_worker_masks_exactly_the_fragments_of_broken_rows(seed: int
             arena.state[slot] = FREE
             free.put_many([slot])
     worker.report()
+    events = local.take()
 
     for number, got in enumerate(segments):
         steps = script.steps[number * rollout : (number + 1) * rollout]
@@ -589,7 +592,7 @@ def test_the_rollout_worker_masks_exactly_the_fragments_of_broken_rows(seed: int
     assert np.concatenate(segments).mean() < 0.95, "the script breaks something"
     faults = [event for event in events if isinstance(event, SurvivedFaults)]
     counted = sum(sum(event.counts.values()) for event in faults)
-    assert counted == 1 + sum(len(broken) for _, _, broken in script.steps) == board.total("rollout-0", "env_faults")
+    assert counted == 1 + sum(len(broken) for _, _, broken in script.steps) == control.total("rollout-0", "env_faults")
     assert faults[0].first == SurvivedFault([1], "environment 1", "in the first reset")
     lengths = [length for event in events if not isinstance(event, SurvivedFaults) for length in event.lengths.tolist()]
     returns = [value for event in events if not isinstance(event, SurvivedFaults) for value in event.returns.tolist()]
@@ -662,21 +665,21 @@ def test_few_faults_are_told_in_full_and_the_others_counted_once_a_minute():
     for second in range(50):
         now[0] = second
         budget.add(faults_of(f"environment {second % 8}", 10))
-    assert len(said) == FULL
+    assert len(said) == FULL_MESSAGES
     assert all("raised RuntimeError" in text for text in said)
     now[0] = PERIOD_S
     budget.add(faults_of("environment 9", 1))
-    assert len(said) == FULL + 2
-    assert f"{500 - FULL} more faults" in said[FULL]
-    assert "69 of environment 0" in said[FULL] and "others" in said[FULL]
+    assert len(said) == FULL_MESSAGES + 2
+    assert f"{500 - FULL_MESSAGES} more faults" in said[FULL_MESSAGES]
+    assert "69 of environment 0" in said[FULL_MESSAGES] and "others" in said[FULL_MESSAGES]
     budget.flush()
-    assert len(said) == FULL + 2, "there was nothing left to say"
+    assert len(said) == FULL_MESSAGES + 2, "there was nothing left to say"
 
 
 def test_the_budget_is_a_rate_that_begins_to_count_after_a_hundred():
     budget = FaultBudget(0.01, lambda text: None)
     budget.add(faults_of("environment 3", 1))
-    assert budget.excess(LEAST, 200) is None
+    assert budget.excess(ALWAYS_SURVIVED, 200) is None
     assert budget.excess(2000, 200_000) is None
     message = budget.excess(2001, 200_000)
     for part in ("2001 times", "200000 env steps", "--runtime.env-fault-rate", "environment 3 raised RuntimeError"):
@@ -816,4 +819,4 @@ def test_too_many_faults_end_the_run_with_the_figures_and_the_flag(tmp_path):
         train(config_for(tmp_path, steps=10**9, ways="step", p=0.05, rate=0.01))
     assert "lost its licence" in str(caught.value)
     assert summary(tmp_path)["status"] == "failed"
-    assert counted(tmp_path) > LEAST
+    assert counted(tmp_path) > ALWAYS_SURVIVED
