@@ -72,7 +72,7 @@ class Learner:
         # that.
         self._tight = self._limit < least_max_lag(config, arena.rows) + config.updates_per_batch
         self._scheduler = SlotScheduler(arena, self._per_batch, config.updates_per_batch, self._limit)
-        self._returns = SlotReleaser(arena, free)
+        self._releaser = SlotReleaser(arena, free)
         self._assemble = Assembler(arena, self._per_batch, device)
         self._flat = FlatWeights(model, gradients=True)
         dense = DenseNetwork.fits(model, autocast) and not config.optim.compile
@@ -115,7 +115,7 @@ class Learner:
     def reclaim_slots(self) -> None:
         """Free all slots but the finished ones. All sampling processes must be dead or have yet to begin."""
         self._scheduler.add(self._finished.get_many(0))
-        self._returns.forget()
+        self._releaser.forget()
         reclaim_slots(self._arena, self._free, self._scheduler.finished)
 
     @property
@@ -126,10 +126,10 @@ class Learner:
     def poll(self, timeout: float) -> None:
         """Train on one batch if one is there, waiting up to `timeout` seconds for finished segments."""
         self._scheduler.add(self._finished.get_many(0))
-        self._returns.give_back_due(time.monotonic())
+        self._releaser.release_due(time.monotonic())
         slots = self._scheduler.take(self.updates)
         if slots is None:
-            self._returns.give_back_all()
+            self._releaser.release_all()
             self._publisher.finish()
             self._watch.lap("weights")
             self._scheduler.add(self._finished.get_many(timeout))
@@ -207,7 +207,7 @@ class Learner:
             self._give_back(slots)
         elif not hold:
             arena.state[slots] = FREE
-            self._returns.take(slots, time.monotonic())
+            self._releaser.hold(slots, time.monotonic())
         self._set_learning_rate()
         first_update = len(self._statistics)
         self._learn(batch)
@@ -223,7 +223,7 @@ class Learner:
         self._watch.lap("weights")
         if hold:
             self._give_back(slots)
-        self._returns.want(time.monotonic())
+        self._releaser.batch_wanted(time.monotonic())
         self._watch.count(samples)
 
     def _give_back(self, slots: list[int]) -> None:
@@ -243,7 +243,7 @@ class Learner:
                 self._publisher.offer(self.updates)
                 self._watch.lap("weights")
             for columns in self._minibatches(samples):
-                self._returns.give_back_due(time.monotonic())
+                self._releaser.release_due(time.monotonic())
                 self._network.refresh()
                 self._update(self._forward(samples, columns), samples.targets)
 
