@@ -1,14 +1,13 @@
-"""What worker processes share from their first moment. Imported by the server that they are forked from, and by nothing
-else: the import changes the process.
+"""Preloaded state of worker processes. Only the fork server imports this module: the import changes the process.
 
-- All that workers import is imported once.
-- One compiled kernel is called, so that numba is initialised once (0.3 s for each process otherwise).
-- What has been made so far is kept out of garbage collections, which would unshare 50 MiB in a worker of many
+- Modules of workers are imported once.
+- One compiled kernel is called, which initialises numba once (0.3 s in each process otherwise).
+- All objects so far are frozen for the garbage collector, which would otherwise unshare 50 MiB in a worker with many
   environments.
-- Orphans of a killed worker, such as the programs of its environments, become this process's children, where the runner
+- Orphans of a killed worker, such as programs of its environments, become children of this process, where the runner
   finds them.
 
-Nothing here may start a thread: a fork would leave it behind.
+Nothing here may start a thread: a fork does not copy threads.
 """
 
 from __future__ import annotations

@@ -48,47 +48,48 @@ Observer = Callable[[Wires], bool]
 EVENT_POLL_S = 0.1
 STATUS_EVERY_S = 1.0
 CLOSING_S = 2.0
-"""How long workers may take to close their environments once the run is at its end."""
+"""Seconds that workers have to close their environments at the end of a run."""
 COMPUTE_TIMEOUT_S = 120.0
-"""Silence of a learner or policy worker after which it is replaced, where runtime.step_timeout_s is shorter."""
+"""Seconds without a heartbeat after which a learner or policy worker is replaced, where runtime.step_timeout_s is
+shorter."""
 SAVING_S = 60.0
-"""How long the learner may take for its present batch and its last checkpoint; a second Ctrl-C ends the wait."""
+"""Seconds that the learner has for its current batch and its last checkpoint. A second Ctrl-C ends the wait."""
 
 
 def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
     """Train an agent, or resume the run in the config's folder.
 
     Args:
-        config: What to train. The family's preset fills the fields that its creator left open.
-        callbacks: Called with every :class:`sfactory.telemetry.metrics.Report`; one that returns False ends the run as
-            interrupted.
+        config: Configuration of the run. The preset of the environment's family fills the fields that are not set.
+        callbacks: Called with every :class:`sfactory.telemetry.metrics.Report`. Returning False interrupts the run.
 
     Returns:
-        How the run ended. After Ctrl-C or SIGTERM, or a callback's False, the status is interrupted and the run is
+        The result of the run. After Ctrl-C, SIGTERM or a callback's False its status is interrupted, and the run is
         saved.
 
     Raises:
-        ConfigError: Before anything has started; names every problem.
-        EnvironmentFault: Environments raised or broke their API more often than a run survives; it is saved.
-        RunFailed: A worker failed or vanished; the run is saved if the learner could, also if it was the learner that
-            failed.
-        Exception: What a callback raised; the run is saved.
+        ConfigError: If the configuration cannot work, before anything has started; names every problem.
+        EnvironmentFault: If environments raise or break their API more often than a run survives. The run is saved.
+        RunFailed: If a worker fails, or processes are lost too often. The run is saved if the learner still can.
+        Exception: Whatever a callback raises. The run is saved.
     """
     return run_resolved(resolve(config), callbacks)
 
 
 def run_resolved(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
-    """:func:`train` with a config whose preset has been applied."""
+    """Train with a config whose preset has been applied. Otherwise as :func:`train`."""
     with contextlib.nullcontext() if config.serial else fork_server():
         return run_plan(make_plan(config), callbacks)
 
 
 def run_plan(plan: Plan, callbacks: Sequence[Callback] = (), observer: Observer | None = None) -> Result:
-    """:func:`train` with what :func:`sfactory.runtime.planning.make_plan` gave.
+    """Train by a plan. Otherwise as :func:`train`.
 
     Args:
-        observer: Called about ten times a second with what the processes share, to be looked at; False ends the run as
-            interrupted.
+        plan: From :func:`sfactory.runtime.planning.make_plan`.
+        callbacks: As for :func:`train`.
+        observer: Called about ten times a second with the wires of the run. It must not write to them. Returning False
+            interrupts the run.
     """
     with open_run(plan.config, plan.env) as folder:
         folder.keep_spec(plan.env)
@@ -100,7 +101,7 @@ def run_plan(plan: Plan, callbacks: Sequence[Callback] = (), observer: Observer 
 
 
 class _Supervisor:
-    """One run from its first process to its summary."""
+    """Supervises one run from its first process to its summary."""
 
     def __init__(
         self,
@@ -130,9 +131,10 @@ class _Supervisor:
         self._pickled_plan = None if config.serial else PickledPlan(plan)
 
     def _begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
-        """Make everything that starts anew when the learner does.
+        """Create everything that a restart of the learner renews.
 
         Args:
+            snapshot: Checkpoint to continue from, or None.
             wall_s: Seconds that the run has taken so far.
         """
         self._reporter.begin(snapshot, wall_s)
@@ -140,10 +142,10 @@ class _Supervisor:
         self._last_snapshot = self._last_status = (time.monotonic(), self._wires.control.snapshot())
 
     def run(self) -> Result:
-        """Run to the end, whatever it is.
+        """Run until the end, successful or not.
 
         Raises:
-            EnvironmentFault, RunFailed, Exception: After saving and writing the summary.
+            EnvironmentFault, RunFailed, Exception: As :func:`train`, after saving and writing the summary.
         """
         remove_status(self._folder.path)
         if self._snapshot is not None and self._snapshot.env_steps >= self._plan.config.steps:
@@ -160,7 +162,7 @@ class _Supervisor:
                     self._run_serial()
                 else:
                     self._run_processes()
-                self._report_the_end()
+                self._report_rest()
             except Exception as error:
                 self._fail(error)
             self._budget.flush()
@@ -174,8 +176,8 @@ class _Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run in an orderly way, the second one at once; SIGUSR1 saves, SIGUSR2 reports, and
-        both go on."""
+        """Handle signals: the first SIGINT or SIGTERM saves and ends the run, the second ends it at once; SIGUSR1
+        requests a checkpoint, SIGUSR2 a report of the stacks of all processes."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -201,17 +203,17 @@ class _Supervisor:
                 signal.signal(number, handler)
 
     def _fail(self, error: Exception) -> None:
-        """Take note of what went wrong in this process; the first thing counts."""
+        """Record an error of this process as the failure of the run, unless there is one already."""
         if self._error is None and self._failure is None:
             self._error = error
             self._failure = Failure(
                 "runner", f"{type(error).__name__}: {error}", "", isinstance(error, EnvironmentFault)
             )
 
-    # One process
+    # Serial mode
 
     def _run_serial(self) -> None:
-        """All workers in turn, in this process."""
+        """Run all workers in turn in this process."""
         torch.manual_seed(self._plan.config.seed)
         threads = torch.get_num_threads()
         torch.set_num_threads(devices.learner_torch_threads(self._plan.config))
@@ -248,7 +250,7 @@ class _Supervisor:
             self._watch(self._wires.events.take(), report=False)
             torch.set_num_threads(threads)
 
-    # Several processes
+    # Worker processes
 
     def _run_processes(self) -> None:
         with self._processes:
@@ -269,7 +271,7 @@ class _Supervisor:
 
     def _start_sampling(self) -> None:
         config = self._plan.config
-        # So that new environments do not play again what those before them have played.
+        # Different at every start, so that new environments do not repeat old episodes.
         generation = self._reporter.progress.env_steps + self._learner_restarts.total + self._sampling_restarts.total
         for i in range(config.runtime.policy_workers):
             self._start(f"policy-{i}", workers.policy_main, i, generation)
@@ -281,11 +283,11 @@ class _Supervisor:
         self._processes.start(name, workers.process_main, target, self._pickled_plan, self._wires, *args)
 
     def _lost_processes(self) -> dict[str, str]:
-        """Processes that ended by themselves or that show no sign of life, and what is wrong with each."""
+        """Names of processes that have died or hang, each with a description."""
         if self._failure is not None or self._ended is not None:
             return {}
         lost = {
-            name: _end_of(code, crash_in(self._processes.folders[name]))
+            name: _exit_description(code, crash_in(self._processes.folders[name]))
             for name, code in self._processes.exit_codes().items()
         }
         control = self._wires.control
@@ -298,7 +300,7 @@ class _Supervisor:
 
     def _new_watchdog(self) -> Watchdog:
         limit = self._plan.config.runtime.step_timeout_s
-        # Only environments hang for reasons of their own; the others may have much to compute.
+        # Only environments hang by themselves; learner and policy workers may compute for long.
         patient = max(limit, COMPUTE_TIMEOUT_S)
         return Watchdog(
             {name: limit if name.startswith("rollout") else patient for name in self._wires.control.names},
@@ -315,12 +317,11 @@ class _Supervisor:
         )
 
     def _replace(self, lost: dict[str, str]) -> None:
-        """Start anew what cannot go on without the lost processes: everything, from the newest checkpoint, or all that
-        samples.
+        """Restart every process that depends on a lost one.
 
-        Whoever shares a queue with a killed process may find it locked for good, and a policy worker keeps the state of
-        its groups' episodes. So all sampling processes go with one of them; the learner, which shares no lock with
-        them, stays as it is.
+        A queue that a killed process has shared may stay locked, and a policy worker holds the RNN states of its
+        groups. So with one sampling process all of them are restarted. The learner shares no lock with them and stays.
+        Without the learner everything is restarted from the newest checkpoint.
         """
         what = "; ".join(f"{name}: {problem}" for name, problem in lost.items())
         whole = "learner" in lost
@@ -351,8 +352,8 @@ class _Supervisor:
         self._start_sampling()
 
     def _await_end(self) -> None:
-        """Let the learner save, if it has trained, and all processes end; go on taking events, or a full pipe would
-        hold them up."""
+        """Wait until the learner has saved, if it has trained, and all processes have ended. Events are still taken,
+        since a full pipe would block their senders."""
         trained = self._wires.control.total("learner", "batches") > 0
         begin = time.monotonic()
         while alive := self._processes.alive():
@@ -364,16 +365,17 @@ class _Supervisor:
     # Watching
 
     def _ending(self) -> bool:
-        """Whether something other than the number of steps ends the run."""
+        """Whether a signal, a failure or a callback ends the run."""
         return self._signal is not None or self._failure is not None or self._cancelled
 
     def _watch(self, events: list[Event], report: bool = True) -> None:
+        """Process events, and report what is due."""
         for event in events:
             match event:
                 case Episodes():
                     self._reporter.add_episodes(event)
                 case SurvivedFaults():
-                    self._survive(event)
+                    self._survive_faults(event)
                 case Progress():
                     self._reporter.add_progress(event)
                 case CheckpointResult(error=str() as error):
@@ -389,15 +391,15 @@ class _Supervisor:
         if report and time.monotonic() - self._last_snapshot[0] >= self._plan.config.log.report_every_s:
             self._report()
         if report and time.monotonic() - self._last_status[0] >= STATUS_EVERY_S:
-            self._tell_status()
+            self._write_status()
         if self._report_asked:
             self._report_asked = False
             self._write_report("asked for by SIGUSR2")
         if report and self._observer is not None:
             self._cancelled |= not self._observer(self._wires)
 
-    def _survive(self, event: SurvivedFaults) -> None:
-        """Tell of environments' faults, and end the run if there are too many."""
+    def _survive_faults(self, event: SurvivedFaults) -> None:
+        """Show faults of environments, and end the run if there are too many."""
         self._budget.add(event)
         self._reporter.news = True
         control = self._wires.control
@@ -408,21 +410,20 @@ class _Supervisor:
         if (problem := self._budget.excess(faults, env_steps)) and not (self._ending() or self._ended):
             self._failure = Failure("runner", problem, "", environment_fault=True)
 
-    def _tell_status(self) -> None:
-        """Keep the state of the run where `python -m sfactory.status` finds it."""
+    def _write_status(self) -> None:
+        """Write the state of the run for `python -m sfactory.status`."""
         write_status(
             self._folder.path, observe(self._wires, self._processes, self._last_status[1], self._reporter.figures())
         )
         self._last_status = (time.monotonic(), self._wires.control.snapshot())
 
-    def _report_the_end(self) -> None:
-        """Report what has come since the last time; the rollout workers' last episodes come after the learner's last
-        message."""
+    def _report_rest(self) -> None:
+        """Report what is new since the last report: the last episodes arrive after the learner's last event."""
         if self._reporter.news:
             self._report()
 
     def _report(self) -> None:
-        """Write one row, show it, and ask the callbacks."""
+        """Write a report, show it, and call the callbacks."""
         report = self._reporter.report(self._load())
         self._wires.control.episode_return = report.episode_return_mean
         if self._error is not None:
@@ -434,7 +435,7 @@ class _Supervisor:
             self._fail(error)
 
     def _load(self) -> dict[str, float]:
-        """What the workers did since the last report, from the board, and where the slots are."""
+        """Fields of a report about the load of the workers since the last report, and about slots."""
         table, (_, old) = self._wires.control.snapshot(), self._last_snapshot
         self._last_snapshot = (time.monotonic(), table)
         interval = Interval(self._wires.control.names, old, table)
@@ -449,7 +450,7 @@ class _Supervisor:
             "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
             "env_faults": int(table[:, COLUMNS.index("env_faults")].sum()),
             "rss_mb": math.nan
-            if self._processes.gone
+            if self._processes.ended
             else (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
         }
 
@@ -464,17 +465,18 @@ class _Supervisor:
 
 
 def _describe(failure: Failure) -> str:
-    """A fault for the user: an environment's message holds its own traceback already."""
+    """A failure as shown to the user. The message of an environment's fault includes its traceback already."""
     if failure.environment_fault or not failure.traceback:
         return f"{failure.process}: {failure.message}"
     return f"{failure.process}: {failure.message}\n{failure.traceback}"
 
 
-def _end_of(code: int, crash: str) -> str:
-    """How a process ended, for the user.
+def _exit_description(code: int, crash: str) -> str:
+    """How a process ended, as shown to the user.
 
     Args:
-        crash: Where it has crashed, if it could say so.
+        code: Exit code; negative: the signal that killed it.
+        crash: Stack of the crash, as far as the process could write it.
     """
     if code >= 0:
         return f"exit status {code}"
