@@ -105,7 +105,7 @@ class Profile:
     @property
     def batch_sizes(self) -> dict[int, int]:
         """Forward passes of the policy workers by their rows: at most the key, more than half of it."""
-        return self.interval.sizes("policy")
+        return self.interval.batch_sizes("policy")
 
 
 def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_s: float = PATIENCE_S) -> Profile:

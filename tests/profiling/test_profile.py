@@ -239,7 +239,7 @@ def test_laps_add_up_to_the_time_that_has_passed():
     assert sum(shares.values()) == pytest.approx(1)
     assert interval.busy("rollout") == pytest.approx(1 - shares["waiting"])
     assert interval.column("rollout", "rows").tolist() == [20_000]
-    assert interval.sizes("rollout") == {31: 1000}
+    assert interval.batch_sizes("rollout") == {31: 1000}
     assert interval.phases("policy") == {}
     assert math.isnan(interval.busy("policy"))
 
