@@ -64,10 +64,11 @@ class AtariGroup:
     ones rest for a step.
 
     Args:
-        seeds: One per game.
+        settings: The game and its options.
+        seeds: One seed per game.
 
     Attributes:
-        actions: How many a game has.
+        actions: Number of actions of the game.
 
     Raises:
         ConfigError: If the game has no such mode or difficulty.
@@ -113,7 +114,7 @@ class AtariGroup:
         return [console.getScreenRGB() for console in self._consoles]
 
     def close(self) -> None:
-        """Nothing is held that would have to be closed."""
+        """Do nothing: the consoles are freed with the group."""
 
     def _step(self, row: int, action: int, stack: np.ndarray) -> tuple[int, bool, bool, bool]:
         """Play an env step of a game, or begin an episode where the last one was truncated.

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from sfactory.envs.factory import (
-    RAISED,
+    ENV_ERRORS,
     Maker,
     check_reset,
     close_quietly,
@@ -29,7 +29,7 @@ StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 def read_spec(env: gymnasium.Env, request: EnvRequest) -> EnvSpec:
-    """What one environment says of itself; resets it once, to find out whether its info holds action masks.
+    """Read the spec of an environment; resets it once, to find out whether its info holds action masks.
 
     Raises:
         ConfigError: If its spaces are not supported or reset() does not return (observation, info).
@@ -59,10 +59,12 @@ class SingleGroup:
     """A :class:`Group` of single environments. One row each.
 
     Args:
-        envs: All different objects.
-        make: Makes one more.
-        first_index: Number, in the run, of the first of them.
-        seed: Of the run.
+        envs: The environments, all different objects.
+        make: Makes one more environment.
+        request: The request that they were made from.
+        spec: Their spaces and properties.
+        first_index: Number in the run of the first of them.
+        seed: Seed of the run.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class SingleGroup:
                 results.append(call(action))
             except EnvironmentFault:
                 raise
-            except RAISED as error:
+            except ENV_ERRORS as error:
                 row = len(results)
                 results.append(self._new_result(environment_fault(self._names[row], f"step({action!r})", error, row)))
         return results
@@ -165,8 +167,8 @@ class SingleGroup:
     def _end(
         self, observations: list[Any], infos: list[Any], outcome: Outcome, after: StepBuffers
     ) -> tuple[list[Any], list[Any]]:
-        """Reset the terminated environments and let the truncated ones rest; gives the group's new observations and
-        infos."""
+        """Reset terminated environments and let truncated ones rest; gives the new observations and infos of the
+        group."""
         outcome.truncated[outcome.terminated] = False
         for row in np.flatnonzero(outcome.terminated | outcome.truncated).tolist():
             if not isinstance(infos[row], dict):
@@ -187,7 +189,7 @@ class SingleGroup:
         return observations, infos
 
     def _waker(self, row: int) -> Callable[[Any], StepResult]:
-        """What a resting row does in place of a step."""
+        """A function that resets a resting row in place of its step."""
 
         def wake(action: Any) -> StepResult:
             self._calls[row] = self._envs[row].step
@@ -208,7 +210,7 @@ class SingleGroup:
         return check_reset(self._names[row], lambda: env.reset(seed=seed), row)
 
     def _remake(self, fault: EnvironmentFault) -> tuple[Any, dict[str, Any]]:
-        """Put a new environment in the place of the faulty one; gives what its reset() returned."""
+        """Replace the faulty environment by a new one; gives the result of its reset()."""
         row = fault.row
 
         def make(times: int) -> tuple[Any, dict[str, Any]]:
@@ -224,7 +226,7 @@ class SingleGroup:
         return first
 
     def _new_result(self, fault: EnvironmentFault) -> StepResult:
-        """What stands for the result of a step in which an environment had to be made anew."""
+        """Remake the faulty environment; gives a result in place of that of its step."""
         observation, info = self._remake(fault)
         return observation, 0.0, False, False, info
 
@@ -279,7 +281,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _without_order_check(env: gymnasium.Env) -> gymnasium.Env:
-    """Drop the wrapper that makes sure of a reset before the first step, which a group keeps anyway."""
+    """Remove the wrapper that enforces a reset before the first step, which the group does anyway."""
     outer: Any = env
     while isinstance(outer, gymnasium.Wrapper):
         if isinstance(outer.env, gymnasium.wrappers.OrderEnforcing):

@@ -9,7 +9,7 @@ import numpy as np
 
 from sfactory.config import env_name
 from sfactory.envs.factory import (
-    RAISED,
+    ENV_ERRORS,
     Maker,
     check_reset,
     close_quietly,
@@ -27,7 +27,7 @@ from sfactory.spaces import MASK_KEY
 
 
 def read_spec(env: Any, request: EnvRequest) -> EnvSpec:
-    """What a parallel environment says of its agents; resets it once.
+    """Read the spec of a parallel environment; resets it once.
 
     Raises:
         ConfigError: If its agents have different spaces, or spaces that are not supported.
@@ -66,10 +66,12 @@ class ParallelGroup:
     environment e.
 
     Args:
-        envs: All different objects.
-        make: Makes one more.
-        first_index: Number, in the run, of the first of them.
-        seed: Of the run.
+        envs: The environments, all different objects.
+        make: Makes one more environment.
+        request: The request that they were made from.
+        spec: Their spaces and properties.
+        first_index: Number in the run of the first of them.
+        seed: Seed of the run.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class ParallelGroup:
                 self._reset_env(index, buffers.first, env_seed(self._seed, self._first_index + index))
             except EnvironmentFault as fault:
                 self._remake(index, fault, buffers.first)
-        self._mend(lambda: self._write(buffers), buffers.first)
+        self._retry(lambda: self._write(buffers), buffers.first)
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         self._recovery.step += 1
@@ -115,15 +117,15 @@ class ParallelGroup:
                     self._reset_env(index, after.first)
                 else:
                     self._step_env(index, actions, outcome, after.first)
-            except RAISED as error:
+            except ENV_ERRORS as error:
                 fault = (
                     error
                     if isinstance(error, EnvironmentFault)
                     else environment_fault(self._names[index], "step()", error)
                 )
                 self._remake(index, fault, after.first, outcome)
-        self._mend(lambda: self._writer.check_rewards(outcome.reward), after.first, outcome)
-        self._mend(lambda: self._write(after), after.first, outcome)
+        self._retry(lambda: self._writer.check_rewards(outcome.reward), after.first, outcome)
+        self._retry(lambda: self._write(after), after.first, outcome)
 
     def render(self) -> list[Any]:
         return [env.render() for env in self._envs]
@@ -133,8 +135,8 @@ class ParallelGroup:
         for env in envs:
             close_quietly(env)
 
-    def _mend(self, attempt: Callable[[], None], first: np.ndarray, outcome: Outcome | None = None) -> None:
-        """Call `attempt` until no row is at fault, each time with the environment of the faulty one made anew."""
+    def _retry(self, attempt: Callable[[], None], first: np.ndarray, outcome: Outcome | None = None) -> None:
+        """Call `attempt` until no row is at fault, and remake the environment of a faulty row each time."""
         while True:
             try:
                 return attempt()
@@ -142,7 +144,7 @@ class ParallelGroup:
                 self._remake(fault.row // len(self._agents), fault, first, outcome)
 
     def _remake(self, index: int, fault: EnvironmentFault, first: np.ndarray, outcome: Outcome | None = None) -> None:
-        """Put a new environment in the place of the faulty one."""
+        """Replace the faulty environment by a new one."""
         rows = range(index * len(self._agents), (index + 1) * len(self._agents))
 
         def make(times: int) -> None:
@@ -179,7 +181,7 @@ class ParallelGroup:
         chosen = {agent: actions[row] for row, agent in acting}
         try:
             result = env.step(chosen)
-        except RAISED as error:
+        except ENV_ERRORS as error:
             raise environment_fault(self._names[index], f"step({chosen!r})", error) from error
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
             raise EnvironmentFault(

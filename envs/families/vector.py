@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from sfactory.config import env_name
 from sfactory.envs.factory import (
-    RAISED,
+    ENV_ERRORS,
     Maker,
     check_reset,
     close_quietly,
@@ -29,7 +29,7 @@ from sfactory.spaces import MASK_KEY
 
 
 def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
-    """What a vector environment says of one of its environments; resets it once.
+    """Read the spec of a vector environment's environments; resets them once.
 
     Raises:
         ConfigError: If its spaces or its autoreset mode are not supported.
@@ -60,10 +60,12 @@ class VectorGroup:
     """A :class:`Group` of one vector environment. One row for each of its environments.
 
     Args:
-        envs: The vector environment alone.
-        make: Makes another one.
-        first_index: Number, in the run, of its first environment.
-        seed: Of the run.
+        envs: A list of the vector environment alone.
+        make: Makes another vector environment.
+        request: The request that they were made from.
+        spec: Their spaces and properties.
+        first_index: Number in the run of the first of them.
+        seed: Seed of the run.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class VectorGroup:
         self._settle_step = settle_step
         self._resting = np.zeros(self.rows, bool)
         self._closed = False
-        self._spoiled: set[int] = set()
+        self._faulty_rows: set[int] = set()
         self._recovery = FaultRecovery(request.survive_faults)
         self.faults = self._recovery.faults
 
@@ -104,7 +106,7 @@ class VectorGroup:
 
     @property
     def mode(self) -> AutoresetMode:
-        """What it does at an episode's end."""
+        """Its behaviour at an episode's end."""
         return self._mode
 
     def reset(self, buffers: StepBuffers) -> None:
@@ -115,10 +117,10 @@ class VectorGroup:
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         self._recovery.step += 1
-        self._spoiled.clear()
+        self._faulty_rows.clear()
         try:
             self._step(categorical, continuous, outcome, after)
-        except RAISED as error:
+        except ENV_ERRORS as error:
             fault = (
                 error if isinstance(error, EnvironmentFault) else environment_fault(self._group_name, "step()", error)
             )
@@ -167,7 +169,7 @@ class VectorGroup:
             close_quietly(self._env)
 
     def _remake(self, fault: EnvironmentFault, buffers: StepBuffers) -> None:
-        """Put a new vector environment in the place of the faulty one, and write its first observations."""
+        """Replace the faulty vector environment by a new one, and write its first observations."""
 
         def make(times: int) -> None:
             close_quietly(self._env)
@@ -176,26 +178,32 @@ class VectorGroup:
 
         self._recovery.remake(fault, 0, self._group_name, range(self.rows), make, count=self.rows)
 
-    def _mend(self, check: Callable[[], None], arrays: tuple[np.ndarray, ...], rows: Sequence[int]) -> list[int]:
-        """Let impossible values in `arrays`, which hold something of each of `rows`, become 0; gives the indices where
-        there were any.
+    def _replace_invalid(
+        self, check: Callable[[], None], arrays: tuple[np.ndarray, ...], rows: Sequence[int]
+    ) -> list[int]:
+        """Replace invalid values by 0 and record the faults.
 
         Args:
-            check: Raises EnvironmentFault with the first such index as its row.
+            check: Raises EnvironmentFault with the first invalid index as its row.
+            arrays: Arrays to correct, with one entry for each of `rows`.
+            rows: Rows of the group.
+
+        Returns:
+            The indices of invalid entries.
         """
-        mended: list[int] = []
+        invalid: list[int] = []
         while True:
             try:
                 check()
-                return mended
+                return invalid
             except EnvironmentFault as fault:
                 row = rows[fault.row]
-                if row not in self._spoiled:
+                if row not in self._faulty_rows:
                     self._recovery.record(fault, self._names[row], [row])
-                    self._spoiled.add(row)
+                    self._faulty_rows.add(row)
                 for array in arrays:
                     array[fault.row] = 0
-                mended.append(fault.row)
+                invalid.append(fault.row)
 
     def _step_env(
         self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers
@@ -205,12 +213,12 @@ class VectorGroup:
         actions = self._spec.action.batch(categorical, continuous)
         try:
             result = self._env.step(actions)
-        except RAISED as error:
+        except ENV_ERRORS as error:
             raise environment_fault(self._group_name, "step()", error) from error
         try:
             observation, reward, terminated, truncated, info = result
             told = [
-                self._told(value, target)
+                self._row_array(value, target)
                 for value, target in zip((reward, terminated, truncated), outcome, strict=True)
             ]
         except (ValueError, TypeError) as error:
@@ -221,11 +229,14 @@ class VectorGroup:
         rests = self._mode is AutoresetMode.NEXT_STEP
         ended, finite = self._settle_step(*told, rests, self._resting, *outcome, after.first, after.active)
         if not finite:
-            self._mend(lambda: self._writer.check_rewards(outcome.reward), (outcome.reward,), range(self.rows))
+            self._replace_invalid(
+                lambda: self._writer.check_rewards(outcome.reward), (outcome.reward,), range(self.rows)
+            )
         return observation, info, ended > 0
 
-    def _told(self, value: Any, target: np.ndarray) -> np.ndarray:
-        """What step() told of each row, as `target` will hold it. Raises ValueError or TypeError if it does not fit."""
+    def _row_array(self, value: Any, target: np.ndarray) -> np.ndarray:
+        """A result of step() as an array ``[rows]`` of the dtype of `target`. Raises ValueError or TypeError if it does
+        not fit."""
         array = np.asarray(value, target.dtype, "C")
         if array.shape != (self.rows,):
             raise ValueError(shown(value))
@@ -269,7 +280,7 @@ class VectorGroup:
             self._set_finals(rows, obs)
 
     def _set_finals(self, rows: np.ndarray, obs: tuple[np.ndarray, ...]) -> None:
-        self._mend(lambda: self._writer.check_values(obs), obs, rows.tolist())
+        self._replace_invalid(lambda: self._writer.check_values(obs), obs, rows.tolist())
         self.finals = Finals(rows, obs)
 
     def _new_obs(self, rows: int) -> tuple[np.ndarray, ...]:
@@ -284,8 +295,10 @@ class VectorGroup:
 
     def _write(self, observation: Any, info: Mapping[str, Any], buffers: StepBuffers) -> None:
         self._writer.write_batch(observation, buffers.obs)
-        if mended := self._mend(lambda: self._writer.check_values(buffers.obs), buffers.obs, range(self.rows)):
-            buffers.active[mended] = False
+        if invalid := self._replace_invalid(
+            lambda: self._writer.check_values(buffers.obs), buffers.obs, range(self.rows)
+        ):
+            buffers.active[invalid] = False
         if buffers.mask is not None:
             in_observation = self._spec.observation.mask(observation)
             masks = (

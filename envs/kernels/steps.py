@@ -1,4 +1,4 @@
-"""What a step says of many rows, taken in one compiled pass. Imports numba, so its users import it when they are
+"""Results of a step of many rows, processed in one compiled pass. Imports numba, so its users import it when they are
 made."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What native environments have in common: the group's arrays and the random streams of its kernels."""
+"""Base of native environments: the arrays of a group and the random streams of its kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sfactory.envs.interface import Finals, Outcome, StepBuffers, SurvivedFault
 from sfactory.errors import ConfigError
 
 RESTING = -1
-"""Count of elapsed env steps of a row that begins its next episode instead of stepping."""
+"""Value of a row's elapsed env steps that marks it as resting: it begins its next episode instead of stepping."""
 
 
 class NativeGroup:
@@ -21,8 +21,8 @@ class NativeGroup:
     rows reset at once, truncated rows rest for one step.
 
     Args:
-        seeds: One per environment.
-        squash: How a continuous action gets into the action space.
+        seeds: One seed per environment.
+        squash: How continuous actions are mapped into the action space.
         max_episode_steps: Env steps after which an episode is truncated.
 
     Raises:
@@ -58,7 +58,7 @@ class NativeGroup:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing is held that would have to be closed."""
+        """Do nothing: a native group holds no resources."""
 
 
 def random_streams(seeds: Sequence[int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What ``python -m sfactory.profile`` shows: tables for people, one mapping for programs."""
+"""Output of ``python -m sfactory.profile``: tables, or one mapping for ``--json``."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _speed_table(profile: Profile, ceiling: float) -> Table:
 
 
 def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str, Any]:
-    """What ``--json`` prints: finite numbers, null for others."""
+    """The mapping that ``--json`` prints, with null for numbers that are not finite."""
     return _finite(
         {
             "env": profile.plan.config.env,
@@ -105,7 +105,7 @@ def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str
 
 
 def _finite(value: Any) -> Any:
-    """A nested value for JSON, with null for what is not a finite number."""
+    """A nested value for JSON, with null for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
