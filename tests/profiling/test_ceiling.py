@@ -91,7 +91,7 @@ def test_inference_and_training_count_all_their_samples(env, core, settings):
 def test_the_learner_trains_on_plausible_samples(monkeypatch):
     """Importance weights far from 1 would be cut by V-trace, and the numbers of a run that has gone wrong cost other
     times."""
-    from sfactory.profiling.measure import ceiling
+    from sfactory.profiling import ceiling
 
     learners = []
 

@@ -147,7 +147,7 @@ def test_the_terminal_is_whole_whatever_ends_the_run(end: signal.Signals, tidy: 
     controller, terminal = pty.openpty()
     before = termios.tcgetattr(terminal)
     child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD.format(tests=str(Path(__file__).parents[1]), tidy=tidy)],
+        [sys.executable, "-c", _CHILD.format(tests=str(Path(__file__).parent), tidy=tidy)],
         stdin=terminal,
         stdout=terminal,
         stderr=subprocess.DEVNULL,
