@@ -54,7 +54,6 @@ from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
 from sfactory.model import NatureCNN, build_model, lower_weights, recurrence
 from sfactory.model.precision import mixed_precision
 from sfactory.networks import Network, TorchNetwork
-from sfactory.rollout import end_episodes
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.vtrace import vtrace, vtrace_torch
 
@@ -295,29 +294,6 @@ def sampling(device: torch.device) -> Iterator[Case]:
                 f"torch {device}": functools.partial(operations, torch, _copy(arrays, device)),
             }
             yield Case(f"sample_rows, {name}", f"{rows} rows", rows, versions)
-
-
-def episodes(device: torch.device) -> Iterator[Case]:
-    """Returns and lengths of episodes that last 20 steps on average."""
-    for rows in ROWS:
-        rng = np.random.default_rng(0)
-        ends = rng.random(rows)
-        begins, active = rng.random(rows) < 0.05, rng.random(rows) < 0.95
-        step = (begins, active, rng.normal(size=rows).astype(np.float32), ends < 0.04, ends > 0.99)
-        sums = (np.zeros(rows), np.zeros(rows, np.int64))
-        own, tensors = [array.copy() for array in sums], _copy((*step, *sums), device)
-        out = (np.empty(rows, np.float32), np.empty(rows, np.int32))
-
-        def compiled(step=step, own=own, out=out) -> Sequence[np.ndarray]:
-            ended = end_episodes(*step, *own, *out)
-            return out[0][:ended], out[1][:ended]
-
-        versions: dict[str, Call] = {
-            "numba": compiled,
-            "numpy": functools.partial(plain.end_episodes, *step, *sums),
-            f"torch {device}": functools.partial(plain.end_episodes, *tensors),
-        }
-        yield Case("end_episodes", f"{rows} rows", rows, versions, calls=5)
 
 
 def resampling(device: torch.device) -> Iterator[Case]:
@@ -615,7 +591,6 @@ FAMILIES = (
     losses,
     densities_and_gradients,
     sampling,
-    episodes,
     resampling,
     screens,
     environments,

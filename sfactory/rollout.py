@@ -44,12 +44,13 @@ class EpisodeLog:
             begins = first & active
             self._returns[begins] = 0.0
             self._lengths[begins] = 0
-        np.add(self._returns, reward, out=self._returns, where=active)
-        self._lengths += active
-        if np.count_nonzero(terminated) or np.count_nonzero(truncated):
-            ended = (terminated | truncated) & active & ~np.isnan(self._returns)
-            if ended.any():
-                self._ended.append((self._returns[ended].astype(np.float32), self._lengths[ended].astype(np.int32)))
+        with np.errstate(over="ignore", invalid="ignore"):  # of rewards without a limit
+            np.add(self._returns, reward, out=self._returns, where=active)
+            self._lengths += active
+            if np.count_nonzero(terminated) or np.count_nonzero(truncated):
+                ended = (terminated | truncated) & active & ~np.isnan(self._returns)
+                if ended.any():
+                    self._ended.append((self._returns[ended].astype(np.float32), self._lengths[ended].astype(np.int32)))
 
     def exclude(self, rows: Sequence[int]) -> None:
         """Exclude the current episodes of some rows."""
