@@ -1,7 +1,8 @@
 """Environments of every kind behind one interface (:mod:`sfactory.envs.interface`).
 
-:func:`probe` tells what an environment is before any worker starts, :func:`make_group` makes the ones that a worker
-steps. Both ask the environment families in turn; the last one takes whatever Gymnasium or a user's callable makes.
+:func:`probe` reads the spec of an environment before any worker starts, :func:`make_group` makes the environments that
+a worker steps. Both ask the environment families in turn; the last one accepts whatever Gymnasium or a user's callable
+makes.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import importlib
 from typing import Any
 
 from sfactory.envs.factory import register_env, resolve_env
-from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Group, Outcome
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Group, Outcome, StepBuffers
 from sfactory.envs.seeds import env_seed
 
 __all__ = [
     "EnvRequest",
     "EnvSpec",
     "Finals",
-    "Frame",
     "Group",
     "Outcome",
+    "StepBuffers",
     "env_seed",
     "make_group",
     "probe",
@@ -47,10 +48,12 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
     """Make `count` environments that step together.
 
     Args:
-        spec: What `probe` gave for the same request.
-        first_index: Number, in the run, of the first of them; environment i of a run is seeded with ``env_seed(seed,
-            i)``.
-        seed: Of the run.
+        request: The environment and its options.
+        spec: Result of :func:`probe` for the same request.
+        count: Number of environments.
+        first_index: Number in the run of the first of them. Environment i of a run is seeded with ``env_seed(seed,
+        i)``.
+        seed: Seed of the run.
 
     Raises:
         ConfigError: If they cannot be made.

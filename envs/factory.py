@@ -1,4 +1,4 @@
-"""Makes environments from ids and callables, and tells a user in one sentence why one could not be made."""
+"""Makes environments from ids and callables, and explains in one sentence why one could not be made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
+from gymnasium.envs import registration
+from gymnasium.envs.registration import find_highest_version, get_env_id, load_env_creator, parse_env_id
 
 from sfactory.config import env_name
 from sfactory.envs.interface import EnvRequest
@@ -23,8 +24,8 @@ from sfactory.errors import ConfigError, EnvironmentFault, SfactoryError, said, 
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 Maker = Callable[[Sequence[int]], Any]
-"""Makes one more environment as those of a group; told the seeds of its rows, for those that are seeded when they are
-made."""
+"""Makes one more environment of a group. Its argument is the seeds of the rows, for environments that are seeded when
+they are made."""
 _registered: dict[str, Callable[..., Any]] = {}
 _ID_PACKAGES = {
     "MiniGrid-": "minigrid",
@@ -32,7 +33,7 @@ _ID_PACKAGES = {
     "ALE/": "ale_py",
     "Vizdoom": "vizdoom.gymnasium_wrapper",
 }
-"""Packages that register ids of these beginnings when they are imported."""
+"""Packages that register ids with these prefixes when they are imported."""
 _EXTRAS = {
     "ale_py": "atari",
     "vizdoom": "vizdoom",
@@ -45,9 +46,10 @@ _EXTRAS = {
 
 
 def register_env(name: str, factory: Callable[..., Any]) -> None:
-    """Let ``--env name`` mean `factory` in this process and in the worker processes of its runs.
+    """Register a factory of environments under a name, for this process and the worker processes of its runs.
 
     Args:
+        name: Value of ``--env`` that stands for the factory.
         factory: Called with the entries of ``env_kwargs``; returns a ``gymnasium.Env``, a
             ``gymnasium.vector.VectorEnv`` or a PettingZoo
             parallel environment. For worker processes it must be picklable: a class, or a function of a module.
@@ -64,8 +66,8 @@ def register_env(name: str, factory: Callable[..., Any]) -> None:
 
 
 def resolve_env(env: Any) -> Any:
-    """What an environment's name stands for: the factory of a registered name or of ``module:callable``; anything else
-    as it is.
+    """Resolve the name of an environment: gives the factory of a registered name or of ``module:callable``, and
+    anything else unchanged.
 
     Raises:
         ConfigError: If a module in ``module:Name`` cannot be imported.
@@ -83,38 +85,45 @@ def resolve_env(env: Any) -> Any:
 
 
 def environment_name(request: EnvRequest, index: int) -> str:
-    """What environment number `index` of the run is called in errors."""
+    """Name of environment number `index` of the run in error messages."""
     return f"environment {index} ({env_name(request.env)})"
 
 
-RAISED = (Exception, SystemExit)
-"""What an environment may raise to be at fault; SystemExit because a program's part that calls exit() must not end the
-program's host."""
+ENV_ERRORS = (Exception, SystemExit)
+"""Exceptions of an environment that count as its fault. SystemExit is one, because an environment that calls exit()
+must not end the worker."""
 
 
-def fault_of(name: str, doing: str, error: BaseException, row: int | None = None) -> EnvironmentFault:
-    """The fault that says what an environment did when it raised, with the environment's own traceback."""
+def environment_fault(name: str, doing: str, error: BaseException, row: int | None = None) -> EnvironmentFault:
+    """The fault for an exception of an environment, with the environment's own traceback.
+
+    Args:
+        name: Name of the environment.
+        doing: The call that raised, for example ``step(1)``.
+        error: The exception.
+        row: The row at fault, if it is a single one.
+    """
     frames = error.__traceback__ and (error.__traceback__.tb_next or error.__traceback__)
     lines = "".join(traceback.format_exception(type(error), error, frames))
     return EnvironmentFault(f"{name} raised {type(error).__name__} in {doing}: {said(error)}\n{lines.rstrip()}", row)
 
 
 def close_quietly(env: Any) -> None:
-    """Close an environment, whatever it raises: it is given up, or the run is at its end."""
-    with contextlib.suppress(*RAISED):
+    """Close an environment and ignore its exceptions."""
+    with contextlib.suppress(*ENV_ERRORS):
         env.close()
 
 
 def check_reset(name: str, reset: Callable[[], Any], row: int | None = None) -> tuple[Any, dict[str, Any]]:
-    """The (observation, info) that a call of reset() gives.
+    """Call reset(); gives (observation, info).
 
     Raises:
         EnvironmentFault: If it raises, or returns something else.
     """
     try:
         result = reset()
-    except RAISED as error:
-        raise fault_of(name, "reset()", error, row) from error
+    except ENV_ERRORS as error:
+        raise environment_fault(name, "reset()", error, row) from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         raise EnvironmentFault(
             f"{name}: reset() returned {shown(result)}; it must return the two values observation, info (a dict)", row
@@ -138,17 +147,18 @@ def read_spaces(observation: Any, action: Any, request: EnvRequest) -> tuple[Obs
 
 
 def render_fps(env: Any) -> float:
-    """The speed of a video in ``metadata["render_fps"]``, in env steps per second; 30 where there is none."""
+    """Frame rate of videos in env steps per second, from ``metadata["render_fps"]``; 30 where it is missing."""
     fps = (getattr(env, "metadata", None) or {}).get("render_fps")
     return float(fps) if fps else 30.0
 
 
 def is_vector(env: Any) -> bool:
+    """Whether an environment is one of Gymnasium's vector environments."""
     return isinstance(env, gymnasium.vector.VectorEnv)
 
 
 def is_parallel(env: Any) -> bool:
-    """Whether it follows PettingZoo's parallel API."""
+    """Whether an environment follows PettingZoo's parallel API."""
     methods = ("observation_space", "action_space", "reset", "step")
     is_aec = hasattr(env, "agent_iter")
     return (
@@ -160,7 +170,7 @@ def make_environments(request: EnvRequest, count: int) -> list[Any]:
     """`count` single or multi-agent environments, or one vector environment of `count`.
 
     Raises:
-        ConfigError: With what is wrong with the id, the callable or their arguments.
+        ConfigError: If the id, the callable or its arguments are wrong.
     """
     name = env_name(request.env)
     first = make_environment(request, count)
@@ -183,7 +193,7 @@ def make_environment(request: EnvRequest, count: int) -> Any:
     """One environment of any kind; a vector environment gets `count` environments where its maker takes ``num_envs``.
 
     Raises:
-        ConfigError: With what is wrong with the id, the callable or their arguments.
+        ConfigError: If the id, the callable or its arguments are wrong.
     """
     kwargs = dict(request.kwargs)
     if request.render_mode is not None:
@@ -214,19 +224,18 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
     try:
         if isinstance(maker, str):
             load_env_creator(maker)
-        _tell_mujoco_warnings_once()
+        _show_mujoco_warnings_once()
         if vector:
             return gymnasium.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **kwargs)
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
-    except RAISED as error:
+    except ENV_ERRORS as error:
         given = {"num_envs": count, **spec.kwargs, **kwargs} if vector else {**spec.kwargs, **kwargs}
         given.pop("max_episode_steps", None)
         _explain(spec.id, maker, given, error)
 
 
-def _own_vector_serves(spec: EnvSpec, kwargs: Mapping[str, Any]) -> bool:
-    """Whether an id has a vector environment of its own that takes these arguments; a video needs environments that
-    draw one by one."""
+def _own_vector_serves(spec: registration.EnvSpec, kwargs: Mapping[str, Any]) -> bool:
+    """Whether an id has a vector environment of its own that takes these arguments. Videos need single environments."""
     if spec.vector_entry_point is None or spec.additional_wrappers or "render_mode" in kwargs:
         return False
     limit = {} if spec.max_episode_steps is None else {"max_episode_steps": spec.max_episode_steps}
@@ -240,17 +249,17 @@ def _own_vector_serves(spec: EnvSpec, kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
-def _tell_mujoco_warnings_once() -> None:
+def _show_mujoco_warnings_once() -> None:
     """MuJoCo, once imported, prints a warning for every environment that causes it, and appends it to a file in the
     current folder.
 
-    What is deprecated in a model's description is the same in every process; only the main one says it.
+    Deprecations in a model's description are the same in every process, so only the main process shows them.
     """
     if (mujoco := sys.modules.get("mujoco")) is not None:
-        mujoco.set_mju_user_warning(_tell_mujoco_warning)
+        mujoco.set_mju_user_warning(_show_mujoco_warning)
 
 
-def _tell_mujoco_warning(message: str) -> None:
+def _show_mujoco_warning(message: str) -> None:
     if multiprocessing.parent_process() is None or "deprecated" not in message:
         warnings.warn(f"MuJoCo: {message}", stacklevel=1)
 
@@ -266,7 +275,7 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
         kwargs.setdefault("num_envs", count)
     try:
         env = maker(**kwargs)
-    except RAISED as error:
+    except ENV_ERRORS as error:
         _explain(name, maker, kwargs, error)
     if isinstance(env, gymnasium.Env) or is_vector(env) or is_parallel(env):
         return env
@@ -283,7 +292,7 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
     raise ConfigError(f"{name} returned {shown(env)}; {remedy}")
 
 
-def find_spec(env: str) -> EnvSpec:
+def find_spec(env: str) -> registration.EnvSpec:
     """The registered spec of an id or ``module:Id``; an id without a version means its latest one."""
     module, colon, name = env.rpartition(":")
     if colon:
@@ -302,7 +311,7 @@ def find_spec(env: str) -> EnvSpec:
 
 
 def _unknown(env: str, module: str, name: str) -> str:
-    """What is wrong with an environment's name. Its module, where it names one, has been imported; nothing else is."""
+    """Explanation of an unknown name of an environment. Its module, if it names one, has been imported before."""
     known = [*_registered, *gymnasium.registry]
     if module:
         found = vars(sys.modules[module])
@@ -326,8 +335,7 @@ def _unknown(env: str, module: str, name: str) -> str:
 
 
 def _looks_like_a_module(name: str) -> bool:
-    """Whether it is the name of a module, or of what lies in a package that is there. Nothing is imported to find
-    out."""
+    """Whether a name is that of a module or of a member of an installed package. Imports nothing."""
     package, *rest = name.split(".")
     if not all(map(str.isidentifier, (package, *rest))):
         return False
@@ -344,7 +352,7 @@ def _import(module: str, env: str) -> Any:
         raise ConfigError(
             f"cannot import the module {module!r} of env {env!r}: {error}; install it, or correct its name"
         ) from error
-    except RAISED as error:
+    except ENV_ERRORS as error:
         trace = "".join(traceback.format_exception(error)).rstrip()
         raise ConfigError(
             f"the module {module!r} of env {env!r} raised {type(error).__name__} when imported: {said(error)}\n{trace}"

@@ -1,4 +1,5 @@
-"""The family of last resort: whatever Gymnasium or a user's callable makes, told apart by what was made."""
+"""The general family: environments that Gymnasium or a user's callable makes, classified by the object that was
+made."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from sfactory.config.env_source import EnvSource, source_of, source_of_id
 from sfactory.envs.factory import find_spec, is_parallel, is_vector, make_environment, make_environments
 from sfactory.envs.families import gymnasium, multiagent, vector
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group
-from sfactory.envs.observations import new_frame
+from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
 
 
@@ -24,14 +25,14 @@ def probe(request: EnvRequest) -> EnvSpec:
     """Make one environment, read its spec, check its first observation, and close it.
 
     Raises:
-        ConfigError: If any of that fails.
+        ConfigError: If any of these steps fails.
     """
     env, source = _make_known(request)
     read_spec, group_type = _kind(env)
     try:
         spec = dataclasses.replace(read_spec(env, request), source=source)
         group = group_type([env], lambda seeds: make_environment(request, 1), request, spec, 0, 0)
-        group.reset(new_frame(spec, group.rows))
+        group.reset(new_step_buffers(spec, group.rows))
     except EnvironmentFault as fault:
         raise ConfigError(str(fault)) from fault
     finally:
@@ -41,7 +42,7 @@ def probe(request: EnvRequest) -> EnvSpec:
 
 
 def _make_known(request: EnvRequest) -> tuple[Any, EnvSource]:
-    """One environment, and where it comes from."""
+    """One environment, and the source of its code."""
     if isinstance(request.env, str):
         env, spec = make_environment(request, 1), find_spec(request.env)
         return env, source_of_id(spec.entry_point or spec.vector_entry_point)
@@ -60,7 +61,7 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
 
 
 def _kind(env: Any) -> tuple[Callable[[Any, EnvRequest], EnvSpec], Callable[..., Group]]:
-    """How environments of this kind are read and grouped."""
+    """The reader of specs and the group type for environments of this kind."""
     if is_vector(env):
         return vector.read_spec, vector.VectorGroup
     if is_parallel(env):

@@ -1,10 +1,10 @@
-"""What a rollout worker needs of environments: a group that steps all its rows at once and writes into arrays it is
-given.
+"""The interface between rollout workers and environments: a group steps all its rows at once and writes into arrays it
+is given.
 
 A row is one agent of one environment. A group of E environments with A agents each has ``E * A`` rows,
 environment-major. Groups know nothing of workers, slots or queues.
 
-Episode ends, the same for every kind of environment:
+Episode ends are the same for every kind of environment:
 
 - A *terminated* row begins its next episode at once: ``after.obs`` holds the first observation and ``after.first`` is
   set.
@@ -13,9 +13,8 @@ Episode ends, the same for every kind of environment:
   the next episode.
 - Environments that reset themselves in the step after an end (``NEXT_STEP``) rest after both kinds of end.
 - Vector environments that reset themselves in the same step (``SAME_STEP``), or that must be reset before their next
-  step (``DISABLED``),
-  cannot rest: ``after.obs`` is the next episode's first observation, and the final observations of truncated rows are
-  handed over in :attr:`Group.finals`.
+  step (``DISABLED``), cannot rest: ``after.obs`` is the next episode's first observation, and the final observations of
+  truncated rows are handed over in :attr:`Group.finals`.
 - A dead agent of a living multi-agent environment is not active; when it comes back ``first`` is set.
 """
 
@@ -33,15 +32,17 @@ from sfactory.spaces import ActionSpec, ObservationSpec
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What is known of an environment before any worker starts.
+    """Spaces and properties of an environment, known before any worker starts.
 
     Attributes:
+        observation: Leaves of the observation space.
+        action: Components of the action space.
         agents: Rows of one environment.
         frameskip: Simulator frames per env step.
         masked: Whether actions may be masked.
         family: Name of the environment family (atari, vizdoom, gymnasium, ...).
         render_fps: Env steps per second at which a video of it looks natural.
-        source: Where it comes from, by which a resumed run knows it again; None where its id says all.
+        source: Code the environment comes from. A resumed run compares it; None where the id identifies it.
     """
 
     observation: ObservationSpec
@@ -54,11 +55,11 @@ class EnvSpec:
     source: EnvSource | None = None
 
 
-class Frame(NamedTuple):
-    """The arrays of one time step that the policy reads; views into a slot, written in place.
+class StepBuffers(NamedTuple):
+    """Arrays of one time step from which the policy chooses actions; views into a slot, written in place.
 
     Attributes:
-        obs: One array ``[rows, *leaf.shape]`` per leaf, in the order of the spec's leaves.
+        obs: One array ``[rows, *leaf.shape]`` per leaf, in the order of the spec's leaves, of the leaf's dtype.
         mask: bool ``[rows, logits]`` of allowed actions; None where the environment has no masks.
         first: bool ``[rows]``; the observation is the first of its episode.
         active: bool ``[rows]``; the action chosen from this observation will have an effect.
@@ -71,10 +72,10 @@ class Frame(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The arrays of one time step that say what the actions led to; views into a slot, written in place.
+    """Arrays of one time step for the results of its actions; views into a slot, written in place.
 
     Attributes:
-        reward: float32 ``[rows]``, as the environment gave it.
+        reward: float32 ``[rows]``, unscaled.
         terminated: bool ``[rows]``.
         truncated: bool ``[rows]``; never set together with `terminated`.
     """
@@ -88,7 +89,7 @@ class Finals(NamedTuple):
     """Final observations of rows that were truncated in an environment that has already been reset.
 
     Attributes:
-        rows: int ``[n]``.
+        rows: int ``[n]``, indices of the rows in their group.
         obs: One array ``[n, *leaf.shape]`` per leaf.
     """
 
@@ -96,14 +97,14 @@ class Finals(NamedTuple):
     obs: tuple[np.ndarray, ...]
 
 
-class Breakage(NamedTuple):
-    """A fault that a group has survived.
+class SurvivedFault(NamedTuple):
+    """A fault of an environment after which its group goes on.
 
     Attributes:
-        rows: Whose present fragment must not be trained on.
-        environment: Its name, for example ``environment 3 (CartPole-v1)``.
-        message: What went wrong, with the environment's traceback.
-        count: How many environments are affected: all of a vector environment that was made anew.
+        rows: Rows whose current episode must be excluded from training up to this step.
+        environment: Name of the environment, for example ``environment 3 (CartPole-v1)``.
+        message: Description of the fault, with the environment's traceback.
+        count: Number of environments affected: all of a vector environment that was remade.
     """
 
     rows: Sequence[int]
@@ -115,45 +116,47 @@ class Breakage(NamedTuple):
 class Group(Protocol):
     """Environments that step together.
 
-    With :attr:`EnvRequest.replace`, faults are survived and told in `broken`. A single or multi-agent environment that
-    raises, breaks the
-    API or gives NaN or infinity is closed and made anew, and so is a whole vector environment that raises or breaks the
-    API: in `outcome` its rows get reward 0 and a termination, and `after` holds the first observation of a new episode.
-    In a vector environment that gives NaN or infinity, 0 takes its place; a row with such an observation is not active,
-    and its episode goes on.
+    With :attr:`EnvRequest.survive_faults`, faults are recorded in `faults` instead of raised. A single or multi-agent
+    environment that raises, breaks the API or returns NaN or infinity is closed and remade. So is a whole vector
+    environment that raises or breaks the API. In `outcome` the rows of a remade environment get reward 0 and a
+    termination, and `after` holds the first observation of a new episode. In a vector environment that returns NaN or
+    infinity, 0 takes its place; a row with such an observation is not active, and its episode goes on.
 
     Attributes:
         rows: Number of agent rows.
-        finals: Set by `step` where rows were truncated and could not rest, else None.
-        extras: Numeric entries of ``info`` at episode ends since the last reader emptied it: dicts of floats, one per
-            episode.
-        broken: Faults survived since the last reader emptied it.
+        finals: Final observations of rows that were truncated in the last step and could not rest, else None.
+        extras: Numeric entries of ``info`` at episode ends, one dict of floats per episode. The reader empties the
+            list.
+        faults: Faults survived. The reader empties the list.
     """
 
     rows: int
     finals: Finals | None
     extras: list[dict[str, float]]
-    broken: list[Breakage]
+    broken: list[SurvivedFault]
 
-    def reset(self, frame: Frame) -> None:
-        """Begin the first episode of every environment and write all of `frame`. Raises as `step` does."""
+    def reset(self, buffers: StepBuffers) -> None:
+        """Begin the first episode of every environment and write all of `buffers`. Raises as `step` does."""
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         """Step every environment once and write all of `outcome` and `after`.
 
-        Rows whose previous frame was not active ignore their action, get reward 0 and no end.
+        Rows that were not active before this step ignore their action, get reward 0 and no episode end.
 
         Args:
             categorical: int32 ``[rows, K]``.
             continuous: float32 ``[rows, D]``, before squashing.
+            outcome: Results of the actions.
+            after: Observations after the actions.
 
         Raises:
-            EnvironmentFault: If an environment raises or breaks the API; names the environment's index in the run.
-                Where faults are survived, if one environment does so ten times without a single good step in between.
+            EnvironmentFault: If an environment raises or breaks the API; the message names the environment's index in
+                the run. Where faults are survived, only if one environment has ten of them without a good step in
+                between.
         """
 
     def render(self) -> list[Any]:
-        """One RGB frame ``uint8 [H, W, 3]`` per environment. Needs a group made with a render mode."""
+        """One RGB image uint8 ``[H, W, 3]`` per environment. Needs :attr:`EnvRequest.render_mode`."""
 
     def close(self) -> None:
         """Close all environments, whatever they raise. May be called twice."""
@@ -164,15 +167,15 @@ class EnvRequest:
     """Everything that is needed to make environments.
 
     Attributes:
-        env: Gymnasium id, ``module:Id``, ``sfactory/Name``, or a callable returning an environment.
-        kwargs: Keyword arguments for it.
+        env: Gymnasium id, ``module:Id``, ``sfactory/Name``, or a callable that returns an environment.
+        kwargs: Keyword arguments of the environment.
         backend: auto, gymnasium, vector or envpool.
-        squash: How continuous actions get into bounded boxes.
-        threads: Threads of a vector environment that has its own.
-        validate: Check every observation for finite values and shape.
-        render_mode: Passed on to the environment when a video is wanted.
-        replace: Survive faults, as training does; else they are raised, as an evaluation with other environments would
-            be no measurement.
+        squash: How continuous actions are mapped into bounded boxes: clip or tanh.
+        threads: Threads of a vector environment that has its own thread pool.
+        validate: Check every observation for finite values and the right shape.
+        render_mode: Gymnasium's ``render_mode``, for videos.
+        survive_faults: Survive faults of environments, as training does. Evaluation raises them, since a measurement
+            must not replace environments.
     """
 
     env: Any
@@ -182,4 +185,4 @@ class EnvRequest:
     threads: int = 1
     validate: bool = True
     render_mode: str | None = None
-    replace: bool = False
+    survive_faults: bool = False

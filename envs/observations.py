@@ -1,4 +1,4 @@
-"""Writes what environments return into the arrays of a frame, and finds out who returned something wrong.
+"""Copies what environments return into step buffers, and names the environment that returned something wrong.
 
 Whole groups are written and checked with a few NumPy calls; only when one of them fails are the rows looked at one by
 one.
@@ -13,22 +13,22 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sfactory.envs.interface import EnvSpec, Frame
+from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY, Leaf
 
 NO_MASK = "info has no action_mask, though the first reset() gave one; give it at every reset() and step()"
 _NO_EXTRAS = ("TimeLimit.truncated", "episode", MASK_KEY)
 _MISFIT = Exception
-"""What a value raises that is no array: objects of a user's own may raise anything when they are looked at."""
+"""Exceptions of a value that is no array. Objects of a user's class may raise anything when they are converted."""
 
 
-class FrameWriter:
-    """Writes observations and action masks in place, checked.
+class ObservationWriter:
+    """Writes observations and action masks in place, and checks them.
 
     Args:
-        spec: Of the environments.
-        name: What a row is called in an error, for example ``environment 3 (CartPole-v1)``.
+        spec: Spaces of the environments.
+        name: Gives the name of a row in error messages, for example ``environment 3 (CartPole-v1)``.
         validate: Check values too (finite, within a Discrete space); shapes and dtypes are always checked.
     """
 
@@ -45,13 +45,14 @@ class FrameWriter:
         self.all_allowed = np.ones(spec.action.logits, bool)
 
     def write(self, observations: Sequence[Any], out: tuple[np.ndarray, ...]) -> None:
-        """Write one observation per row, whose values remain to be checked by `check_values`.
+        """Write one observation per row. Values are checked by :meth:`check_values`.
 
         Args:
+            observations: One observation per row.
             out: One array ``[rows, *leaf.shape]`` per leaf, contiguous.
 
         Raises:
-            EnvironmentFault: If an observation has another shape or dtype than its space; has the `row`.
+            EnvironmentFault: If an observation has another shape or dtype than its space. Its `row` is set.
         """
         try:
             for store, target in zip(self._stores, out, strict=True):
@@ -116,7 +117,11 @@ class FrameWriter:
             )
 
     def check_rewards(self, reward: np.ndarray) -> None:
-        """Raise EnvironmentFault, with the `row`, unless all rewards ``[rows]`` are finite."""
+        """Check that all rewards ``[rows]`` are finite.
+
+        Raises:
+            EnvironmentFault: If one is not. Its `row` is set.
+        """
         if self._validate and not self._all_finite(reward):
             row = int(np.flatnonzero(~np.isfinite(reward))[0])
             raise EnvironmentFault(
@@ -126,8 +131,11 @@ class FrameWriter:
             )
 
     def check_values(self, out: tuple[np.ndarray, ...]) -> None:
-        """Raise EnvironmentFault, with the `row`, unless all observations are finite and within their Discrete
-        spaces."""
+        """Check that all observations are finite and within their Discrete spaces.
+
+        Raises:
+            EnvironmentFault: If one is not. Its `row` is set.
+        """
         if not self._validate:
             return
         for leaf, target in zip(self._observation.leaves, out, strict=True):
@@ -242,8 +250,8 @@ def numeric_extras(info: Mapping[str, Any]) -> dict[str, float]:
     return extras
 
 
-def new_frame(spec: EnvSpec, rows: int) -> Frame:
-    """A frame of zeros with arrays of its own."""
+def new_step_buffers(spec: EnvSpec, rows: int) -> StepBuffers:
+    """Step buffers of zeros that are no views into a slot."""
     mask = np.zeros((rows, spec.action.logits), bool) if spec.masked else None
     obs = tuple(np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in spec.observation.leaves)
-    return Frame(obs, mask, np.zeros(rows, bool), np.zeros(rows, bool))
+    return StepBuffers(obs, mask, np.zeros(rows, bool), np.zeros(rows, bool))

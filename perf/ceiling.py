@@ -3,7 +3,7 @@
     python perf/ceiling.py --env ALE/Pong-v5 [--seconds 1] [--json FILE] [any flag of sfactory.train]
 
 Simulation alone in one process and in more, inference alone and training alone by batch size, threads and precision,
-each with all cores busy with the same work, and the ceiling that follows for the run as the flags describe it.
+each with all cores busy with the same workload, and the ceiling that follows for the run as the flags describe it.
 `--seconds` are those of each measurement. A
 cost is in core microseconds per env step: of two threads that take 1 us for a row together, the row costs 2. On a GPU:
     in microseconds.
@@ -34,9 +34,9 @@ from sfactory.profiling.ceiling import (
     SIMULATION,
     TRAINING,
     Ceiling,
-    Work,
+    Workload,
     device_of,
-    inference_works,
+    inference_workloads,
     measure,
     measure_ceiling,
     precision_of,
@@ -44,9 +44,9 @@ from sfactory.profiling.ceiling import (
     with_threads,
 )
 from sfactory.runtime.interrupts import end_at_once_when_interrupted
+from sfactory.runtime.plan import Plan
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import fork_server
-from sfactory.runtime.workers import Plan
 
 SMALL_ROWS = (16, 64)
 """Sizes at which the model is timed besides those that the ceiling is looked for at."""
@@ -64,7 +64,7 @@ class Cost:
         core_us: Microseconds of one core (on a GPU: of the GPU) per env step.
     """
 
-    work: Literal["simulation", "forward", "answer", "training"]
+    workload: Literal["simulation", "forward", "answer", "training"]
     rows: int
     precision: str
     threads: int
@@ -80,14 +80,20 @@ def simulation_costs(plan: Plan, seconds: float) -> Iterator[Cost]:
 
 
 def inference_costs(plan: Plan, seconds: float) -> Iterator[Cost]:
-    works = sorted({*(Work("forward", rows) for rows in SMALL_ROWS), *inference_works(plan)})
-    device = device_of(plan, works[0])
+    workloads = sorted({*(Workload("forward", rows) for rows in SMALL_ROWS), *inference_workloads(plan)})
+    device = device_of(plan, workloads[0])
     for variant, threads, processes in _variants(plan, device):
-        speeds = measure(variant, works, processes, seconds)
-        for work, speed in zip(works, speeds, strict=True):
+        speeds = measure(variant, workloads, processes, seconds)
+        for workload, speed in zip(workloads, speeds, strict=True):
             core_us = 1e6 * threads * processes / speed
             yield Cost(
-                work.kind, rows_of(plan, work), precision_of(variant, device), threads, processes, speed, core_us
+                workload.kind,
+                rows_of(plan, workload),
+                precision_of(variant, device),
+                threads,
+                processes,
+                speed,
+                core_us,
             )
 
 
@@ -132,12 +138,12 @@ def _with_batch(plan: Plan, times: float) -> Plan | None:
 
 
 def show(console: Console, costs: list[Cost]) -> None:
-    """Print the costs of one kind of work."""
+    """Print the costs of one kind of workload."""
     table = Table("work", "rows", "precision", "threads", "processes", "env steps/s", "core us")
     for cost in costs:
         speed, microseconds = f"{cost.env_steps_per_s:,.0f}", f"{cost.core_us:.3g}"
         table.add_row(
-            cost.work, str(cost.rows), cost.precision, str(cost.threads), str(cost.processes), speed, microseconds
+            cost.workload, str(cost.rows), cost.precision, str(cost.threads), str(cost.processes), speed, microseconds
         )
     console.print(table)
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from sfactory.config import Config, ModelConfig, devices
 from sfactory.config.lag import slot_count
 from sfactory.data.arena import Arena, segment_fields
+from sfactory.data.plane import DataPlane
 from sfactory.data.queues import LocalQueue
-from sfactory.data.weights import FlatWeights, WeightBoard
+from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Engine, Request, TorchEngine
 from sfactory.engines.graphed import GraphedEngine
 from sfactory.envs.interface import EnvSpec
@@ -29,8 +30,8 @@ from sfactory.learner import Learner
 from sfactory.model import build_model
 from sfactory.objective import Objective
 from sfactory.profiling.ceiling import invent_experience
+from sfactory.runtime.wires import LocalEvents
 from sfactory.spaces import ActionSpec, ObservationSpec
-from sfactory.telemetry.control_block import Progress
 from sfactory.telemetry.stopwatch import COLUMNS, Stopwatch
 
 GROUPS = 6
@@ -119,7 +120,7 @@ def check_answers(
     autocast, model = PRECISIONS[precision], _model_of(problem).eval()
     rollout, rng = 8, np.random.default_rng(0)
     arena = _arena_of(problem, model.state_size, 2 * GROUPS, rollout, rows)
-    board = WeightBoard(FlatWeights(copy.deepcopy(model)).vector.numel())
+    published = PublishedWeights(FlatWeights(copy.deepcopy(model)).vector.numel())
     plain = TorchEngine(copy.deepcopy(model), arena, GROUPS, None, _watch())
     recorded, single = (
         GraphedEngine(copy.deepcopy(model).to(device), arena, GROUPS, device, autocast, _watch(), graphs)
@@ -132,9 +133,9 @@ def check_answers(
     )
     for batch in range(batches):
         if batch % PUBLISH_EVERY == 0:
-            board.publish(weights * (1 + 0.02 * batch), batch)
+            published.publish(weights * (1 + 0.02 * batch), batch)
             for engine in (plain, recorded, single):
-                engine.refresh(board)
+                engine.refresh(published)
         requests = _random_requests(rng, steps, rollout)
         (expected, state), (answer, own_state), (other, _) = (
             _answers(engine, arena, requests) for engine in (plain, recorded, single)
@@ -218,11 +219,9 @@ def _learner(
     model = _model_of(problem).to(device)
     arena = _arena_of(problem, model.state_size, slot_count(config, rows), config.rollout, rows)
     devices.prepare_device(device, config)
-    board = WeightBoard(FlatWeights(copy.deepcopy(model)).vector.numel())
-
-    def ignore(_: Progress) -> None: ...
-
-    return Learner(config, model, arena, board, LocalQueue(), LocalQueue(), ignore, device, autocast, _watch())
+    published = PublishedWeights(FlatWeights(copy.deepcopy(model)).vector.numel())
+    plane = DataPlane(arena, published, [], [], LocalQueue(), LocalQueue(), LocalEvents(), (), ())
+    return Learner(config, model, plane, device, autocast, _watch())
 
 
 def _evaluated(learner: Learner, batch: object) -> dict[str, Tensor]:

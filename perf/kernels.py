@@ -35,7 +35,7 @@ from sfactory.config import LossConfig, ModelConfig
 from sfactory.data.batch import Batch
 from sfactory.data.weights import FlatWeights
 from sfactory.distributions import ActionDistribution
-from sfactory.envs.interface import Frame, Outcome
+from sfactory.envs.interface import Outcome, StepBuffers
 from sfactory.envs.kernels.resampling import Resampler
 from sfactory.envs.kernels.screens import ScreenStacks
 from sfactory.envs.native.base import NativeGroup, random_streams
@@ -56,7 +56,6 @@ from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
 from sfactory.model import NatureCNN, build_model, recurrence
 from sfactory.model.precision import mixed_precision
 from sfactory.networks import Network, TorchNetwork
-from sfactory.rollout import end_episodes
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.vtrace import vtrace, vtrace_torch
 
@@ -299,29 +298,6 @@ def sampling(device: torch.device) -> Iterator[Case]:
             yield Case(f"sample_rows, {name}", f"{rows} rows", rows, versions)
 
 
-def episodes(device: torch.device) -> Iterator[Case]:
-    """Returns and lengths of episodes that last 20 steps on average."""
-    for rows in ROWS:
-        rng = np.random.default_rng(0)
-        ends = rng.random(rows)
-        begins, active = rng.random(rows) < 0.05, rng.random(rows) < 0.95
-        step = (begins, active, rng.normal(size=rows).astype(np.float32), ends < 0.04, ends > 0.99)
-        sums = (np.zeros(rows), np.zeros(rows, np.int64))
-        own, tensors = [array.copy() for array in sums], _copy((*step, *sums), device)
-        out = (np.empty(rows, np.float32), np.empty(rows, np.int32))
-
-        def compiled(step=step, own=own, out=out) -> Sequence[np.ndarray]:
-            ended = end_episodes(*step, *own, *out)
-            return out[0][:ended], out[1][:ended]
-
-        versions: dict[str, Call] = {
-            "numba": compiled,
-            "numpy": functools.partial(plain.end_episodes, *step, *sums),
-            f"torch {device}": functools.partial(plain.end_episodes, *tensors),
-        }
-        yield Case("end_episodes", f"{rows} rows", rows, versions, calls=5)
-
-
 def resampling(device: torch.device) -> Iterator[Case]:
     """A picture of ViZDoom's to the size that a policy sees."""
     for source in PICTURES:
@@ -379,16 +355,16 @@ class CompiledEnvironments:
     def __init__(self, group: NativeGroup) -> None:
         rows, space = group.rows, group.observation_space
         self._group = group
-        self._frame = Frame(
+        self._buffers = StepBuffers(
             (np.zeros((rows, *space.shape), space.dtype),), None, np.zeros(rows, bool), np.zeros(rows, bool)
         )
         self._outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray) -> tuple[np.ndarray, ...]:
-        self._group.step(categorical, continuous, self._outcome, self._frame)
+        self._group.step(categorical, continuous, self._outcome, self._buffers)
         reward, terminated, truncated = self._outcome
-        obs = self._frame.obs[0].reshape(self._group.rows, -1)
-        return obs, reward, self._frame.first, terminated, truncated, self._frame.active
+        obs = self._buffers.obs[0].reshape(self._group.rows, -1)
+        return obs, reward, self._buffers.first, terminated, truncated, self._buffers.active
 
 
 def environments(device: torch.device) -> Iterator[Case]:
@@ -617,7 +593,6 @@ FAMILIES = (
     losses,
     densities_and_gradients,
     sampling,
-    episodes,
     resampling,
     screens,
     environments,

@@ -44,7 +44,7 @@ from sfactory.data.chunks import select_columns
 from sfactory.learner import Learner
 from sfactory.losses import Targets, batch_stats, weighted_advantages
 from sfactory.objective import Estimates
-from sfactory.runtime import workers
+from sfactory.runtime import training
 from sfactory.runtime.supervisor import train
 from sfactory.telemetry.metrics import Report
 
@@ -218,7 +218,7 @@ def _copy(batch: Batch) -> Batch:
 def run(task: Task, variant: str, lag: int, seed: int, curve: Path) -> None:
     """Train one cell and write its curve: env steps and mean training return."""
     LateLearner.lag = lag
-    workers.Learner = VARIANTS[variant]
+    training.Learner = VARIANTS[variant]
     model = ModelConfig(core=task.core) if task.core != "none" else ModelConfig()
     log = LogConfig(report_every_s=1.0, display="none", tensorboard=False, episode_window=20)
     with tempfile.TemporaryDirectory() as folder:

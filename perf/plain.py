@@ -144,19 +144,6 @@ def densities_numpy(
     return log_prob, entropy, np.concatenate((*gradients, of_log_prob[:, None] * z * np.exp(-log_std), of_std), 1)
 
 
-def end_episodes(
-    first: Array, active: Array, reward: Array, terminated: Array, truncated: Array, returns: Array, lengths: Array
-) -> tuple[Array, Array]:
-    """:func:`sfactory.rollout.end_episodes`: the returns and lengths of the episodes that ended."""
-    begun = active & first
-    returns[begun] = 0
-    lengths[begun] = 0
-    returns += reward * active
-    lengths += active
-    ended = active & (terminated | truncated) & (returns == returns)
-    return returns[ended], lengths[ended]
-
-
 def area_matrix(source: int, target: int) -> np.ndarray:
     """float32 ``[target, source]``: the share of each input pixel in each output pixel, along one dimension."""
     ratio = source / target

@@ -24,9 +24,9 @@ from sfactory.config import Config, ModelConfig, env_name
 from sfactory.config.flags import Mapped, Name
 from sfactory.config.importing import is_harmless
 from sfactory.envs import make_group, probe
-from sfactory.envs.factory import fault_of
-from sfactory.envs.interface import EnvRequest, EnvSpec, Frame, Group, Outcome
-from sfactory.envs.observations import new_frame
+from sfactory.envs.factory import environment_fault
+from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, StepBuffers
+from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.policy import Checkpoint, Policy, load_policy
 from sfactory.runs.run_folder import read_config
@@ -244,14 +244,14 @@ def _play(
     recorder: VideoRecorder | None,
 ) -> None:
     """Let every environment of a group play its share of episodes, or `max_steps` env steps."""
-    frame, after = new_frame(spec, group.rows), new_frame(spec, group.rows)
+    buffers, after = new_step_buffers(spec, group.rows), new_step_buffers(spec, group.rows)
     outcome = Outcome(np.zeros(group.rows, np.float32), np.zeros(group.rows, bool), np.zeros(group.rows, bool))
-    group.reset(frame)
+    group.reset(buffers)
     begun = np.zeros(len(shares), int)
     tally.begin(group.rows)
     state = None
     for _ in itertools.count() if max_steps is None else range(max_steps):
-        begins = _begins(frame, spec.agents)
+        begins = _begins(buffers, spec.agents)
         begun += begins
         counts = begun <= shares
         if not counts.any():
@@ -260,11 +260,11 @@ def _play(
             if begins[0]:
                 recorder.begin_episode()
             recorder.add(_render(group))
-        categorical, continuous, state = policy.choose(frame, state, deterministic)
+        categorical, continuous, state = policy.choose(buffers, state, deterministic)
         group.step(categorical, continuous, outcome, after)
-        tally.add(outcome, frame.active & np.repeat(counts, spec.agents), group.extras)
+        tally.add(outcome, buffers.active & np.repeat(counts, spec.agents), group.extras)
         group.extras.clear()
-        frame, after = after, frame
+        buffers, after = after, buffers
     else:
         tally.cut()
 
@@ -274,12 +274,12 @@ def _render(group: Group) -> Any:
     try:
         return group.render()[0]
     except Exception as error:
-        raise fault_of("the environment", "render()", error) from error
+        raise environment_fault("the environment", "render()", error) from error
 
 
-def _begins(frame: Frame, agents: int) -> np.ndarray:
+def _begins(buffers: StepBuffers, agents: int) -> np.ndarray:
     """bool ``[environments]``: all agents that live are at the first observation of their episode."""
-    active, first = frame.active.reshape(-1, agents), frame.first.reshape(-1, agents)
+    active, first = buffers.active.reshape(-1, agents), buffers.first.reshape(-1, agents)
     return active.any(1) & (first | ~active).all(1)
 
 

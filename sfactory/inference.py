@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from sfactory.config import Config
 from sfactory.data.arena import Arena
-from sfactory.data.queues import Queue, unpack_request
-from sfactory.data.weights import FlatWeights, WeightBoard
+from sfactory.data.plane import DataPlane
+from sfactory.data.queues import unpack_request
+from sfactory.data.weights import FlatWeights
 from sfactory.engines.cpu import DirectEngine, Engine, Request, TorchEngine
 from sfactory.engines.graphed import GraphedEngine
 from sfactory.kernels import Kernels
 from sfactory.telemetry.stopwatch import Stopwatch
 
 
+class InferenceSettings(NamedTuple):
+    """How a policy worker computes.
+
+    Attributes:
+        device: Device of the model.
+        autocast: torch dtype to compute in, or None for float32.
+        seed: Seed for action sampling.
+        cuda_graphs: Whether forward passes on CUDA are recorded as graphs.
+    """
+
+    device: torch.device
+    autocast: torch.dtype | None
+    seed: int
+    cuda_graphs: bool = True
+
+
 class PolicyWorker:
     """Batched inference for the groups that are assigned to it.
 
-    The RNN state of a group stays here, on the device; only what a segment begins with goes into the slot. So every
-    request of a group must come to the same policy worker.
+    The RNN state of a group stays on this worker's device; only the state before a segment is written into the slot.
+    So every request of a group must come to the same policy worker.
 
     Args:
-        config: Configuration of the run.
-        model: The actor-critic, on `device`.
-        arena: Where observations are read and actions written.
-        weights: The learner's newest weights.
-        requests: Packed requests.
-        ready: For each group of the run, the queue of its rollout worker.
-        seed: Of the sampling.
-        autocast: torch dtype to compute in, or None for float32.
-        watch: This worker's stopwatch.
+        index: Number of this policy worker.
+        model: The actor-critic, on the settings' device.
+        kernels: Chooses the kernels of the model.
+        settings: Device, precision and seed.
+        plane: Data plane of the run.
+        watch: Stopwatch of this worker.
 
     Attributes:
         kernels: The kernels that it runs with.
@@ -41,30 +55,24 @@ class PolicyWorker:
 
     def __init__(
         self,
-        config: Config,
+        index: int,
         model: nn.Module,
-        arena: Arena,
-        weights: WeightBoard,
-        requests: Queue,
-        ready: list[Queue],
-        device: torch.device,
-        seed: int,
-        autocast: torch.dtype | None,
+        kernels: Kernels,
+        settings: InferenceSettings,
+        plane: DataPlane,
         watch: Stopwatch,
     ) -> None:
-        self._arena, self._weights, self._requests, self._ready, self._watch = arena, weights, requests, ready, watch
-        kernels = Kernels(config, model.eval(), device, autocast)
-        self._engine = _engine_for(
-            model, kernels, arena, len(ready), device, autocast, watch, config.runtime.cuda_graphs
-        )
-        self._sample = kernels.sampler(seed)
+        self._arena, self._weights, self._requests = plane.arena, plane.weights, plane.requests[index]
+        self._ready, self._watch = [plane.ready_of(group) for group in range(plane.groups)], watch
+        self._engine = _engine_for(model.eval(), kernels, settings, plane.arena, plane.groups, watch)
+        self._sample = kernels.sampler(settings.seed)
         self.kernels = kernels.choice
         self._unit, self._scale_and_shift = model.unit, (1.0, 0.0)
         self._version = -1
         watch.lap("starting")
 
     def poll(self, timeout: float) -> None:
-        """Answer all requests that are waiting, waiting for the first up to `timeout` seconds."""
+        """Answer all waiting requests; wait up to `timeout` seconds for the first."""
         messages = self._requests.get_many(timeout)
         self._watch.lap("waiting")
         if messages:
@@ -72,13 +80,16 @@ class PolicyWorker:
             self._watch.count(len(messages) * self._arena.rows)
 
     def serve(self, requests: list[Request]) -> None:
-        """Answer requests ``(slot, group, step, value_only)``, and tell their groups."""
+        """Answer requests ``(slot, group, step, value_only)``, and notify the rollout workers of their groups.
+
+        Actions, log probabilities, values and the policy version are written into the slots.
+        """
         if newer := self._weights.version != self._version:
             self._version = self._engine.refresh(self._weights)
         self._watch.lap("weights")
         for request, (params, value) in zip(requests, self._engine.answers(requests), strict=True):
             self._watch.lap("forward")
-            if newer:  # read only now: with the first answer the copy of the weights, in whatever stream, is done
+            if newer:  # only after the first answer is the copy of the weights done, on whatever stream
                 self._scale_and_shift, newer = (float(self._unit.std), float(self._unit.mean)), False
             self._write_answer(request, params, value)
             self._watch.lap("sampling")
@@ -90,7 +101,7 @@ class PolicyWorker:
         self._watch.lap("queue")
 
     def _write_answer(self, request: Request, params: np.ndarray, value: np.ndarray) -> None:
-        """Sample a group's actions and write them, their probabilities, values and the version into its slot."""
+        """Sample a group's actions, and write them with log probabilities, values and version into its slot."""
         arena, (slot, _, t, value_only) = self._arena, request
         scale, shift = self._scale_and_shift
         arena.value[slot, t] = value if (scale, shift) == (1.0, 0.0) else value * scale + shift
@@ -102,18 +113,12 @@ class PolicyWorker:
 
 
 def _engine_for(
-    model: nn.Module,
-    kernels: Kernels,
-    arena: Arena,
-    groups: int,
-    device: torch.device,
-    autocast: torch.dtype | None,
-    watch: Stopwatch,
-    graphs: bool,
+    model: nn.Module, kernels: Kernels, settings: InferenceSettings, arena: Arena, groups: int, watch: Stopwatch
 ) -> Engine:
     """The fastest engine for a model on a device."""
+    device, autocast = settings.device, settings.autocast
     if device.type != "cpu":
-        return GraphedEngine(model, arena, groups, device, autocast, watch, graphs)
+        return GraphedEngine(model, arena, groups, device, autocast, watch, settings.cuda_graphs)
     flat = FlatWeights(model)  # before a network takes note of where the weights lie
     if (network := kernels.dense_network()) is not None:
         return DirectEngine(network, flat, arena)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -15,19 +15,19 @@ from sfactory.adam import Adam
 from sfactory.config import Config
 from sfactory.config.devices import learner_threads
 from sfactory.config.lag import least_max_lag, max_lag
-from sfactory.data.arena import FREE, Arena
+from sfactory.data.arena import FREE
 from sfactory.data.batch import Assembler, Batch, Samples
 from sfactory.data.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
-from sfactory.data.queues import Queue
-from sfactory.data.scheduler import SlotReturns, SlotScheduler, take_back_slots
-from sfactory.data.weights import FlatWeights, Publisher, WeightBoard
+from sfactory.data.plane import DataPlane
+from sfactory.data.scheduler import SlotReleaser, SlotScheduler, reclaim_slots
+from sfactory.data.weights import FlatWeights, WeightPublisher
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
 from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, Targets, joint_sums, loss_stats
 from sfactory.model.normalizer import CriticUnits
 from sfactory.networks import Outputs
 from sfactory.objective import OWN_POLICY, Estimates, Evaluation, valid_samples
-from sfactory.telemetry.control_block import PROGRESS_EVERY_S, TERM, Progress
+from sfactory.telemetry.events import PROGRESS_EVERY_S, TERM, Progress
 from sfactory.telemetry.stopwatch import Stopwatch
 
 LR_RANGE = (1e-6, 1e-2)
@@ -45,15 +45,12 @@ class Learner:
     """Trains the model on segments as they finish.
 
     Args:
-        config: Of the run, resolved and valid.
+        config: Configuration of the run, resolved and valid.
         model: The actor-critic, on `device`.
-        arena: Where the segments lie.
-        weights: Where the weights are published.
-        finished: Slots that are full.
-        free: Slots given back.
-        emit: Takes a :class:`Progress` now and then.
+        plane: Data plane of the run.
+        device: Device of the model.
         autocast: torch dtype to compute in, or None for float32.
-        watch: This worker's stopwatch.
+        watch: Stopwatch of this worker.
 
     Attributes:
         kernels: The kernels that it runs with.
@@ -63,29 +60,26 @@ class Learner:
         self,
         config: Config,
         model: nn.Module,
-        arena: Arena,
-        weights: WeightBoard,
-        finished: Queue,
-        free: Queue,
-        emit: Callable[[Progress], None],
+        plane: DataPlane,
         device: torch.device,
         autocast: torch.dtype | None,
         watch: Stopwatch,
     ) -> None:
+        arena, free = plane.arena, plane.free
         self._config, self._model, self._arena, self._free = config, model.train(), arena, free
-        self._finished, self._emit, self._device, self._watch = finished, emit, device, watch
+        self._finished, self._emit, self._device, self._watch = plane.finished, plane.events.put, device, watch
         self._per_batch = config.batch_size // (config.rollout * arena.rows)
         self._limit = max_lag(config, arena.rows)
         # Slots that are given back before the last weights are out begin one batch older: the bound must leave room for
         # that.
         self._tight = self._limit < least_max_lag(config, arena.rows) + config.updates_per_batch
         self._scheduler = SlotScheduler(arena, self._per_batch, config.updates_per_batch, self._limit)
-        self._returns = SlotReturns(arena, free)
+        self._releaser = SlotReleaser(arena, free)
         self._assemble = Assembler(arena, self._per_batch, device)
         self._flat = FlatWeights(model, gradients=True)
         kernels = Kernels(config, model, device, autocast)
         self._network = kernels.network()
-        self._publisher = Publisher(weights, self._flat.vector)
+        self._publisher = WeightPublisher(plane.weights, self._flat.vector)
         optim = config.optim
         self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
         threads = learner_threads(config) if device.type == "cpu" else 1
@@ -116,14 +110,14 @@ class Learner:
         """Publish the first weights and hand out all slots."""
         self._publisher.publish(self.updates)
         self._publisher.finish()
-        self.take_back_slots()
+        self.reclaim_slots()
         self._watch.lap("starting")
 
-    def take_back_slots(self) -> None:
+    def reclaim_slots(self) -> None:
         """Free all slots but the finished ones. All sampling processes must be dead or have yet to begin."""
         self._scheduler.add(self._finished.get_many(0))
-        self._returns.forget()
-        take_back_slots(self._arena, self._free, self._scheduler.finished)
+        self._releaser.forget()
+        reclaim_slots(self._arena, self._free, self._scheduler.finished)
 
     @property
     def done(self) -> bool:
@@ -133,10 +127,10 @@ class Learner:
     def poll(self, timeout: float) -> None:
         """Train on one batch if one is there, waiting up to `timeout` seconds for finished segments."""
         self._scheduler.add(self._finished.get_many(0))
-        self._returns.give_back_due(time.monotonic())
+        self._releaser.release_due(time.monotonic())
         slots = self._scheduler.take(self.updates)
         if slots is None:
-            self._returns.give_back_all()
+            self._releaser.release_all()
             self._publisher.finish()
             self._watch.lap("weights")
             self._scheduler.add(self._finished.get_many(timeout))
@@ -218,7 +212,7 @@ class Learner:
             self._give_back(slots)
         elif not hold:
             arena.state[slots] = FREE
-            self._returns.take(slots, time.monotonic())
+            self._releaser.hold(slots, time.monotonic())
         self._set_learning_rate()
         first_update = len(self._statistics)
         self._learn(batch)
@@ -234,7 +228,7 @@ class Learner:
         self._watch.lap("weights")
         if hold:
             self._give_back(slots)
-        self._returns.want(time.monotonic())
+        self._releaser.batch_wanted(time.monotonic())
         self._watch.count(samples)
 
     def _give_back(self, slots: list[int]) -> None:
@@ -254,7 +248,7 @@ class Learner:
                 self._publisher.offer(self.updates)
                 self._watch.lap("weights")
             for columns in self._minibatches(samples):
-                self._returns.give_back_due(time.monotonic())
+                self._releaser.release_due(time.monotonic())
                 self._network.refresh()
                 self._update(self._forward(samples, columns), samples, samples.targets)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sfactory.config import Config
 from sfactory.config.importing import load_object
+from sfactory.data.arena import OWN_POLICY
 from sfactory.data.batch import Batch, Samples
 from sfactory.data.chunks import Columns, select_columns
 from sfactory.distributions import Distribution
@@ -36,7 +37,6 @@ from sfactory.model.normalizer import CriticUnits
 from sfactory.networks import Outputs
 from sfactory.vtrace import unweighted_vtrace
 
-OWN_POLICY = 0
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 """An advantage estimator: has the arguments of :func:`sfactory.vtrace.unweighted_vtrace` and returns value targets and
 advantages, in units of return, without V-trace's weight min(rho_bar_pg, w), which multiplies the advantages later."""

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from sfactory.config import ModelConfig, given_values
 from sfactory.config.devices import resolve_device
 from sfactory.envs.factory import is_parallel
-from sfactory.envs.interface import EnvSpec, Frame
-from sfactory.envs.observations import FrameWriter, new_frame
+from sfactory.envs.interface import EnvSpec, StepBuffers
+from sfactory.envs.observations import ObservationWriter, new_step_buffers
 from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError
 from sfactory.model import build_model
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
@@ -84,7 +84,7 @@ class Policy:
     def __init__(self, spec: EnvSpec, model: nn.Module, device: torch.device, seed: int | None = None) -> None:
         self.spec, self.model = spec, model.eval()
         self._device = device
-        self._writer = FrameWriter(spec, lambda row: f"row {row}", validate=True)
+        self._writer = ObservationWriter(spec, lambda row: f"row {row}", validate=True)
         self._generator = torch.Generator(device)
         if seed is None:
             self._generator.seed()
@@ -109,10 +109,10 @@ class Policy:
         Raises:
             ValueError: If the observation or the mask does not fit the run's spaces, or a mask is needed and not there.
         """
-        frame = new_frame(self.spec, 1)
-        self._check(self._writer.write, [obs], frame.obs)
-        self._check(self._writer.check_values, frame.obs)
-        categorical, continuous, state = self.choose(self._with_mask(frame, obs, action_mask), state, deterministic)
+        buffers = new_step_buffers(self.spec, 1)
+        self._check(self._writer.write, [obs], buffers.obs)
+        self._check(self._writer.check_values, buffers.obs)
+        categorical, continuous, state = self.choose(self._with_mask(buffers, obs, action_mask), state, deterministic)
         return self.spec.action.rows(categorical, continuous)[0], state
 
     def act_batch(
@@ -141,32 +141,32 @@ class Policy:
             ValueError: As :meth:`act`.
         """
         rows = len(next(self.spec.observation.values(obs)))
-        frame = new_frame(self.spec, rows)
-        self._check(self._writer.write_batch, obs, frame.obs)
-        self._check(self._writer.check_values, frame.obs)
+        buffers = new_step_buffers(self.spec, rows)
+        self._check(self._writer.write_batch, obs, buffers.obs)
+        self._check(self._writer.check_values, buffers.obs)
         if first is not None:
-            frame.first[:] = first
-        categorical, continuous, state = self.choose(self._with_mask(frame, obs, action_mask), state, deterministic)
+            buffers.first[:] = first
+        categorical, continuous, state = self.choose(self._with_mask(buffers, obs, action_mask), state, deterministic)
         return self.spec.action.batch(categorical, continuous), state
 
     @torch.inference_mode()
     def choose(
-        self, frame: Frame, state: Tensor | None, deterministic: bool
+        self, buffers: StepBuffers, state: Tensor | None, deterministic: bool
     ) -> tuple[np.ndarray, np.ndarray, Tensor | None]:
-        """Choose actions for the rows of a frame; the state of rows that are `first` is forgotten.
+        """Choose actions for every row; the state of rows that are `first` is forgotten.
 
         Returns:
             Categorical int32 ``[rows, K]``, continuous float32 ``[rows, D]``, and the next state, float32 ``[rows, S]``
             or None.
         """
-        obs = tuple(self._tensor(leaf) for leaf in frame.obs)
-        mask = None if frame.mask is None else self._tensor(frame.mask)
+        obs = tuple(self._tensor(leaf) for leaf in buffers.obs)
+        mask = None if buffers.mask is None else self._tensor(buffers.mask)
         if not self.model.state_size:
             state = None
         elif state is None:
-            state = torch.zeros(len(frame.first), cast(int, self.model.state_size), device=self._device)
+            state = torch.zeros(len(buffers.first), cast(int, self.model.state_size), device=self._device)
         else:
-            state = state.masked_fill(self._tensor(frame.first).unsqueeze(-1), 0.0)
+            state = state.masked_fill(self._tensor(buffers.first).unsqueeze(-1), 0.0)
         params, _, state = self.model(obs, state)
         if deterministic:
             categorical, continuous = self.model.distribution.mode(params, mask)
@@ -177,18 +177,18 @@ class Policy:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _with_mask(self, frame: Frame, obs: Any, given: Any) -> Frame:
+    def _with_mask(self, buffers: StepBuffers, obs: Any, given: Any) -> StepBuffers:
         mask = self.spec.observation.mask(obs) if given is None else given
         if mask is None:
             if self.spec.masked:
                 raise ValueError('this policy was trained with action masks; pass action_mask=info["action_mask"]')
-            return frame
-        rows = len(frame.first)
+            return buffers
+        rows = len(buffers.first)
         parts = list(mask.values()) if isinstance(mask, Mapping) else mask if isinstance(mask, list | tuple) else [mask]
         flat = np.concatenate([np.reshape(part, (rows, -1)) for part in parts], axis=1)
         allowed = np.empty((rows, self.spec.action.logits), bool)
         self._check(self._writer.write_masks, flat, allowed)
-        return frame._replace(mask=allowed)
+        return buffers._replace(mask=allowed)
 
     @staticmethod
     def _check(write: Any, *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""``python -m sfactory.profile``: where a run's time goes, what limits it, and what this machine could do at most."""
+"""``python -m sfactory.profile``: time of a run by phases, its bottleneck, and the ceiling of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sfactory.config import Config
     from sfactory.profiling.measure import Profile
     from sfactory.profiling.tune import Trial
-    from sfactory.runtime.workers import Plan
+    from sfactory.runtime.plan import Plan
 
 PROG = "python -m sfactory.profile"
 DESCRIPTION = """Train in a temporary folder for a while, and show where the time of each kind of worker goes, what
@@ -38,7 +38,7 @@ limits the run and which flag to change, and which share of this machine's ceili
 
 and every flag of a training run:"""
 CEILING_S = (3.0, 15.0)
-"""Least and most seconds that the ceiling's measurements take."""
+"""Least and most seconds of the ceiling's measurements."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -163,7 +163,7 @@ def _tune(
 
 
 def _ceiling(plan: Plan, seconds: float) -> float:
-    """Env steps per second that this machine could do at most: of sampling alone where nothing is learned."""
+    """Ceiling of env steps per second of this machine; of sampling alone where nothing is learned."""
     from sfactory.profiling.ceiling import measure_ceiling
 
     ceiling = measure_ceiling(plan.config, seconds)

@@ -1,96 +1,87 @@
-"""The rollout worker: steps groups of environments and lets them write straight into their slots.
+"""The rollout worker: steps groups of environments, which write straight into their slots.
 
-Each group is always in one of three places: waiting for the policy's answer, waiting for a free slot, or being stepped
-here. With two groups one steps while the other waits for its actions.
+Each group is always in one of three states: it waits for the policy's answer, it waits for a free slot, or it is being
+stepped. With two groups one steps while the other waits for its actions.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numba import njit
 
-from sfactory.data.arena import FILLING, FINISHED, Arena
-from sfactory.data.queues import Queue, pack_request
-from sfactory.data.weights import WeightBoard
-from sfactory.envs.interface import Breakage, Finals, Frame, Group, Outcome
-from sfactory.telemetry.control_block import PROGRESS_EVERY_S, EnvironmentFaults, Episodes
+from sfactory.data.arena import FILLING, FINISHED, OWN_POLICY, Arena
+from sfactory.data.plane import DataPlane
+from sfactory.data.queues import pack_request
+from sfactory.envs.interface import Finals, Group, Outcome, StepBuffers, SurvivedFault
+from sfactory.telemetry.events import PROGRESS_EVERY_S, Episodes, SurvivedFaults
 from sfactory.telemetry.stopwatch import Stopwatch
 
 
-@njit(cache=True, nogil=True)
-def end_episodes(first, active, reward, terminated, truncated, returns, lengths, ended_returns, ended_lengths):
-    """Add one step to every row's running return and length; copy those of ended episodes out.
+class EpisodeLog:
+    """Returns and lengths of a group's episodes, collected until they are reported.
 
     Args:
-        first, active, reward, terminated, truncated: ``[rows]`` of the step.
-        returns, lengths: float64 and int64 ``[rows]``, updated in place. An episode whose return is NaN is left out.
-        ended_returns, ended_lengths: float32 and int32 ``[rows]``, filled from the front.
-
-    Returns:
-        The number of episodes that ended.
+        rows: Rows of the group.
     """
-    ended = 0
-    for row in range(reward.shape[0]):
-        if active[row]:
-            if first[row]:
-                returns[row] = 0.0
-                lengths[row] = 0
-            returns[row] += reward[row]
-            lengths[row] += 1
-            if (terminated[row] or truncated[row]) and not np.isnan(returns[row]):
-                ended_returns[ended] = returns[row]
-                ended_lengths[ended] = lengths[row]
-                ended += 1
-    return ended
-
-
-class EpisodeLog:
-    """Returns and lengths of a group's episodes, collected until they are sent."""
 
     def __init__(self, rows: int) -> None:
         self._returns, self._lengths = np.zeros(rows), np.zeros(rows, np.int64)
-        self._ended_returns, self._ended_lengths = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
-        self._done: list[tuple[np.ndarray, np.ndarray]] = []
+        self._ended: list[tuple[np.ndarray, np.ndarray]] = []
 
     def record(self, first: np.ndarray, active: np.ndarray, outcome: Outcome) -> None:
-        """Account for one step of all rows."""
-        ended = end_episodes(
-            first, active, *outcome, self._returns, self._lengths, self._ended_returns, self._ended_lengths
-        )
-        if ended:
-            self._done.append((self._ended_returns[:ended].copy(), self._ended_lengths[:ended].copy()))
+        """Account for one step of all rows.
 
-    def forget(self, rows: Sequence[int]) -> None:
-        """Leave the present episodes of some rows out."""
+        Args:
+            first, active: bool ``[rows]`` of the observations before the step.
+            outcome: Results of the step.
+        """
+        reward, terminated, truncated = outcome
+        if np.count_nonzero(first):  # several times as fast as any()
+            begins = first & active
+            self._returns[begins] = 0.0
+            self._lengths[begins] = 0
+        with np.errstate(over="ignore", invalid="ignore"):  # of rewards without a limit
+            np.add(self._returns, reward, out=self._returns, where=active)
+            self._lengths += active
+            if np.count_nonzero(terminated) or np.count_nonzero(truncated):
+                ended = (terminated | truncated) & active & ~np.isnan(self._returns)
+                if ended.any():
+                    self._ended.append((self._returns[ended].astype(np.float32), self._lengths[ended].astype(np.int32)))
+
+    def exclude(self, rows: Sequence[int]) -> None:
+        """Exclude the current episodes of some rows."""
         self._returns[rows] = np.nan
 
     def take(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The (returns, lengths) recorded since the last call."""
-        done, self._done = self._done, []
-        return done
+        """Returns float32 ``[n]`` and lengths int32 ``[n]`` of the episodes that ended since the last call, a pair for
+        each step in which any ended."""
+        ended, self._ended = self._ended, []
+        return ended
 
 
 @dataclass
 class RunningGroup:
-    """A group and its place in the arena.
+    """A group and its position in the arena.
 
     Attributes:
-        index: Of the group in the run; what requests carry.
-        carry: A private copy of the frame with which the next segment begins.
-        log: Of its episodes.
-        slot, step: Where it writes; no slot: -1.
-        finals: Final observations whose value it waits for.
-        displaced: The observations that made room for them.
+        index: Number of the group in the run; requests carry it.
+        group: The environments.
+        carry: A private copy of the step buffers with which the next segment begins.
+        log: Episodes of the group.
+        slot: Slot that the group fills; -1 without one.
+        step: Step of the segment at which the group is.
+        finals: Final observations whose values are requested, else None.
+        displaced: Observation leaves ``[n, *shape]`` of the next episodes, which make room for `finals` until these
+            values are there.
     """
 
     index: int
     group: Group
-    carry: Frame
+    carry: StepBuffers
     log: EpisodeLog
     slot: int = -1
     step: int = 0
@@ -98,10 +89,10 @@ class RunningGroup:
     displaced: tuple[np.ndarray, ...] = field(default=())
 
 
-def empty_frame(arena: Arena) -> Frame:
-    """A private frame of an arena's shapes."""
-    obs, mask, first, active = arena.frame(0, 0)
-    return Frame(
+def private_step_buffers(arena: Arena) -> StepBuffers:
+    """Step buffers of zeros with the shapes of an arena's, in memory of their own."""
+    obs, mask, first, active = arena.step_buffers(0, 0)
+    return StepBuffers(
         tuple(map(np.zeros_like, obs)),
         None if mask is None else np.zeros_like(mask),
         np.zeros_like(first),
@@ -109,7 +100,8 @@ def empty_frame(arena: Arena) -> Frame:
     )
 
 
-def copy_frame(source: Frame, target: Frame) -> None:
+def copy_step_buffers(source: StepBuffers, target: StepBuffers) -> None:
+    """Copy all arrays of `source` into those of `target`."""
     for a, b in zip(source.obs, target.obs, strict=True):
         np.copyto(b, a)
     if source.mask is not None:
@@ -122,51 +114,37 @@ class RolloutWorker:
     """Steps groups as their actions arrive.
 
     Args:
-        groups: (index in the run, group) of every group of this worker.
-        arena: Where the groups write.
-        weights: Read only for the newest version's number.
-        requests: The queue to the policy worker of each of the groups, in the same order.
-        ready: Indices of groups whose actions have been written.
-        free: Slots that may be filled.
-        finished: Slots that are full.
-        emit: Takes :class:`Episodes` that have ended, and :class:`EnvironmentFaults`.
-        watch: This worker's stopwatch.
+        index: Number of this rollout worker.
+        groups: The groups of this worker, by their number in the run.
+        plane: Data plane of the run.
+        watch: Stopwatch of this worker.
     """
 
-    def __init__(
-        self,
-        groups: list[tuple[int, Group]],
-        arena: Arena,
-        weights: WeightBoard,
-        requests: list[Queue],
-        ready: Queue,
-        free: Queue,
-        finished: Queue,
-        emit: Callable[[Episodes | EnvironmentFaults], None],
-        watch: Stopwatch,
-    ) -> None:
-        self._arena, self._weights, self._ready, self._free, self._finished = arena, weights, ready, free, finished
-        self._emit, self._watch = emit, watch
+    def __init__(self, index: int, groups: Mapping[int, Group], plane: DataPlane, watch: Stopwatch) -> None:
+        self._arena, self._weights, self._free, self._finished = plane.arena, plane.weights, plane.free, plane.finished
+        self._ready = plane.ready[index]
+        self._requests = {i: plane.requests_of(i) for i in groups}
+        self._emit, self._watch = plane.events.put, watch
         self._running = {
-            index: RunningGroup(index, group, empty_frame(arena), EpisodeLog(group.rows)) for index, group in groups
+            i: RunningGroup(i, group, private_step_buffers(plane.arena), EpisodeLog(group.rows))
+            for i, group in groups.items()
         }
-        self._requests = {index: queue for (index, _), queue in zip(groups, requests, strict=True)}
         self._slotless: list[RunningGroup] = []
         self._reported = time.monotonic()
-        self._faults: Counter[str] = Counter()
-        self._first_fault: Breakage | None = None
+        self._fault_counts: Counter[str] = Counter()
+        self._first_fault: SurvivedFault | None = None
 
     def start(self) -> None:
-        """Reset all environments and ask for their first actions."""
+        """Reset all environments and request their first actions."""
         for running in self._running.values():
             running.group.reset(running.carry)
-            self._survive(running)
+            self._survive_faults(running)
             self._watch.lap("starting")
             self._slotless.append(running)
         self._begin_segments(0)
 
     def poll(self, timeout: float) -> None:
-        """Step every group whose actions are there, waiting for the first up to `timeout` seconds."""
+        """Step every group whose actions have been written; wait up to `timeout` seconds for the first."""
         self._watch.lap("waiting")  # with inline inference, for the policy worker in this process
         if self._slotless:
             all_slotless = len(self._slotless) == len(self._running)
@@ -187,7 +165,7 @@ class RolloutWorker:
             self._watch.lap("reporting")
 
     def report(self) -> None:
-        """Send the episodes that have ended and the faults that were survived since the last time."""
+        """Report the episodes that have ended and the faults that were survived since the last report."""
         done = [part for running in self._running.values() for part in running.log.take()]
         extras = [entry for running in self._running.values() for entry in running.group.extras]
         for running in self._running.values():
@@ -196,9 +174,9 @@ class RolloutWorker:
             returns, lengths = zip(*done, strict=True)
             self._emit(Episodes(np.concatenate(returns), np.concatenate(lengths), extras))
         if self._first_fault is not None:
-            self._watch.flush()  # the runner compares its totals when it hears of faults
-            self._emit(EnvironmentFaults(dict(self._faults), self._first_fault))
-            self._faults.clear()
+            self._watch.flush()  # the runner compares its totals with the budget when this event arrives
+            self._emit(SurvivedFaults(dict(self._fault_counts), self._first_fault))
+            self._fault_counts.clear()
             self._first_fault = None
 
     def close(self) -> None:
@@ -207,34 +185,35 @@ class RolloutWorker:
             running.group.close()
 
     def _step(self, running: RunningGroup) -> None:
+        """Step a group with the actions in its slot."""
         arena, slot, t = self._arena, running.slot, running.step
-        outcome, after = arena.outcome(slot, t), arena.frame(slot, t + 1)
+        outcome, after = arena.outcome(slot, t), arena.step_buffers(slot, t + 1)
         running.group.step(arena.categorical[slot, t], arena.continuous[slot, t], outcome, after)
         self._watch.lap("environment")
         self._watch.count(arena.rows)
-        if running.group.broken:
-            self._survive(running)
+        if running.group.faults:
+            self._survive_faults(running)
         running.log.record(arena.first[slot, t], arena.active[slot, t], outcome)
         arena.final_value[slot, t] = np.nan
         if running.group.finals is not None:
-            self._ask_final_values(running, after)
+            self._request_final_values(running, after)
         else:
             self._advance(running)
 
-    def _survive(self, running: RunningGroup) -> None:
-        """Leave the fragments of rows whose environments were at fault out of training, and count the faults."""
-        for breakage in running.group.broken:
+    def _survive_faults(self, running: RunningGroup) -> None:
+        """Exclude the fragments of rows whose environments were at fault from training, and count the faults."""
+        for fault in running.group.faults:
             if running.slot >= 0:
-                self._arena.active[running.slot, : running.step + 1, breakage.rows] = False
-            running.log.forget(breakage.rows)
-            self._first_fault = self._first_fault or breakage
-            self._faults[breakage.environment] += breakage.count
-            self._watch.env_faults += breakage.count
-        running.group.broken.clear()
+                self._arena.active[running.slot, : running.step + 1, fault.rows] = False
+            running.log.exclude(fault.rows)
+            self._first_fault = self._first_fault or fault
+            self._fault_counts[fault.environment] += fault.count
+            self._watch.env_faults += fault.count
+        running.group.faults.clear()
 
-    def _ask_final_values(self, running: RunningGroup, after: Frame) -> None:
-        """Rows were truncated and have already been reset: have V(final_obs) computed in the place of the next
-        observation."""
+    def _request_final_values(self, running: RunningGroup, after: StepBuffers) -> None:
+        """Request V(final_obs) of rows that were truncated and have already been reset. Their final observations take
+        the place of the next ones until the answer."""
         finals = running.finals = running.group.finals
         running.displaced = tuple(leaf[finals.rows].copy() for leaf in after.obs)
         for leaf, final in zip(after.obs, finals.obs, strict=True):
@@ -242,20 +221,21 @@ class RolloutWorker:
         self._request(running, running.step + 1, value_only=True)
 
     def _receive_final_values(self, running: RunningGroup) -> None:
+        """Store the values of final observations and put the displaced observations back."""
         arena, slot, t, rows = self._arena, running.slot, running.step, running.finals.rows
         arena.final_value[slot, t, rows] = arena.value[slot, t + 1, rows]
-        for leaf, first in zip(arena.frame(slot, t + 1).obs, running.displaced, strict=True):
+        for leaf, first in zip(arena.step_buffers(slot, t + 1).obs, running.displaced, strict=True):
             leaf[rows] = first
         running.finals = None
         self._advance(running)
 
     def _advance(self, running: RunningGroup) -> None:
-        """Ask for the next actions, or hand the full slot over and begin the next segment."""
+        """Request the next actions, or pass the full slot on to the learner and begin the next segment."""
         running.step += 1
         if running.step < self._arena.rollout:
             self._request(running, running.step)
             return
-        copy_frame(self._arena.frame(running.slot, running.step), running.carry)
+        copy_step_buffers(self._arena.step_buffers(running.slot, running.step), running.carry)
         self._arena.finished_s[running.slot] = time.monotonic()
         self._arena.state[running.slot] = FINISHED
         self._watch.lap("copying")
@@ -265,18 +245,18 @@ class RolloutWorker:
         self._begin_segments(0)
 
     def _begin_segments(self, timeout: float) -> None:
-        """Give free slots to the groups that wait for one."""
+        """Assign free slots to the groups that wait for one; wait up to `timeout` seconds for the first slot."""
         slots = self._free.get_many(timeout, len(self._slotless))
         self._watch.lap("blocked" if timeout else "queue")
         for slot in slots:
             running = self._slotless.pop(0)
             running.slot, running.step = slot, 0
             self._arena.state[slot] = FILLING
-            # Read after the slot has shown itself as being filled: no update can then go by unnoticed by this lower
-            # bound.
+            # Read after the state has been set: from then on the learner counts this slot at its next update, so the
+            # version is a lower bound for all samples of the segment.
             self._arena.begun[slot] = self._weights.version
-            self._arena.owner[slot] = 0
-            copy_frame(running.carry, self._arena.frame(slot, 0))
+            self._arena.owner[slot] = OWN_POLICY
+            copy_step_buffers(running.carry, self._arena.step_buffers(slot, 0))
             self._request(running, 0)
 
     def _request(self, running: RunningGroup, step: int, value_only: bool = False) -> None:

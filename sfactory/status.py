@@ -1,4 +1,4 @@
-"""``python -m sfactory.status``: what the processes of a run are doing, or how the run has ended."""
+"""``python -m sfactory.status``: the state of the processes of a run, or how the run has ended."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sfactory.runtime.observed_state import RunState, read_status
 DESCRIPTION = """Show what the processes of a living run are doing, or how a run has ended. A SIGUSR2 to the run's
 process has it write the Python stacks of all its processes to a file stall-*.txt in the run folder."""
 OLD_S = 5.0
-"""Age from which a living run's state is said to be old; it is renewed every second, so the run's own process hangs or
-is busy."""
+"""Age in seconds from which the state of a living run is shown as old. It is renewed every second unless the runner
+hangs or is busy."""
 WATCH_EVERY_S = 1.0
 
 
@@ -40,18 +40,18 @@ class Options:
     json: bool = False
     """Print one JSON object."""
     watch: bool = False
-    """Go on, once a second, until the run ends or Ctrl-C."""
+    """Repeat once a second until the run ends or Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run is.
+    """Status of a run.
 
     Attributes:
-        word: starting, living, killed (its process is gone without having said how it ended), or the status of its
-            summary: completed, interrupted or failed.
-        state: The last state of a run that is living or was killed.
-        summary: Of a run that has ended.
+        word: starting, living, killed (its process has ended without writing a summary), or the status of its summary:
+            completed, interrupted or failed.
+        state: The last state of a run that is living or was killed, else None.
+        summary: Summary of a run that has ended, else empty.
     """
 
     word: str
@@ -60,6 +60,7 @@ class RunStatus:
 
     @property
     def goes_on(self) -> bool:
+        """Whether the run has not ended."""
         return self.word in ("starting", "living")
 
     @property
@@ -68,13 +69,13 @@ class RunStatus:
         return math.nan if self.state is None else max(0.0, time.time() - self.state.time)
 
     def values(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """The values that ``--json`` prints."""
         state = {} if self.state is None else {"age_s": self.age_s, **dataclasses.asdict(self.state)}
         return _plain({**self.summary, **state, "status": self.word})
 
 
 def status(run: str | Path) -> RunStatus:
-    """How the run in a folder is.
+    """Status of the run in a folder.
 
     Raises:
         ConfigError: If the folder holds no run.
@@ -153,7 +154,7 @@ def _view(run: str, found: RunStatus) -> RenderableType:
 
 
 def _plain(value: Any) -> Any:
-    """Without NaN, which JSON has no word for."""
+    """A nested value with None in place of numbers that are not finite, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list):

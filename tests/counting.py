@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sfactory.envs.interface import Group, Outcome
-from sfactory.envs.observations import new_frame
+from sfactory.envs.observations import new_step_buffers
 
 OBSERVATION = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 
@@ -90,28 +90,28 @@ def policy(obs: np.ndarray) -> np.ndarray:
 
 def episodes_of(group: Group, spec: Any, steps: int) -> list[list[Episode]]:
     """Each row's finished episodes; asserts the rules of rest, `first` and `active` on the way."""
-    frame, after = new_frame(spec, group.rows), new_frame(spec, group.rows)
+    buffers, after = new_step_buffers(spec, group.rows), new_step_buffers(spec, group.rows)
     outcome = Outcome(np.zeros(group.rows, np.float32), np.zeros(group.rows, bool), np.zeros(group.rows, bool))
     done: list[list[Episode]] = [[] for _ in range(group.rows)]
     current: list[list[Step]] = [[] for _ in range(group.rows)]
-    group.reset(frame)
-    assert frame.first.all()
-    assert frame.active.all()
+    group.reset(buffers)
+    assert buffers.first.all()
+    assert buffers.active.all()
     for _ in range(steps):
-        action = policy(frame.obs[0])
+        action = policy(buffers.obs[0])
         group.step(action[:, None], np.zeros((group.rows, 0), np.float32), outcome, after)
         finals = dict(zip(group.finals.rows.tolist(), group.finals.obs[0], strict=True)) if group.finals else {}
         assert not (outcome.terminated & outcome.truncated).any()
         for row in range(group.rows):
             ended = bool(outcome.terminated[row] or outcome.truncated[row])
-            if not frame.active[row]:
+            if not buffers.active[row]:
                 assert outcome.reward[row] == 0
                 assert not ended
                 assert after.first[row]
                 assert after.active[row]
                 continue
-            assert bool(frame.first[row]) == (not current[row])
-            current[row].append(Step(tuple(frame.obs[0][row].tolist()), int(action[row]), float(outcome.reward[row])))
+            assert bool(buffers.first[row]) == (not current[row])
+            current[row].append(Step(tuple(buffers.obs[0][row].tolist()), int(action[row]), float(outcome.reward[row])))
             if ended:
                 final = tuple(finals.get(row, after.obs[0][row]).tolist()) if outcome.truncated[row] else None
                 done[row].append(Episode(tuple(current[row]), bool(outcome.terminated[row]), final))
@@ -121,7 +121,7 @@ def episodes_of(group: Group, spec: Any, steps: int) -> list[list[Episode]]:
                 assert after.active[row]
                 assert not after.first[row]
                 assert row not in finals
-        frame, after = after, frame
+        buffers, after = after, buffers
     return done
 
 

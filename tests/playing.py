@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sfactory import envs
-from sfactory.envs.interface import EnvRequest, EnvSpec, Frame, Group, Outcome
-from sfactory.envs.observations import new_frame
+from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, StepBuffers
+from sfactory.envs.observations import new_step_buffers
 
 
 class Play:
@@ -32,9 +32,9 @@ class Play:
         request = EnvRequest(env, kwargs or {}, **options)
         self.spec: EnvSpec = envs.probe(request)
         self.group: Group = envs.make_group(request, self.spec, rows, first_index, seed)
-        self.frame: Frame = new_frame(self.spec, rows)
+        self.buffers: StepBuffers = new_step_buffers(self.spec, rows)
         self.outcome = Outcome(np.full(rows, 9, np.float32), np.ones(rows, bool), np.ones(rows, bool))
-        self.group.reset(self.frame)
+        self.group.reset(self.buffers)
 
     def __enter__(self) -> Play:
         return self
@@ -47,7 +47,7 @@ class Play:
     @property
     def obs(self) -> np.ndarray:
         """The first leaf."""
-        return self.frame.obs[0]
+        return self.buffers.obs[0]
 
     def step(self, actions: np.ndarray) -> Outcome:
         """Step with one number per row and action component: categories or unsquashed Gaussian samples."""
@@ -55,6 +55,9 @@ class Play:
         values = np.reshape(actions, (rows, -1))
         categorical = np.broadcast_to(values, (rows, len(action.sizes))).astype(np.int32)
         self.group.step(
-            categorical, np.broadcast_to(values, (rows, action.continuous)).astype(np.float32), self.outcome, self.frame
+            categorical,
+            np.broadcast_to(values, (rows, action.continuous)).astype(np.float32),
+            self.outcome,
+            self.buffers,
         )
         return self.outcome

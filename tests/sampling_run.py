@@ -11,6 +11,8 @@ from sfactory.data.arena import FREE
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime import workers
 from sfactory.runtime.planning import make_plan
+from sfactory.runtime.training import Training
+from sfactory.runtime.wires import make_wires
 
 
 class SamplingRun:
@@ -18,9 +20,9 @@ class SamplingRun:
 
     def __init__(self, config: Config, tmp_path) -> None:
         self.plan = make_plan(dataclasses.replace(resolve(config), serial=True))
-        self.wires = workers.make_wires(self.plan, local=True)
+        self.wires = make_wires(self.plan, local=True)
         (tmp_path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        self.training = workers.Training(self.plan, self.wires, CheckpointStore(tmp_path / "checkpoints"))
+        self.training = Training(self.plan, self.wires, CheckpointStore(tmp_path / "checkpoints"))
         self.learner = self.training.learner
         self.policies = [
             workers.make_policy_worker(self.plan, self.wires, i, 0) for i in range(len(self.wires.requests))

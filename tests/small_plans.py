@@ -6,7 +6,8 @@ from typing import Any
 
 from sfactory.config import Config, resolve
 from sfactory.profiling.ceiling import with_threads
-from sfactory.runtime.planning import Plan, make_plan
+from sfactory.runtime.plan import Plan
+from sfactory.runtime.planning import make_plan
 
 
 def small_config(env: Any, **settings: Any) -> Config:

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 
 from sfactory import Config, train
 from sfactory.config import LogConfig, from_command_line, from_dict, merged, resolve, to_dict
-from sfactory.envs import repairs
+from sfactory.envs import fault_recovery
 from sfactory.errors import SfactoryError
+from sfactory.runtime.plan import Plan
 from sfactory.runtime.planning import make_plan
-from sfactory.runtime.workers import Plan
 
 TIMES = int(os.environ.get("SFACTORY_FUZZ", "0"))
 pytestmark = pytest.mark.timeout(0 if TIMES else 180)
@@ -492,7 +492,7 @@ def garbages() -> st.SearchStrategy[Garbage]:
 def impatient():
     """Without the pauses before an environment is made again."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repairs, "PAUSE_S", 0.0)
+        patch.setattr(fault_recovery, "PAUSE_S", 0.0)
         yield
 
 

@@ -29,8 +29,9 @@ from sfactory.config.lag import max_lag
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.errors import ConfigError
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runtime import workers
+from sfactory.runtime import supervisor
 from sfactory.runtime.planning import make_plan
+from sfactory.runtime.training import Training
 from sfactory.train import main
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
@@ -151,7 +152,7 @@ def test_a_loaded_learner_is_the_saved_one_in_every_tensor_and_goes_on_alike(sch
             run.learner._train(run.sample(2))
             run.give_back([])
         run.training.save()
-        again = workers.Training(run.plan, run.wires, CheckpointStore(tmp_path / "checkpoints"))
+        again = Training(run.plan, run.wires, CheckpointStore(tmp_path / "checkpoints"))
         assert_same(run.training.snapshot(), again.snapshot())
         assert again.learner.env_steps > 0
         slots = run.sample(2)
@@ -245,8 +246,8 @@ def test_inference_is_inline_where_several_rollout_workers_share_a_cpu_with_it(
 
 def test_no_slot_is_lost_or_doubled_and_every_sample_counts_once(tmp_path, monkeypatch):
     made = []
-    make = workers.make_wires
-    monkeypatch.setattr(workers, "make_wires", lambda plan, local: made.append(make(plan, local)) or made[-1])
+    make = supervisor.make_wires
+    monkeypatch.setattr(supervisor, "make_wires", lambda plan, local: made.append(make(plan, local)) or made[-1])
     sums = []
 
     def look(report):
@@ -264,8 +265,8 @@ def test_no_slot_is_lost_or_doubled_and_every_sample_counts_once(tmp_path, monke
     assert set(free) | kept == set(np.flatnonzero(arena.state == FREE).tolist())
     assert len(kept) % 2 == 0, "those of whole batches, which the learner had yet to give back"
     assert set(done) <= set(np.flatnonzero(arena.state == FINISHED))
-    assert wires.board.total("learner", "rows") == result.env_steps
-    sampled = sum(wires.board.total(f"rollout-{i}", "rows") for i in range(2))
+    assert wires.control.total("learner", "rows") == result.env_steps
+    sampled = sum(wires.control.total(f"rollout-{i}", "rows") for i in range(2))
     assert result.env_steps <= sampled <= result.env_steps + arena.slots * arena.rollout * arena.rows
 
 

@@ -1,1 +1,1 @@
-"""Environments that come from other packages, one module for each."""
+"""Environments of other packages, one module for each family."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from gymnasium import spaces
 
-from sfactory.envs.interface import Breakage, Finals, Frame, Outcome
+from sfactory.envs.interface import Finals, Outcome, StepBuffers, SurvivedFault
 from sfactory.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,10 +64,11 @@ class AtariGroup:
     ones rest for a step.
 
     Args:
-        seeds: One per game.
+        settings: The game and its options.
+        seeds: One seed per game.
 
     Attributes:
-        actions: How many a game has.
+        actions: Number of actions of the game.
 
     Raises:
         ConfigError: If the game has no such mode or difficulty.
@@ -79,7 +80,7 @@ class AtariGroup:
         self.rows = len(seeds)
         self.finals: Finals | None = None
         self.extras: list[dict[str, float]] = []
-        self.broken: list[Breakage] = []
+        self.faults: list[SurvivedFault] = []
         self._settings = settings
         self._consoles = [load(settings, seed) for seed in seeds]
         self._randoms = [np.random.default_rng(seed) for seed in seeds]
@@ -96,13 +97,13 @@ class AtariGroup:
         self._lives, self._frames = [0] * self.rows, [0] * self.rows
         self._rests = [False] * self.rows
 
-    def reset(self, frame: Frame) -> None:
-        for row, stack in enumerate(frame.obs[0]):
+    def reset(self, buffers: StepBuffers) -> None:
+        for row, stack in enumerate(buffers.obs[0]):
             self._begin(row, stack)
-        frame.first.fill(True)
-        frame.active.fill(True)
+        buffers.first.fill(True)
+        buffers.active.fill(True)
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         results = []
         for row, (action, stack) in enumerate(zip(categorical[:, 0].tolist(), after.obs[0], strict=True)):
             results.append(self._step(row, action, stack))
@@ -113,7 +114,7 @@ class AtariGroup:
         return [console.getScreenRGB() for console in self._consoles]
 
     def close(self) -> None:
-        """Nothing is held that would have to be closed."""
+        """Do nothing: the consoles are freed with the group."""
 
     def _step(self, row: int, action: int, stack: np.ndarray) -> tuple[int, bool, bool, bool]:
         """Play an env step of a game, or begin an episode where the last one was truncated.

@@ -9,18 +9,18 @@ import gymnasium
 import numpy as np
 
 from sfactory.envs.factory import (
-    RAISED,
+    ENV_ERRORS,
     Maker,
     check_reset,
     close_quietly,
+    environment_fault,
     environment_name,
-    fault_of,
     read_spaces,
     render_fps,
 )
-from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
-from sfactory.envs.observations import FrameWriter, mask_in, numeric_extras
-from sfactory.envs.repairs import Repairs
+from sfactory.envs.fault_recovery import FaultRecovery
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
+from sfactory.envs.observations import ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
@@ -29,7 +29,7 @@ StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 def read_spec(env: gymnasium.Env, request: EnvRequest) -> EnvSpec:
-    """What one environment says of itself; resets it once, to find out whether its info holds action masks.
+    """Read the spec of an environment; resets it once, to find out whether its info holds action masks.
 
     Raises:
         ConfigError: If its spaces are not supported or reset() does not return (observation, info).
@@ -59,10 +59,12 @@ class SingleGroup:
     """A :class:`Group` of single environments. One row each.
 
     Args:
-        envs: All different objects.
-        make: Makes one more.
-        first_index: Number, in the run, of the first of them.
-        seed: Of the run.
+        envs: The environments, all different objects.
+        make: Makes one more environment.
+        request: The request that they were made from.
+        spec: Their spaces and properties.
+        first_index: Number in the run of the first of them.
+        seed: Seed of the run.
     """
 
     def __init__(
@@ -83,31 +85,31 @@ class SingleGroup:
         self._first_index, self._seed = first_index, seed
         self._action = spec.action
         self._mask_in_observation = spec.observation.mask_path is not None
-        self._writer = FrameWriter(spec, self._names.__getitem__, request.validate)
+        self._writer = ObservationWriter(spec, self._names.__getitem__, request.validate)
         self._wakers = [self._waker(row) for row in range(self.rows)]
         self._calls: list[Callable[[Any], StepResult]] = [env.step for env in self._envs]
         self._resting: list[int] = []
-        self._repairs = Repairs(request.replace)
+        self._recovery = FaultRecovery(request.survive_faults)
         self._remade: list[int] = []
-        self.broken = self._repairs.broken
+        self.faults = self._recovery.faults
 
     @property
     def envs(self) -> list[gymnasium.Env]:
         """The environments themselves, in the order of their rows."""
         return self._envs
 
-    def reset(self, frame: Frame) -> None:
+    def reset(self, buffers: StepBuffers) -> None:
         self._calls = [env.step for env in self._envs]
         self._resting = []
         seeds = [env_seed(self._seed, self._first_index + row) for row in range(self.rows)]
         observations, infos = zip(*(self._begin(row, seed) for row, seed in enumerate(seeds)), strict=True)
-        frame.first.fill(True)
-        frame.active.fill(True)
-        self._write(observations, infos, frame)
+        buffers.first.fill(True)
+        buffers.active.fill(True)
+        self._write(observations, infos, buffers)
         self._remade = []
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
-        self._repairs.step += 1
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
+        self._recovery.step += 1
         results = self._call(self._action.rows(categorical, continuous))
         observations, infos, ended = self._take(results, outcome)
         after.first.fill(False)
@@ -139,9 +141,9 @@ class SingleGroup:
                 results.append(call(action))
             except EnvironmentFault:
                 raise
-            except RAISED as error:
+            except ENV_ERRORS as error:
                 row = len(results)
-                results.append(self._new_result(fault_of(self._names[row], f"step({action!r})", error, row)))
+                results.append(self._new_result(environment_fault(self._names[row], f"step({action!r})", error, row)))
         return results
 
     def _take(
@@ -163,10 +165,10 @@ class SingleGroup:
             results[fault.row] = self._new_result(fault)
 
     def _end(
-        self, observations: list[Any], infos: list[Any], outcome: Outcome, after: Frame
+        self, observations: list[Any], infos: list[Any], outcome: Outcome, after: StepBuffers
     ) -> tuple[list[Any], list[Any]]:
-        """Reset the terminated environments and let the truncated ones rest; gives the group's new observations and
-        infos."""
+        """Reset terminated environments and let truncated ones rest; gives the new observations and infos of the
+        group."""
         outcome.truncated[outcome.terminated] = False
         for row in np.flatnonzero(outcome.terminated | outcome.truncated).tolist():
             if not isinstance(infos[row], dict):
@@ -187,7 +189,7 @@ class SingleGroup:
         return observations, infos
 
     def _waker(self, row: int) -> Callable[[Any], StepResult]:
-        """What a resting row does in place of a step."""
+        """A function that resets a resting row in place of its step."""
 
         def wake(action: Any) -> StepResult:
             self._calls[row] = self._envs[row].step
@@ -208,7 +210,7 @@ class SingleGroup:
         return check_reset(self._names[row], lambda: env.reset(seed=seed), row)
 
     def _remake(self, fault: EnvironmentFault) -> tuple[Any, dict[str, Any]]:
-        """Put a new environment in the place of the faulty one; gives what its reset() returned."""
+        """Replace the faulty environment by a new one; gives the result of its reset()."""
         row = fault.row
 
         def make(times: int) -> tuple[Any, dict[str, Any]]:
@@ -218,23 +220,23 @@ class SingleGroup:
             self._calls[row] = self._envs[row].step
             return self._reset_row(row, seed)
 
-        first = self._repairs.make_anew(fault, row, self._names[row], [row], make)
+        first = self._recovery.remake(fault, row, self._names[row], [row], make)
         self._remade.append(row)
         self._resting = [other for other in self._resting if other != row]
         return first
 
     def _new_result(self, fault: EnvironmentFault) -> StepResult:
-        """What stands for the result of a step in which an environment had to be made anew."""
+        """Remake the faulty environment; gives a result in place of that of its step."""
         observation, info = self._remake(fault)
         return observation, 0.0, False, False, info
 
-    def _write(self, observations: Sequence[Any], infos: Sequence[Any], frame: Frame) -> None:
+    def _write(self, observations: Sequence[Any], infos: Sequence[Any], buffers: StepBuffers) -> None:
         while True:
             try:
-                self._writer.write(observations, frame.obs)
-                self._writer.check_values(frame.obs)
-                if frame.mask is not None:
-                    self._write_masks(observations, infos, frame.mask)
+                self._writer.write(observations, buffers.obs)
+                self._writer.check_values(buffers.obs)
+                if buffers.mask is not None:
+                    self._write_masks(observations, infos, buffers.mask)
                 return
             except EnvironmentFault as fault:
                 observations, infos = list(observations), list(infos)
@@ -279,7 +281,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _without_order_check(env: gymnasium.Env) -> gymnasium.Env:
-    """Drop the wrapper that makes sure of a reset before the first step, which a group keeps anyway."""
+    """Remove the wrapper that enforces a reset before the first step, which the group does anyway."""
     outer: Any = env
     while isinstance(outer, gymnasium.Wrapper):
         if isinstance(outer.env, gymnasium.wrappers.OrderEnforcing):

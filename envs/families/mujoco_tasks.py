@@ -41,7 +41,7 @@ class Scene:
 
 
 class Task:
-    """What is observed and rewarded.
+    """Observations and rewards of one MuJoCo environment.
 
     Args:
         env: Gymnasium's environment.
@@ -170,7 +170,7 @@ class Locomotion(Task):
         return None
 
     def costs(self, actions: np.ndarray) -> dict[str, np.ndarray]:
-        """What is paid, ``[rows]``, by what it is paid for."""
+        """Parts of the reward ``[rows]``, by name."""
         return {"ctrl": self.given.ctrl_cost_weight * _squares(actions)}
 
     def judge(self, before: np.ndarray | None, actions: np.ndarray) -> Judged:

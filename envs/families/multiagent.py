@@ -9,25 +9,25 @@ import numpy as np
 
 from sfactory.config import env_name
 from sfactory.envs.factory import (
-    RAISED,
+    ENV_ERRORS,
     Maker,
     check_reset,
     close_quietly,
+    environment_fault,
     environment_name,
-    fault_of,
     read_spaces,
     render_fps,
 )
-from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
-from sfactory.envs.observations import FrameWriter, mask_in, numeric_extras
-from sfactory.envs.repairs import Repairs
+from sfactory.envs.fault_recovery import FaultRecovery
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
+from sfactory.envs.observations import ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
 
 
 def read_spec(env: Any, request: EnvRequest) -> EnvSpec:
-    """What a parallel environment says of its agents; resets it once.
+    """Read the spec of a parallel environment; resets it once.
 
     Raises:
         ConfigError: If its agents have different spaces, or spaces that are not supported.
@@ -68,10 +68,12 @@ class ParallelGroup:
     environment e.
 
     Args:
-        envs: All different objects.
-        make: Makes one more.
-        first_index: Number, in the run, of the first of them.
-        seed: Of the run.
+        envs: The environments, all different objects.
+        make: Makes one more environment.
+        request: The request that they were made from.
+        spec: Their spaces and properties.
+        first_index: Number in the run of the first of them.
+        seed: Seed of the run.
     """
 
     def __init__(
@@ -87,26 +89,26 @@ class ParallelGroup:
         self._first_index, self._seed = first_index, seed
         self._action = spec.action
         self._mask_in_observation = spec.observation.mask_path is not None
-        self._writer = FrameWriter(spec, self._row_name, request.validate)
+        self._writer = ObservationWriter(spec, self._row_name, request.validate)
         self._over = [False] * len(envs)
         self._seen: list[Any] = [None] * self.rows
         """Each row's latest observation; None where the agent is dead."""
         self._infos: list[Mapping[str, Any]] = [{}] * self.rows
         self._active = np.zeros(self.rows, bool)
-        self._repairs = Repairs(request.replace)
-        self.broken = self._repairs.broken
+        self._recovery = FaultRecovery(request.survive_faults)
+        self.faults = self._recovery.faults
 
-    def reset(self, frame: Frame) -> None:
-        frame.first.fill(False)
+    def reset(self, buffers: StepBuffers) -> None:
+        buffers.first.fill(False)
         for index in range(len(self._envs)):
             try:
-                self._reset_env(index, frame.first, env_seed(self._seed, self._first_index + index))
+                self._reset_env(index, buffers.first, env_seed(self._seed, self._first_index + index))
             except EnvironmentFault as fault:
-                self._remake(index, fault, frame.first)
-        self._mend(lambda: self._write(frame), frame.first)
+                self._remake(index, fault, buffers.first)
+        self._retry(lambda: self._write(buffers), buffers.first)
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
-        self._repairs.step += 1
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
+        self._recovery.step += 1
         actions = self._action.rows(categorical, continuous)
         for array in outcome:
             array.fill(0)
@@ -117,11 +119,15 @@ class ParallelGroup:
                     self._reset_env(index, after.first)
                 else:
                     self._step_env(index, actions, outcome, after.first)
-            except RAISED as error:
-                fault = error if isinstance(error, EnvironmentFault) else fault_of(self._names[index], "step()", error)
+            except ENV_ERRORS as error:
+                fault = (
+                    error
+                    if isinstance(error, EnvironmentFault)
+                    else environment_fault(self._names[index], "step()", error)
+                )
                 self._remake(index, fault, after.first, outcome)
-        self._mend(lambda: self._writer.check_rewards(outcome.reward), after.first, outcome)
-        self._mend(lambda: self._write(after), after.first, outcome)
+        self._retry(lambda: self._writer.check_rewards(outcome.reward), after.first, outcome)
+        self._retry(lambda: self._write(after), after.first, outcome)
 
     def render(self) -> list[Any]:
         return [env.render() for env in self._envs]
@@ -131,8 +137,8 @@ class ParallelGroup:
         for env in envs:
             close_quietly(env)
 
-    def _mend(self, attempt: Callable[[], None], first: np.ndarray, outcome: Outcome | None = None) -> None:
-        """Call `attempt` until no row is at fault, each time with the environment of the faulty one made anew."""
+    def _retry(self, attempt: Callable[[], None], first: np.ndarray, outcome: Outcome | None = None) -> None:
+        """Call `attempt` until no row is at fault, and remake the environment of a faulty row each time."""
         while True:
             try:
                 return attempt()
@@ -140,7 +146,7 @@ class ParallelGroup:
                 self._remake(fault.row // len(self._agents), fault, first, outcome)
 
     def _remake(self, index: int, fault: EnvironmentFault, first: np.ndarray, outcome: Outcome | None = None) -> None:
-        """Put a new environment in the place of the faulty one."""
+        """Replace the faulty environment by a new one."""
         rows = range(index * len(self._agents), (index + 1) * len(self._agents))
 
         def make(times: int) -> None:
@@ -150,7 +156,7 @@ class ParallelGroup:
             first[rows] = False
             self._reset_env(index, first, seed)
 
-        self._repairs.make_anew(fault, index, self._names[index], rows, make)
+        self._recovery.remake(fault, index, self._names[index], rows, make)
         if outcome is not None:
             for array, value in zip(outcome, (0, True, False), strict=True):
                 array[rows] = value
@@ -177,8 +183,8 @@ class ParallelGroup:
         chosen = {agent: actions[row] for row, agent in acting}
         try:
             result = env.step(chosen)
-        except RAISED as error:
-            raise fault_of(self._names[index], f"step({chosen!r})", error) from error
+        except ENV_ERRORS as error:
+            raise environment_fault(self._names[index], f"step({chosen!r})", error) from error
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
             raise EnvironmentFault(
                 f"{self._names[index]}: step() returned {shown(result)}; it must return five dicts by agent: "
@@ -235,19 +241,19 @@ class ParallelGroup:
         self._infos[row] = infos.get(agent, {})
         return row
 
-    def _write(self, frame: Frame) -> None:
-        frame.active[:] = self._active
+    def _write(self, buffers: StepBuffers) -> None:
+        buffers.active[:] = self._active
         rows = [row for row, observation in enumerate(self._seen) if observation is not None]
         if len(rows) == self.rows:
-            self._writer.write(self._seen, frame.obs)
+            self._writer.write(self._seen, buffers.obs)
         else:
-            self._writer.write_rows(rows, [self._seen[row] for row in rows], frame.obs)
-        self._writer.check_values(frame.obs)
-        if frame.mask is not None:
+            self._writer.write_rows(rows, [self._seen[row] for row in rows], buffers.obs)
+        self._writer.check_values(buffers.obs)
+        if buffers.mask is not None:
             holders = self._seen if self._mask_in_observation else self._infos
             allowed = self._writer.all_allowed
             masks = [
                 mask_in(holder) if active else allowed
                 for holder, active in zip(holders, self._active.tolist(), strict=True)
             ]
-            self._writer.write_masks(masks, frame.mask)
+            self._writer.write_masks(masks, buffers.mask)

@@ -11,25 +11,25 @@ from gymnasium.vector import AutoresetMode
 
 from sfactory.config import env_name
 from sfactory.envs.factory import (
-    RAISED,
+    ENV_ERRORS,
     Maker,
     check_reset,
     close_quietly,
+    environment_fault,
     environment_name,
-    fault_of,
     read_spaces,
     render_fps,
 )
-from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Frame, Outcome
-from sfactory.envs.observations import NO_MASK, FrameWriter, numeric_extras
-from sfactory.envs.repairs import Repairs
+from sfactory.envs.fault_recovery import FaultRecovery
+from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
+from sfactory.envs.observations import NO_MASK, ObservationWriter, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
 
 
 def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
-    """What a vector environment says of one of its environments; resets it once.
+    """Read the spec of a vector environment's environments; resets them once.
 
     Raises:
         ConfigError: If its spaces or its autoreset mode are not supported.
@@ -60,10 +60,12 @@ class VectorGroup:
     """A :class:`Group` of one vector environment. One row for each of its environments.
 
     Args:
-        envs: The vector environment alone.
-        make: Makes another one.
-        first_index: Number, in the run, of its first environment.
-        seed: Of the run.
+        envs: A list of the vector environment alone.
+        make: Makes another vector environment.
+        request: The request that they were made from.
+        spec: Their spaces and properties.
+        first_index: Number in the run of the first of them.
+        seed: Seed of the run.
     """
 
     def __init__(
@@ -89,13 +91,13 @@ class VectorGroup:
         )
         self._first_index, self._seed = first_index, seed
         self._spec = spec
-        self._writer = FrameWriter(spec, self._names.__getitem__, request.validate)
+        self._writer = ObservationWriter(spec, self._names.__getitem__, request.validate)
         self._settle_step = settle_step
         self._resting = np.zeros(self.rows, bool)
         self._closed = False
-        self._spoiled: set[int] = set()
-        self._repairs = Repairs(request.replace)
-        self.broken = self._repairs.broken
+        self._faulty_rows: set[int] = set()
+        self._recovery = FaultRecovery(request.survive_faults)
+        self.faults = self._recovery.faults
 
     @property
     def env(self) -> gymnasium.vector.VectorEnv:
@@ -104,27 +106,29 @@ class VectorGroup:
 
     @property
     def mode(self) -> AutoresetMode:
-        """What it does at an episode's end."""
+        """Its behaviour at an episode's end."""
         return self._mode
 
-    def reset(self, frame: Frame) -> None:
+    def reset(self, buffers: StepBuffers) -> None:
         try:
-            self._reset(frame)
+            self._reset(buffers)
         except EnvironmentFault as fault:
-            self._remake(fault, frame)
+            self._remake(fault, buffers)
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
-        self._repairs.step += 1
-        self._spoiled.clear()
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
+        self._recovery.step += 1
+        self._faulty_rows.clear()
         try:
             self._step(categorical, continuous, outcome, after)
-        except RAISED as error:
-            fault = error if isinstance(error, EnvironmentFault) else fault_of(self._group_name, "step()", error)
+        except ENV_ERRORS as error:
+            fault = (
+                error if isinstance(error, EnvironmentFault) else environment_fault(self._group_name, "step()", error)
+            )
             self._remake(fault, after)
             for array, value in zip(outcome, (0, True, False), strict=True):
                 array.fill(value)
 
-    def _reset(self, frame: Frame, remade: int = 0) -> None:
+    def _reset(self, buffers: StepBuffers, remade: int = 0) -> None:
         seeds = self._seeds(remade)
         try:
             observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=seeds))
@@ -135,14 +139,14 @@ class VectorGroup:
             observation, info = check_reset(self._group_name, lambda: self._env.reset(seed=seeds[0]))
         self.finals = None
         self._resting[:] = False
-        frame.first.fill(True)
-        frame.active.fill(True)
-        self._write(observation, info, frame)
+        buffers.first.fill(True)
+        buffers.active.fill(True)
+        self._write(observation, info, buffers)
 
     def _seeds(self, remade: int) -> list[int]:
         return [env_seed(self._seed, self._first_index + row, remade) for row in range(self.rows)]
 
-    def _step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+    def _step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         self.finals = None
         observation, info, any_ended = self._step_env(categorical, continuous, outcome, after)
         if any_ended:
@@ -164,51 +168,57 @@ class VectorGroup:
             self._closed = True
             close_quietly(self._env)
 
-    def _remake(self, fault: EnvironmentFault, frame: Frame) -> None:
-        """Put a new vector environment in the place of the faulty one, and write its first frame."""
+    def _remake(self, fault: EnvironmentFault, buffers: StepBuffers) -> None:
+        """Replace the faulty vector environment by a new one, and write its first observations."""
 
         def make(times: int) -> None:
             close_quietly(self._env)
             self._env = self._make(self._seeds(times))
-            self._reset(frame, times)
+            self._reset(buffers, times)
 
-        self._repairs.make_anew(fault, 0, self._group_name, range(self.rows), make, count=self.rows)
+        self._recovery.remake(fault, 0, self._group_name, range(self.rows), make, count=self.rows)
 
-    def _mend(self, check: Callable[[], None], arrays: tuple[np.ndarray, ...], rows: Sequence[int]) -> list[int]:
-        """Let impossible values in `arrays`, which hold something of each of `rows`, become 0; gives the indices where
-        there were any.
+    def _replace_invalid(
+        self, check: Callable[[], None], arrays: tuple[np.ndarray, ...], rows: Sequence[int]
+    ) -> list[int]:
+        """Replace invalid values by 0 and record the faults.
 
         Args:
-            check: Raises EnvironmentFault with the first such index as its row.
+            check: Raises EnvironmentFault with the first invalid index as its row.
+            arrays: Arrays to correct, with one entry for each of `rows`.
+            rows: Rows of the group.
+
+        Returns:
+            The indices of invalid entries.
         """
-        mended: list[int] = []
+        invalid: list[int] = []
         while True:
             try:
                 check()
-                return mended
+                return invalid
             except EnvironmentFault as fault:
                 row = rows[fault.row]
-                if row not in self._spoiled:
-                    self._repairs.note(fault, self._names[row], [row])
-                    self._spoiled.add(row)
+                if row not in self._faulty_rows:
+                    self._recovery.record(fault, self._names[row], [row])
+                    self._faulty_rows.add(row)
                 for array in arrays:
                     array[fault.row] = 0
-                mended.append(fault.row)
+                invalid.append(fault.row)
 
     def _step_env(
-        self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame
+        self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers
     ) -> tuple[Any, dict[str, Any], bool]:
         """Step and fill all but observations and masks; gives the batched observation, info, and whether an episode
         ended."""
         actions = self._spec.action.batch(categorical, continuous)
         try:
             result = self._env.step(actions)
-        except RAISED as error:
-            raise fault_of(self._group_name, "step()", error) from error
+        except ENV_ERRORS as error:
+            raise environment_fault(self._group_name, "step()", error) from error
         try:
             observation, reward, terminated, truncated, info = result
             told = [
-                self._told(value, target)
+                self._row_array(value, target)
                 for value, target in zip((reward, terminated, truncated), outcome, strict=True)
             ]
         except (ValueError, TypeError) as error:
@@ -219,11 +229,14 @@ class VectorGroup:
         rests = self._mode is AutoresetMode.NEXT_STEP
         ended, finite = self._settle_step(*told, rests, self._resting, *outcome, after.first, after.active)
         if not finite:
-            self._mend(lambda: self._writer.check_rewards(outcome.reward), (outcome.reward,), range(self.rows))
+            self._replace_invalid(
+                lambda: self._writer.check_rewards(outcome.reward), (outcome.reward,), range(self.rows)
+            )
         return observation, info, ended > 0
 
-    def _told(self, value: Any, target: np.ndarray) -> np.ndarray:
-        """What step() told of each row, as `target` will hold it. Raises ValueError or TypeError if it does not fit."""
+    def _row_array(self, value: Any, target: np.ndarray) -> np.ndarray:
+        """A result of step() as an array ``[rows]`` of the dtype of `target`. Raises ValueError or TypeError if it does
+        not fit."""
         array = np.asarray(value, target.dtype, "C")
         if array.shape != (self.rows,):
             raise ValueError(shown(value))
@@ -267,7 +280,7 @@ class VectorGroup:
             self._set_finals(rows, obs)
 
     def _set_finals(self, rows: np.ndarray, obs: tuple[np.ndarray, ...]) -> None:
-        self._mend(lambda: self._writer.check_values(obs), obs, rows.tolist())
+        self._replace_invalid(lambda: self._writer.check_values(obs), obs, rows.tolist())
         self.finals = Finals(rows, obs)
 
     def _new_obs(self, rows: int) -> tuple[np.ndarray, ...]:
@@ -280,16 +293,20 @@ class VectorGroup:
             if extras := numeric_extras(dict(_entries(info, row, self.rows))):
                 self.extras.append(extras)
 
-    def _write(self, observation: Any, info: Mapping[str, Any], frame: Frame) -> None:
-        self._writer.write_batch(observation, frame.obs)
-        if mended := self._mend(lambda: self._writer.check_values(frame.obs), frame.obs, range(self.rows)):
-            frame.active[mended] = False
-        if frame.mask is not None:
+    def _write(self, observation: Any, info: Mapping[str, Any], buffers: StepBuffers) -> None:
+        self._writer.write_batch(observation, buffers.obs)
+        if invalid := self._replace_invalid(
+            lambda: self._writer.check_values(buffers.obs), buffers.obs, range(self.rows)
+        ):
+            buffers.active[invalid] = False
+        if buffers.mask is not None:
             in_observation = self._spec.observation.mask(observation)
             masks = (
-                self._masks_of(info, frame.active) if in_observation is None else _flat_masks(in_observation, self.rows)
+                self._masks_of(info, buffers.active)
+                if in_observation is None
+                else _flat_masks(in_observation, self.rows)
             )
-            self._writer.write_masks(np.where(frame.active[:, None], masks, True), frame.mask)
+            self._writer.write_masks(np.where(buffers.active[:, None], masks, True), buffers.mask)
 
     def _masks_of(self, info: Mapping[str, Any], needed: np.ndarray) -> np.ndarray:
         """The masks ``[rows, logits]`` in an info, which must have those of the rows in `needed`."""

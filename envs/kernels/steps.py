@@ -1,4 +1,4 @@
-"""What a step says of many rows, taken in one compiled pass. Imports numba, so its users import it when they are
+"""Results of a step of many rows, processed in one compiled pass. Imports numba, so its users import it when they are
 made."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def settle_step(
         resting: bool ``[rows]``, the rows that were reset in this step instead of stepped; becomes those that will be
             in the next one.
         own_reward, own_terminated, own_truncated: Take the outcome.
-        first, active: Take those of the frame afterwards.
+        first, active: take those after the step.
 
     Returns:
         How many episodes ended, and whether all rewards are finite.

@@ -1,4 +1,4 @@
-"""What native environments have in common: the group's arrays and the random streams of its kernels."""
+"""Base of native environments: the arrays of a group and the random streams of its kernels."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import gymnasium
 import numpy as np
 from numba import njit
 
-from sfactory.envs.interface import Breakage, Finals, Frame, Outcome
+from sfactory.envs.interface import Finals, Outcome, StepBuffers, SurvivedFault
 from sfactory.errors import ConfigError
 
 RESTING = -1
-"""Count of elapsed env steps of a row that begins its next episode instead of stepping."""
+"""Value of a row's elapsed env steps that marks it as resting: it begins its next episode instead of stepping."""
 
 
 class NativeGroup:
@@ -21,8 +21,8 @@ class NativeGroup:
     rows reset at once, truncated rows rest for one step.
 
     Args:
-        seeds: One per environment.
-        squash: How a continuous action gets into the action space.
+        seeds: One seed per environment.
+        squash: How continuous actions are mapped into the action space.
         max_episode_steps: Env steps after which an episode is truncated.
 
     Raises:
@@ -39,26 +39,26 @@ class NativeGroup:
         self.rows = len(seeds)
         self.finals: Finals | None = None
         self.extras: list[dict[str, float]] = []
-        self.broken: list[Breakage] = []
+        self.faults: list[SurvivedFault] = []
         self._squash = squash
         self._max_steps = max_episode_steps
         self._random = random_streams(seeds)
         self._elapsed = np.full(self.rows, RESTING, np.int32)
 
-    def reset(self, frame: Frame) -> None:
+    def reset(self, buffers: StepBuffers) -> None:
         self._elapsed.fill(RESTING)
         rows = self.rows
         discarded = Outcome(np.empty(rows, np.float32), np.empty(rows, bool), np.empty(rows, bool))
-        self.step(np.zeros((rows, 1), np.int32), np.zeros((rows, 1), np.float32), discarded, frame)
+        self.step(np.zeros((rows, 1), np.int32), np.zeros((rows, 1), np.float32), discarded, buffers)
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         raise NotImplementedError
 
     def render(self) -> list[np.ndarray]:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing is held that would have to be closed."""
+        """Do nothing: a native group holds no resources."""
 
 
 def random_streams(seeds: Sequence[int]) -> np.ndarray:

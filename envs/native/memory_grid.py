@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from numba import njit
 
-from sfactory.envs.interface import Frame, Outcome
+from sfactory.envs.interface import Outcome, StepBuffers
 from sfactory.envs.native.base import RESTING, NativeGroup, uniform
 from sfactory.errors import ConfigError
 
@@ -73,7 +73,7 @@ class MemoryGrid(NativeGroup):
         self.observation_space = gymnasium.spaces.Box(0, 255, views.shape[3:], np.uint8)
         self.action_space = gymnasium.spaces.Discrete(2)
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         state = (self._place, self._cue, self._left_door, self._elapsed, self._random)
         rules = (self._views, self._shuffle_doors, self._max_steps, self._time_penalty)
         _step(*state, *rules, categorical, *outcome, after.obs[0].reshape(self.rows, -1), after.first, after.active)

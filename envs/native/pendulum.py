@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from numba import njit
 
-from sfactory.envs.interface import Frame, Outcome
+from sfactory.envs.interface import Outcome, StepBuffers
 from sfactory.envs.native.base import RESTING, NativeGroup, uniform
 from sfactory.envs.native.drawing import canvas, draw_segment
 
@@ -38,7 +38,7 @@ class Pendulum(NativeGroup):
         self.action_space = gymnasium.spaces.Box(-_MAX_TORQUE, _MAX_TORQUE, (1,))
         self._state = np.zeros((self.rows, 2))
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         state = (self._state, self._elapsed, self._random)
         is_tanh = self._squash == "tanh"
         _step(*state, self._max_steps, is_tanh, continuous, *outcome, after.obs[0], after.first, after.active)

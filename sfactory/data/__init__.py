@@ -1,1 +1,1 @@
-"""Where samples lie and how they travel: the arena of slots, batches, queues of indices, and published weights."""
+"""The data plane: the arena of slots, batches, queues of indices, and published weights."""

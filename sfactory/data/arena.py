@@ -1,18 +1,20 @@
-"""The arena: every trajectory of a run, in shared memory, from the environment's write to the learner's read.
+"""The arena: all trajectories of a run in shared memory, written by environments and policies, read by the learner.
 
-One spec table names every array, its shape, dtype and writer. Arenas are made from it; the learner's batches have the
-same fields.
+One table of fields lists every array with its shape, dtype and writer. Arenas are made from it; the learner's batches
+have the same fields.
 
 A slot holds one segment: ``rollout`` steps (T) of one group's rows. Arrays are time-major and contiguous per step,
 ``[slot, T(+1), rows, ...]``, so that one step of one group is a view. Row T holds the observation whose value
 bootstraps the segment.
 
-Contract of concurrent access: a slot has one owner at a time, told by ``state``; it passes on only with the slot's
-    index in a queue. FREE      in the free queue, or about to be
-    FILLING   a rollout worker's group; between a request and its answer, the policy worker that serves it writes step t
-    FINISHED  in the finished queue or the learner's
-Only the present owner writes ``state``. Every slot is in exactly one state at all times, and the learner returns each
-slot exactly once.
+Concurrent access: one process at a time holds a slot, and it is handed on only by sending the slot's index through a
+queue. The slot's ``state`` is always one of
+
+- FREE: in the free queue, or held by the learner's :class:`~sfactory.data.scheduler.SlotReleaser`,
+- FILLING: held by a group of a rollout worker; between a request and its answer the policy worker writes step t,
+- FINISHED: in the finished queue, or held by the learner.
+
+Only the holder writes ``state``, and the learner releases each slot exactly once.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from sfactory.data.shared_memory import SharedBlock
-from sfactory.envs.interface import EnvSpec, Frame, Outcome
+from sfactory.envs.interface import EnvSpec, Outcome, StepBuffers
 
 FREE, FILLING, FINISHED = 0, 1, 2
+OWN_POLICY = 0
+"""Number of the policy that a run trains. A run has one policy so far; samples of rows with another owner are left out
+of its losses and counts."""
 ALIGNMENT = 64
 
 
@@ -35,11 +40,11 @@ class Field(NamedTuple):
 
     Attributes:
         name: Attribute of :class:`Segments`; observation leaves are called ``obs/...``.
-        shape: Of one entry.
+        shape: Shape of one entry.
         dtype: NumPy dtype.
-        steps: Entries per slot in time: ``T+1``, ``T``, or 1 (once a segment, without a time dimension).
-        writer: The kind of worker that writes it.
-        per_row: Whether each row has its own entry; else all rows of a step share one.
+        steps: Entries per slot in time: ``T+1``, ``T``, or 1 (once per segment, without a time dimension).
+        writer: Who writes the array: environment, rollout worker or policy worker.
+        per_row: Whether each row has its own entry; otherwise all rows of a step share one.
     """
 
     name: str
@@ -51,7 +56,12 @@ class Field(NamedTuple):
 
 
 def segment_fields(env: EnvSpec, state_size: int) -> tuple[Field, ...]:
-    """The spec table for an environment and a model with `state_size` floats of RNN state per row."""
+    """The fields of a segment.
+
+    Args:
+        env: Spaces of the environment.
+        state_size: Floats of RNN state per row.
+    """
     flag, real, count = np.dtype(bool), np.dtype(np.float32), np.dtype(np.int32)
     fields = [Field(leaf.name, leaf.shape, leaf.dtype, "T+1", "environment") for leaf in env.observation.leaves]
     if env.masked:
@@ -76,24 +86,26 @@ def segment_fields(env: EnvSpec, state_size: int) -> tuple[Field, ...]:
 
 @dataclass(frozen=True)
 class Segments:
-    """The arrays of the spec table; in the arena with a leading slot dimension.
+    """The arrays of a segment, in the arena with a leading slot dimension.
 
     Attributes:
         obs: One array per observation leaf ``[..., T+1, rows, *leaf.shape]``.
         mask: bool ``[..., T+1, rows, logits]`` of allowed actions, or None.
-        first: bool ``[..., T+1, rows]``; an episode's first observation.
+        first: bool ``[..., T+1, rows]``; the observation is the first of its episode.
         active: bool ``[..., T+1, rows]``; the action has an effect, so the sample counts.
-        reward, terminated, truncated: ``[..., T, rows]`` of the step that followed.
+        reward: float32 ``[..., T, rows]``, reward of the action.
+        terminated, truncated: bool ``[..., T, rows]``, episode end after the action.
         final_value: float32 ``[..., T, rows]``; the behaviour policy's V(final_obs), in units of return, of rows
-            truncated in an environment that had already reset itself; NaN elsewhere: there V(final_obs) is the value at
+            truncated in an environment that had already reset itself. NaN elsewhere; there V(final_obs) is the value at
             t+1.
-        owner: int32 ``[..., rows]``; the policy that owns the row.
-        categorical, continuous: actions, int32 ``[..., T, rows, K]`` and float32 ``[..., T, rows, D]``.
-        log_prob: of the behaviour policy, float32 ``[..., T, rows]``.
-        value: likewise, in units of return ``[..., T+1, rows]`` (row T only where asked for); the learner takes its
-            own.
-        rnn_state: float32 ``[..., rows, S]`` before the first step, not yet reset.
-        version: int64 ``[..., T]``; the policy version that chose the actions.
+        owner: int32 ``[..., rows]``, number of the policy that owns the row. The design provides for several policies;
+            so far every row belongs to :data:`OWN_POLICY`.
+        categorical, continuous: Actions, int32 ``[..., T, rows, K]`` and float32 ``[..., T, rows, D]``.
+        log_prob: float32 ``[..., T, rows]``, log probability of the action under the behaviour policy.
+        value: float32 ``[..., T+1, rows]``, the behaviour policy's value in units of return; step T only where it was
+            requested. The learner computes its own values.
+        rnn_state: float32 ``[..., rows, S]`` before the first step, not yet zeroed where an episode begins.
+        version: int64 ``[..., T]``, version of the policy that chose the actions.
     """
 
     obs: tuple[np.ndarray, ...]
@@ -114,10 +126,10 @@ class Segments:
 
 
 class Arena(Segments):
-    """All slots of a run's policy.
+    """All slots of a run, in shared memory.
 
     Args:
-        fields: The spec table.
+        fields: Fields of a segment.
         slots: Number of slots.
         rollout: T, env steps per row in a segment.
         rows: Rows of a group.
@@ -126,9 +138,9 @@ class Arena(Segments):
     state: np.ndarray
     """int8 ``[slots]``: FREE, FILLING or FINISHED."""
     begun: np.ndarray
-    """int64 ``[slots]``: no sample of the slot was made by an older policy version than this."""
+    """int64 ``[slots]``: lower bound for the policy versions of the slot's samples."""
     finished_s: np.ndarray
-    """float64 ``[slots]``: when the slot was last full, in monotonic seconds."""
+    """float64 ``[slots]``: time at which the slot was last filled, in monotonic seconds."""
 
     def __init__(self, fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> None:
         self._build(fields, slots, rollout, rows, SharedBlock(arena_bytes(fields, slots, rollout, rows)))
@@ -147,13 +159,13 @@ class Arena(Segments):
     def __reduce__(self):
         return _rebuild_arena, self._recipe
 
-    def frame(self, slot: int, t: int) -> Frame:
-        """The arrays that the environment writes and the policy reads at step t."""
+    def step_buffers(self, slot: int, t: int) -> StepBuffers:
+        """Views of the arrays that the environment writes and the policy reads at step t."""
         mask = None if self.mask is None else self.mask[slot, t]
-        return Frame(tuple(leaf[slot, t] for leaf in self.obs), mask, self.first[slot, t], self.active[slot, t])
+        return StepBuffers(tuple(leaf[slot, t] for leaf in self.obs), mask, self.first[slot, t], self.active[slot, t])
 
     def outcome(self, slot: int, t: int) -> Outcome:
-        """The arrays that the environment writes about the actions of step t."""
+        """Views of the arrays for the results of the actions of step t."""
         return Outcome(self.reward[slot, t], self.terminated[slot, t], self.truncated[slot, t])
 
 
@@ -164,7 +176,7 @@ def _rebuild_arena(fields: tuple[Field, ...], slots: int, rollout: int, rows: in
 
 
 def _layout(fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> tuple[list[tuple], int]:
-    """(name, shape, dtype, offset) of every array, and the block's size in bytes."""
+    """(name, shape, dtype, offset in bytes) of every array, and the size of the block in bytes."""
     steps = {"T+1": (rollout + 1,), "T": (rollout,), "1": ()}
     arrays = [(f.name, (slots, *steps[f.steps], *((rows,) if f.per_row else ()), *f.shape), f.dtype) for f in fields]
     own = (("state", np.int8), ("begun", np.int64), ("finished_s", np.float64))
@@ -178,5 +190,5 @@ def _layout(fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> t
 
 
 def arena_bytes(fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> int:
-    """Bytes of shared memory that an arena takes once all of it has been written."""
+    """Bytes of shared memory of an arena once all of it has been written."""
     return _layout(fields, slots, rollout, rows)[1]

@@ -1,14 +1,15 @@
 """Training batches: finished segments side by side, as tensors on the learner's device.
 
-A batch has the fields of :class:`sfactory.data.arena.Segments` that the learner needs, time-major with all segments'
-rows as columns: ``[T(+1), B, ...]``. Once its targets are known, its first T steps become :class:`Samples`, of which
-minibatches are drawn.
+A batch has the fields of :class:`sfactory.data.arena.Segments` that the learner needs, time-major with the rows of all
+segments as columns: ``[T(+1), B, ...]``. Once its targets are known, its first T steps become :class:`Samples`, from
+which minibatches are drawn.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -16,16 +17,27 @@ from torch import Tensor
 
 from sfactory.data.arena import Arena
 from sfactory.data.chunks import Columns, select_columns
-from sfactory.data.staging import Packed, PackedInTurns
-from sfactory.losses import Targets
+from sfactory.data.staging import DoubleBuffer, StagingBuffer
 
 WITHOUT_TIME = ("rnn_state", "owner")
-"""Fields that a segment has once, without a time dimension."""
+"""Fields without a time dimension: one entry per segment and row."""
+
+
+class Flattens(Protocol):
+    """Targets of a batch: tensors ``[T, B]``."""
+
+    def flat(self) -> Self:
+        """The same targets as ``[1, T B]``."""
+
+
+TargetsT = TypeVar("TargetsT", bound=Flattens)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Segments as tensors.
+    """Finished segments as tensors.
+
+    T is the segment length, B the number of columns.
 
     Attributes:
         obs: One tensor ``[T+1, B, *leaf.shape]`` per leaf.
@@ -57,16 +69,18 @@ class Batch:
         return slice(0, self.first.shape[1])
 
     def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """Observations, episode beginnings and RNN states of some columns: what a network unrolls."""
+        """Inputs of the network for some columns: observations ``[T+1, n, ...]``, ``first [T+1, n]`` and RNN states
+        ``[n, S]``."""
         return _inputs(self, columns)
 
     def actions(self, columns: Columns) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What was done in some columns, categorical and continuous, and the mask that shaped it: ``[T, n, ...]``."""
+        """Actions of some columns, categorical ``[T, n, K]`` and continuous ``[T, n, D]``, and the masks ``[T, n,
+        logits]`` or None."""
         categorical, continuous = (select_columns(x, columns, 1) for x in (self.categorical, self.continuous))
         return categorical, continuous, None if self.mask is None else select_columns(self.mask[:-1], columns, 1)
 
     def select(self, columns: Columns) -> Batch:
-        """The batch's given columns; for a slice a view."""
+        """The given columns as a batch; views for a slice."""
 
         def part(name: str, value: Tensor | tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
             if isinstance(value, tuple):
@@ -75,13 +89,13 @@ class Batch:
 
         return Batch(**{f.name: part(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
 
-    def samples(self, targets: Targets, single: bool) -> Samples:
-        """The T steps that the policy is trained on; views of this batch.
+    def samples(self, targets: TargetsT, single: bool) -> Samples[TargetsT]:
+        """The T steps that the policy is trained on, as views of this batch.
 
         Args:
-            targets: ``[T, B]``.
-            single: Every sample becomes a column of its own, ``[1, T B]``, because the network has no memory that would
-                tie it to the step before.
+            targets: Targets ``[T, B]``.
+            single: Make every sample a column of its own, ``[1, T B]``. Valid for networks without memory, whose
+                samples do not depend on the step before.
         """
         obs, mask = tuple(leaf[:-1] for leaf in self.obs), None if self.mask is None else self.mask[:-1]
         if not single:
@@ -98,8 +112,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Samples:
-    """What minibatches are drawn from: columns of steps that belong together, with their targets.
+class Samples(Generic[TargetsT]):
+    """Samples with their targets, from which minibatches are drawn. Each column holds consecutive steps.
 
     Attributes:
         obs: One tensor ``[T, B, *leaf.shape]`` per leaf.
@@ -108,7 +122,7 @@ class Samples:
         rnn_state: float32 ``[B, S]`` before the first step.
         categorical, continuous: ``[T, B, K]`` and ``[T, B, D]``.
         reward: ``[T, B]``, the environment's own.
-        targets: ``[T, B]``.
+        targets: Targets ``[T, B]``.
     """
 
     obs: tuple[Tensor, ...]
@@ -118,7 +132,7 @@ class Samples:
     categorical: Tensor
     continuous: Tensor
     reward: Tensor
-    targets: Targets
+    targets: TargetsT
 
     def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """As :meth:`Batch.inputs`."""
@@ -138,15 +152,18 @@ def _inputs(samples: Batch | Samples, columns: Columns) -> tuple[tuple[Tensor, .
 class Assembler:
     """Makes batches of a fixed number of segments.
 
-    On the CPU a batch of one segment is a view of its slot. Everything else is copied once, slot by slot, into memory
-    that is kept. For CUDA that is pinned, one asynchronous copy of all fields goes from there to the device while it
-    still computes on the batch before, and the slots may be given back as soon as the call returns.
+    On the CPU a batch of one segment is a view of its slot. Other batches are copied slot by slot into a buffer that is
+    reused. For CUDA the buffer is pinned, and one asynchronous copy moves all fields to the device while it still
+    computes on the previous batch; the slots may be released as soon as the call returns.
 
     Args:
-        arena: Where the segments lie.
-        segments: Per batch.
-        device: Of the batches.
-        staged: Whether batches are copied to a memory of the device's own; unset: on CUDA.
+        arena: Arena of the segments.
+        segments: Segments per batch.
+        device: Device of the batches.
+        staged: Whether batches are copied through a staging buffer; None: on CUDA only.
+
+    Attributes:
+        is_view: Whether batches are views of slots, which must not be released while the batch is in use.
     """
 
     def __init__(self, arena: Arena, segments: int, device: torch.device, staged: bool | None = None) -> None:
@@ -157,8 +174,8 @@ class Assembler:
         sources |= {f"obs{i}": leaf for i, leaf in enumerate(arena.obs)}
         self._sources: dict[str, np.ndarray] = {name: array for name, array in sources.items() if array is not None}
         shapes = [(self._shape(name, array), array.dtype) for name, array in self._sources.items()]
-        self._turns = PackedInTurns(shapes, device) if staged else None
-        self._kept = None if self.is_view or staged else Packed(shapes, device, staged=False)
+        self._turns = DoubleBuffer(shapes, device) if staged else None
+        self._kept = None if self.is_view or staged else StagingBuffer(shapes, device, staged=False)
 
     def __call__(self, slots: list[int]) -> Batch:
         """The batch of the given slots; valid until the next call, and where it is a view, as long as the slot is not

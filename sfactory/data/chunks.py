@@ -1,8 +1,8 @@
-"""Work on a batch by chunks of its columns, on several threads of the learner.
+"""Chunks: columns of a batch that the learner's threads process independently.
 
-Threads take chunks as they become free, so a thread whose core is busy with sampling delays nobody by more than one
-chunk; torch's own threads divide each operation evenly and wait for the slowest at its end. Small chunks also stay in
-the cache from one layer to the next.
+Threads take chunks as they become free, so a thread whose core is busy with sampling delays the others by at most one
+chunk. torch's own threads, in contrast, divide each operation evenly and wait for the slowest one. Small chunks also
+stay in the cache from one layer to the next.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ ChunkKind = Literal["dense", "flat", "image"]
 """Kinds of network, which differ in how long a sample takes and in what a chunk costs besides."""
 
 _LIMITS = {"dense": (2048, 16384, 2), "flat": (2048, 8192, 2), "image": (256, 1024, 1)}
-"""Fewest and most samples of a chunk: few enough for the second-level cache (of which compiled dense layers see to
-themselves), and so many that Python's share, or that of the large layer behind an image encoder, stays small. Least
-number of chunks for each thread."""
+"""Least and most samples of a chunk, and least number of chunks per thread, by kind of network. Chunks should fit into
+the second-level cache (compiled dense layers take care of that themselves), and be large enough to amortise Python's
+overhead or the large layer behind an image encoder."""
 
 
 def select_columns(x: Tensor, columns: Columns, dim: int) -> Tensor:
-    """The given columns, which are a dimension of `x`; for a slice a view."""
+    """The given columns along dimension `dim` of `x`; a view for a slice."""
     if isinstance(columns, slice):
         return x.narrow(dim, columns.start, columns.stop - columns.start)
     return x.index_select(dim, columns)
 
 
 def chunk_slices(columns: int, width: int) -> list[slice]:
-    """All columns in slices of so many, the last one smaller if need be."""
+    """Slices of `width` columns that cover all columns; the last one may be smaller."""
     return [slice(begin, min(begin + width, columns)) for begin in range(0, columns, width)]
 
 
@@ -42,9 +42,10 @@ def chunk_columns(columns: int, steps: int, threads: int, kind: ChunkKind) -> in
     """Columns of each chunk of a batch ``[steps, columns]``.
 
     Args:
-        threads: That share the work.
-        kind: Of the network: compiled dense layers, others, or one that sees images, so that a sample takes as long as
-            some thirty others.
+        columns, steps: Size of the batch.
+        threads: Threads that share the work.
+        kind: Kind of the network: dense (compiled dense layers), image (has an image encoder, with which a sample takes
+            about thirty times as long), or flat (others).
     """
     least, most, for_each = _LIMITS[kind]
     samples = steps * columns
@@ -53,10 +54,10 @@ def chunk_columns(columns: int, steps: int, threads: int, kind: ChunkKind) -> in
 
 
 class ChunkThreads:
-    """Calls a function for many chunks.
+    """Calls a function for many chunks on several threads.
 
     Args:
-        threads: The caller's own, which takes its share of the chunks, and others beside it.
+        threads: Number of threads, the caller's included.
     """
 
     def __init__(self, threads: int) -> None:
@@ -68,12 +69,12 @@ class ChunkThreads:
         )
 
     def map(self, function: Callable[[C], T], chunks: Sequence[C]) -> list[T]:
-        """The function's results in the order of the chunks; an error in one of them is raised here, when no thread is
-        at work any more."""
+        """Results of the function in the order of the chunks. An error in any of them is raised after all threads have
+        finished."""
         if self._pool is None or len(chunks) == 1:
             return [function(chunk) for chunk in chunks]
         results: list[Any] = [None] * len(chunks)
-        places = iter(range(len(chunks)))  # which hands out each place once, whatever thread asks
+        places = iter(range(len(chunks)))  # thread-safe: every place is handed out once
 
         def work() -> None:
             for place in places:

@@ -1,14 +1,14 @@
-"""Queues of small integers: the only thing that travels between workers.
+"""Queues of integers: slots, groups and packed requests, the only messages between workers.
 
-A full queue blocks its writer and is counted; no message is ever dropped. Readers take all that is waiting with one
-call. The kinds:
+A full queue blocks its writer, which is counted; no message is ever dropped. A reader takes all waiting messages with
+one call. There are three kinds:
 
-- :class:`IndexQueue`, over faster-fifo, between sampling processes. A process that is killed while it holds the queue's
-  lock leaves it locked for good (11 of 1,000 kills of a process that put without pause), so all its users are thrown
-  away with it.
+- :class:`IndexQueue`, based on faster-fifo, between sampling processes. A process that is killed while it holds the
+  queue's lock leaves it locked forever (11 of 1,000 kills of a process that put without pause), so the queue and all
+  processes that use it are replaced.
 - :class:`PipeQueue`, between the learner and the rollout workers. It has no lock outside the kernel, so the learner
-  outlives whoever is killed at the other end, at any instruction.
-- :class:`LocalQueue`, the same within one process.
+  survives the death of a process at the other end, at any instruction.
+- :class:`LocalQueue`, within one process.
 """
 
 from __future__ import annotations
@@ -45,30 +45,37 @@ def _unpack(data: bytes | memoryview) -> int:
 
 
 class Queue(Protocol):
-    """What workers need of a queue.
+    """The interface of all queues.
 
     Attributes:
-        full_waits: How often a put of this process found the queue full.
+        full_waits: Number of puts of this process that found the queue full.
     """
 
     full_waits: int
 
     def __len__(self) -> int:
-        """Values that are waiting, at this moment; takes no lock."""
+        """Number of waiting messages; takes no lock."""
 
     def put_many(self, values: Sequence[int]) -> None:
-        """Append all values, waiting for room if need be."""
+        """Append all values; waits while the queue is full."""
 
     def get_many(self, timeout: float | None, most: int = 1_000_000) -> list[int]:
-        """Take what is waiting, at most `most`; if nothing is, wait up to `timeout` seconds (0: not at all). Empty
-        after that."""
+        """Take waiting messages.
+
+        Args:
+            timeout: Longest wait for the first message in seconds; 0: no wait; None: no limit.
+            most: Most messages to take.
+
+        Returns:
+            The messages in order; empty after the timeout.
+        """
 
 
 class IndexQueue:
-    """Integers between processes, many writers and many readers, first in first out.
+    """A queue between processes with many writers and many readers, first in first out.
 
     Args:
-        capacity: Messages that fit at least.
+        capacity: Least number of messages that fit.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -98,10 +105,11 @@ class IndexQueue:
 
 
 class PipeQueue:
-    """The same over a pipe of 8-byte integers.
+    """A queue between processes over a pipe of 8-byte integers.
 
-    The kernel writes up to ``PIPE_BUF`` bytes as a whole or not at all, and no read takes a part of an integer. Values
-    that a process had read when it was killed are gone; whoever replaces it must know which.
+    The kernel writes up to ``PIPE_BUF`` bytes as a whole or not at all, and no read takes a part of an integer.
+    Messages that a process had read before it was killed are lost; :func:`sfactory.data.scheduler.reclaim_slots`
+    recovers them.
 
     Args:
         capacity: Messages that should fit. Beyond the system's limit (/proc/sys/fs/pipe-max-size) writers wait sooner.
@@ -110,7 +118,7 @@ class PipeQueue:
     def __init__(self, capacity: int) -> None:
         self._attach(*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
         with contextlib.suppress(OSError):
-            # Twice, because a write that does not fit into the last page begins a new one.
+            # Twice the size, because a write that does not fit into the last page begins a new one.
             fcntl.fcntl(self._write_end, fcntl.F_SETPIPE_SZ, max(_PIPE_BYTES, 2 * capacity * _PACKED.size))
 
     def _attach(self, read_end: int, write_end: int) -> None:
@@ -159,12 +167,12 @@ class PipeQueue:
     def _read(self, most: int) -> bytes:
         try:
             return os.read(self._read_end, _PACKED.size * min(most, _PER_READ))
-        except BlockingIOError:  # nothing is there, or another reader was faster
+        except BlockingIOError:  # the pipe is empty, or another reader was faster
             return b""
 
 
 class LocalQueue:
-    """The same within one process. It never waits: in one process nobody could end the wait."""
+    """A queue within one process. It never waits, since nothing in the same process could end the wait."""
 
     def __init__(self) -> None:
         self._values: deque[int] = deque()
@@ -182,8 +190,14 @@ class LocalQueue:
 
 
 def pack_request(slot: int, group: int, step: int, value_only: bool = False) -> int:
-    """The message by which a group asks for actions, or only for values: slot | group | step | value_only in one
-    integer."""
+    """Pack a group's request for actions, or only for values, into one integer: slot | group | step | value_only.
+
+    Args:
+        slot: Slot of the group's segment, below 2**22.
+        group: Number of the group in the run, below 2**20.
+        step: Step of the segment, below 2**20.
+        value_only: Whether only values are requested.
+    """
     return ((slot << 20 | group) << 20 | step) << 1 | value_only
 
 

@@ -1,5 +1,6 @@
-"""Which finished segments make the next batch, and when slots are given back: the policy lag, its bound and what keeps
-it low."""
+"""Which finished segments make the next batch, and when their slots are released. Both bound the policy lag and keep it
+low.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +13,15 @@ from sfactory.data.arena import FINISHED, FREE, Arena
 from sfactory.data.queues import Queue
 
 
-def take_back_slots(arena: Arena, free: Queue, finished: list[int]) -> None:
-    """Make every slot free that is not among the finished ones, while no process samples: at the start, and after a
-    death."""
+def reclaim_slots(arena: Arena, free: Queue, finished: list[int]) -> None:
+    """Free every slot but the finished ones. No sampling process may be alive: this is called at the start of a run and
+    after the death of one.
+
+    Args:
+        arena: Arena of the run.
+        free: Queue of free slots; its contents are replaced.
+        finished: Slots that wait for the learner.
+    """
     while free.get_many(0):
         pass
     arena.state[:] = FREE
@@ -23,21 +30,21 @@ def take_back_slots(arena: Arena, free: Queue, finished: list[int]) -> None:
 
 
 class SlotScheduler:
-    """Decides which finished segments make the next batch, so that no sample is ever trained on at a lag above the
-    bound.
+    """Selects the finished segments of the next batch such that no sample is ever trained on at a lag above the bound.
 
     Segments are taken by age. A younger one may overtake one that is still being filled only if afterwards every slot
-    in use, taken by age, would still come in time. Since all slots together are few enough
-    (:func:`sfactory.config.lag.least_max_lag`), a new slot never breaks that, so the bound holds by construction; the
-    learner waits, if need be, for a slow group, which never waits for the learner while it has a slot.
+    in use, taken by age, would still be in time. Since the number of slots is limited accordingly
+    (:func:`sfactory.config.lag.least_max_lag`), a new slot never violates that, so the bound holds by construction. If
+    necessary the learner waits for a slow group, which never waits for the learner while it has a slot.
 
     Args:
+        arena: Arena of the run.
         per_batch: Segments per batch.
         updates: Learner updates per batch.
         limit: Highest lag allowed, in updates.
 
     Attributes:
-        finished: The slots that wait for a batch.
+        finished: Finished slots that wait for a batch.
     """
 
     def __init__(self, arena: Arena, per_batch: int, updates: int, limit: int) -> None:
@@ -45,7 +52,7 @@ class SlotScheduler:
         self.finished: list[int] = []
 
     def add(self, slots: list[int]) -> None:
-        """Take note of finished slots."""
+        """Add finished slots."""
         self.finished += slots
 
     def __len__(self) -> int:
@@ -55,14 +62,14 @@ class SlotScheduler:
         """The slots of the next batch, oldest first, or None if it cannot be trained on yet.
 
         Args:
-            version: The learner's present one.
+            version: The learner's current version, in updates.
         """
         if len(self.finished) < self._per_batch:
             return None
         begun = self._arena.begun
         by_age = sorted(self.finished, key=lambda slot: begun[slot])
         batch, rest = by_age[: self._per_batch], by_age[self._per_batch :]
-        others = self._arena.state != FREE  # finished ones that are still on their way here count too
+        others = self._arena.state != FREE  # including finished ones that are still in the queue
         others[batch] = False
         in_use = np.sort(begun[others])
         last_update = version + self._updates * (np.arange(len(in_use)) // self._per_batch + 2) - 1
@@ -72,60 +79,62 @@ class SlotScheduler:
         return batch
 
 
-class SlotReturns:
-    """Gives slots back just in time: so late that sampling ends when the learner wants its next batch, and no sample
-    waits and ages.
+class SlotReleaser:
+    """Releases slots just in time: as late as possible without the learner having to wait, so that samples age little.
 
-    A slot that goes back as soon as its batch is taken keeps sampling busy; where the learner limits, the samples are
-    then finished long before they are wanted. So slots are kept for a delay. It grows by a part of the time that the
-    segments of each batch have waited beyond a margin, and shrinks at once by what the learner had to wait for a
-    segment; where sampling limits it is 0. A learner that has nothing to train on gives everything back, so the delay
-    never stalls a run.
+    A slot that is released as soon as its batch is taken keeps sampling busy. Where the learner is the bottleneck, its
+    samples would be finished long before they are needed. So slots are held for a delay. It grows by a part of the time
+    that the segments of a batch have waited beyond a margin, and shrinks at once by the time that the learner had to
+    wait for a segment; where sampling is the bottleneck it is 0. A learner without a batch releases all slots, so the
+    delay never stalls a run.
 
     Args:
-        arena: Where the slots are.
-        free: Takes slots that are given back.
+        arena: Arena of the run.
+        free: Queue of free slots.
     """
 
     GAIN = 0.3
     """Part of the waiting time of a batch's segments by which the delay grows."""
     MARGIN = 0.1
-    """Part of the time between two batches that segments may wait, so that the learner seldom has to."""
+    """Waiting time of segments that is tolerated, so that the learner seldom has to wait; as a part of the time between
+    two batches."""
 
     def __init__(self, arena: Arena, free: Queue) -> None:
         self._arena, self._free = arena, free
-        self._kept: deque[tuple[float, list[int]]] = deque()
+        self._held: deque[tuple[float, list[int]]] = deque()
         self._delay = 0.0
         self._wanted = self._taken = math.nan
 
-    def want(self, now: float) -> None:
-        """The learner wants a batch from now on, in monotonic seconds."""
+    def batch_wanted(self, now: float) -> None:
+        """Note that the learner wants a batch from now on, in monotonic seconds."""
         self._wanted = now
 
-    def take(self, slots: list[int], now: float) -> None:
-        """The learner has copied these slots, whose segments are its next batch; they go back when it is time."""
+    def hold(self, slots: list[int], now: float) -> None:
+        """Take over the slots of a batch that the learner has copied; they are released when it is time.
+
+        Args:
+            slots: The slots, already marked as free.
+            now: Monotonic seconds.
+        """
         period, self._taken = now - self._taken, now
         early = self._wanted - float(self._arena.finished_s[slots].max())
-        if period == period:  # else it is the first batch
+        if period == period:  # NaN for the first batch
             grown = self.GAIN * (early - self.MARGIN * period) if early > 0 else early
-            most = (self._arena.slots / len(slots)) * period  # with all slots kept for longer nothing would be sampled
+            most = (self._arena.slots / len(slots)) * period  # with a longer delay all slots would be held at once
             self._delay = min(max(self._delay + grown, 0.0), most)
-        self._kept.append((now, slots))
-        self.give_back_due(now)
+        self._held.append((now, slots))
+        self.release_due(now)
 
-    def give_back_due(self, now: float) -> None:
-        """Give back what has been kept for the delay."""
-        while self._kept and now - self._kept[0][0] >= self._delay:
-            self._give_back(self._kept.popleft()[1])
+    def release_due(self, now: float) -> None:
+        """Release the slots that have been held for the delay."""
+        while self._held and now - self._held[0][0] >= self._delay:
+            self._free.put_many(self._held.popleft()[1])
 
-    def give_back_all(self) -> None:
-        """Give back everything."""
-        while self._kept:
-            self._give_back(self._kept.popleft()[1])
+    def release_all(self) -> None:
+        """Release all slots."""
+        while self._held:
+            self._free.put_many(self._held.popleft()[1])
 
     def forget(self) -> None:
-        """All slots have been taken back elsewhere."""
-        self._kept.clear()
-
-    def _give_back(self, slots: list[int]) -> None:
-        self._free.put_many(slots)
+        """Forget all slots, after they have been reclaimed."""
+        self._held.clear()

@@ -1,4 +1,4 @@
-"""Anonymous shared memory: lives exactly as long as the processes that map it."""
+"""Anonymous shared memory, which exists exactly as long as processes map it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 
 class SharedBlock:
-    """A block of zeroed memory that travels to child processes as a file descriptor.
+    """A block of zeroed memory that is passed to child processes as a file descriptor.
 
-    The block has no name (``memfd_create``): nothing appears in /dev/shm, its size limit does not apply, and the kernel
-    frees the memory when the last process that maps it is gone, however that process ended. It can be pickled only as
-    an argument of a starting process.
+    The block has no name (``memfd_create``): nothing appears in /dev/shm, the size limit of /dev/shm does not apply,
+    and the kernel frees the memory when the last process that maps it has ended, however it ended. It can be pickled
+    only as an argument of a starting process.
 
     Args:
-        size: Bytes.
+        size: Size in bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -46,7 +46,7 @@ class SharedBlock:
             os.close(descriptor)
 
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike, offset: int = 0) -> np.ndarray:
-        """A writable view of a part of the block; it keeps the mapping alive."""
+        """A writable view of the block from a byte offset. It keeps the mapping alive."""
         count = int(np.prod(shape, dtype=np.int64))
         if count == 0:
             return np.empty(shape, dtype)
@@ -54,7 +54,15 @@ class SharedBlock:
 
 
 class SharedArray:
-    """One array in a block of its own; ``array`` is the view in this process."""
+    """One array in a shared block of its own, zero at first.
+
+    Args:
+        shape: Shape of the array.
+        dtype: NumPy dtype.
+
+    Attributes:
+        array: The view in this process.
+    """
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
         dtype = np.dtype(dtype)

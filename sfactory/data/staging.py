@@ -1,9 +1,8 @@
-"""Arrays that travel together between the host and a device: one block of memory on each side, one copy for all of
-them.
+"""Staging buffers: arrays that are copied together between host and device, from one block of memory to another.
 
-A copy of a few hundred bytes to a GPU takes about as long as one of a hundred kilobytes, so a batch's many fields are
-put side by side. The host's blocks are pinned, because only from pinned memory does a copy run by itself. Everything
-here runs on the CPU too, where the tests hold it to the plain way; torch's streams and events of the CPU do nothing.
+A copy of a few hundred bytes to a GPU takes about as long as one of a hundred kilobytes, so all fields of a batch share
+one block and one copy. Blocks on the host are pinned, since only copies of pinned memory are asynchronous. Everything
+here runs on the CPU too, where tests compare it with unstaged batches; torch's streams and events do nothing there.
 """
 
 from __future__ import annotations
@@ -18,21 +17,22 @@ ALIGNMENT = 64
 
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
-    """torch's name of a NumPy dtype."""
+    """The torch dtype of a NumPy dtype."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-class Packed:
-    """Arrays of one block of host memory, and tensors of the same shapes in one block of a device.
+class StagingBuffer:
+    """Arrays in one block of host memory, and tensors of the same shapes in one block on a device.
 
     Args:
-        arrays: Shape and dtype of each.
-        device: Of the tensors.
-        staged: Off: there is one block alone, on the CPU, and the tensors are views of the arrays.
+        arrays: Shape and dtype of each array.
+        device: Device of the tensors.
+        staged: Whether the device has a block of its own. Otherwise there is one block on the CPU, and the tensors are
+            views of the arrays.
 
     Attributes:
-        arrays: In host memory, pinned for CUDA; zero at first.
-        tensors: On the device.
+        arrays: The arrays in host memory, pinned for CUDA; zero at first.
+        tensors: The tensors on the device.
     """
 
     def __init__(
@@ -51,46 +51,45 @@ class Packed:
         ]
 
     def upload(self) -> None:
-        """Begin to copy all arrays to the device, in the current stream."""
+        """Start copying all arrays to the device, on the current stream."""
         if self._on_device is not self._host:
             self._on_device.copy_(self._host, non_blocking=True)
 
     def download(self, count: int) -> None:
-        """Begin to copy the first so many tensors to the host, in the current stream."""
+        """Start copying the first `count` tensors to the host, on the current stream."""
         end = self._ends[count - 1]
         if self._on_device is not self._host:
             self._host[:end].copy_(self._on_device[:end], non_blocking=True)
 
 
-class PackedInTurns:
-    """Two :class:`Packed` in turn: while the device still uses one, or its copy is under way, the other is filled and
-    copied.
+class DoubleBuffer:
+    """Two staging buffers used alternately: one is filled and copied while the device still uses the other.
 
     Args:
-        arrays: Shape and dtype of each.
-        device: Of the tensors.
+        arrays: Shape and dtype of each array.
+        device: Device of the tensors.
     """
 
     def __init__(self, arrays: Sequence[tuple[tuple[int, ...], np.dtype]], device: torch.device) -> None:
         self._device, self._module = device, torch.get_device_module(device)
         self._stream = self._module.Stream(device)
-        self._turns = [Packed(arrays, device) for _ in range(2)]
+        self._turns = [StagingBuffer(arrays, device) for _ in range(2)]
         self._uploaded = [self._module.Event() for _ in self._turns]
         self._used = [self._module.Event() for _ in self._turns]
         self._turn = 0
         self._stream.wait_stream(self._module.current_stream(device))
 
-    def next(self) -> Packed:
-        """The one to fill; waits until its own last copy, two turns ago, is done. The device may be given work on the
-        other until now."""
+    def next(self) -> StagingBuffer:
+        """The buffer to fill next. Waits for the buffer's previous copy, two turns ago. Work on the other buffer must
+        have been submitted to the device before this call."""
         self._used[self._turn].record(self._module.current_stream(self._device))
         self._turn = 1 - self._turn
         self._uploaded[self._turn].synchronize()
         return self._turns[self._turn]
 
     def upload(self) -> None:
-        """Copy what was filled, in a stream of its own; the current stream's work from here on waits for the copy, the
-        host does not."""
+        """Start copying the filled buffer on a separate stream. Later work on the current stream waits for the copy;
+        the host does not."""
         self._stream.wait_event(self._used[self._turn])
         with self._module.stream(self._stream):
             self._turns[self._turn].upload()

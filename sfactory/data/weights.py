@@ -1,9 +1,9 @@
-"""Weights as one flat vector: for publishing, for copying, and for one optimizer step over all of them.
+"""Weights as one flat vector, and their publication from the learner to the policy workers.
 
-Contract of concurrent access to a :class:`WeightBoard`: one writer, any number of readers, no lock. Versions alternate
-between two buffers. The writer announces the version it begins to write, fills that buffer, then announces it as
-complete. A reader copies the buffer of the complete version and keeps the copy unless the writer has meanwhile begun
-the version after next, which would use the same buffer.
+Concurrent access to :class:`PublishedWeights`: one writer, any number of readers, no lock. Publications alternate
+between two buffers. The writer announces the publication it begins, fills its buffer, then announces it as complete. A
+reader copies the buffer of the complete publication, and repeats that if the writer has meanwhile begun the publication
+after next, which uses the same buffer.
 """
 
 from __future__ import annotations
@@ -20,20 +20,24 @@ _BEGUN, _COMPLETE, _VERSIONS = 0, 1, 2
 
 
 def _float_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters, then float buffers (running statistics), in a fixed order."""
+    """Parameters, then floating-point buffers (running statistics), in a fixed order."""
     yield from module.parameters()
     yield from (buffer for buffer in module.buffers() if buffer.is_floating_point())
 
 
 class FlatWeights:
-    """The parameters and float buffers of a module, moved into one flat float32 vector of which they become views.
+    """Moves parameters and floating-point buffers of a module into one flat float32 vector, of which they become views.
 
-    Memory formats survive: a channels-last convolution stays channels-last.
+    Memory formats are kept: a channels-last convolution stays channels-last.
+
+    Args:
+        module: The module.
+        gradients: Whether to allocate gradients of the parameters, as views of one flat vector too.
 
     Attributes:
         vector: float32 ``[size]`` on the module's device.
-        parameters: The part of it that the optimizer owns, as one leaf tensor; its gradient is a flat vector too, of
-            which the gradients of the module's parameters are views.
+        parameters: The part of the vector that the optimizer owns, as one leaf tensor. With `gradients`, the gradients
+            of the module's parameters are views of its ``grad``.
     """
 
     def __init__(self, module: nn.Module, gradients: bool = False) -> None:
@@ -53,15 +57,15 @@ class FlatWeights:
 
 
 def _storage_order(tensor: Tensor) -> Tensor:
-    """A dense tensor's elements in the order in which they lie in memory."""
+    """The elements of a dense tensor in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
-class WeightBoard:
-    """The learner's newest weights, for every policy worker.
+class PublishedWeights:
+    """The newest weights of the learner in shared memory, for every policy worker.
 
     Args:
-        size: Floats in the flat vector.
+        size: Length of the flat vector.
     """
 
     def __init__(self, size: int) -> None:
@@ -70,16 +74,16 @@ class WeightBoard:
 
     @property
     def version(self) -> int:
-        """The newest complete version."""
+        """The newest complete version; 0 before the first publication."""
         header = self._header.array
         return int(header[_VERSIONS + header[_COMPLETE] % 2])
 
     def publish(self, vector: Tensor, version: int) -> None:
-        """Make a copy of the weights the newest version. Only the learner calls this.
+        """Publish a copy of the weights as the newest version. Only the learner calls this.
 
         Args:
             vector: float32 ``[size]``, on any device.
-            version: Not below the last one; the number of learner updates behind the weights.
+            version: Number of learner updates behind the weights. It never decreases.
         """
         header = self._header.array
         turn = int(header[_COMPLETE]) + 1
@@ -89,7 +93,7 @@ class WeightBoard:
         header[_COMPLETE] = turn
 
     def read(self, out: Tensor) -> int:
-        """Copy the newest complete version into a vector and return its number.
+        """Copy the newest complete version into a vector, and return the version.
 
         Args:
             out: float32 ``[size]``, on any device.
@@ -103,47 +107,49 @@ class WeightBoard:
                 return version
 
 
-class Publisher:
-    """The learner's side of a :class:`WeightBoard`: publishes a vector that goes on to change, and need not wait for
-    its device.
+class WeightPublisher:
+    """Publishes the learner's weights without waiting for its device, while the weights go on changing.
 
-    From the CPU a version is published at once. From CUDA it is copied to pinned memory once the device has done what
-    it was given so far, and goes on the board at the first :meth:`finish` after that.
+    From the CPU a version is published at once. From CUDA it is copied to pinned memory after all work submitted so
+    far, and published by the first :meth:`finish` after that copy.
 
     Args:
-        board: Of the run.
+        published: Where to publish.
         vector: float32 ``[size]``, on any device.
-        staged: Whether copies go by a memory of their own; unset: from CUDA.
+        staged: Whether to copy through pinned memory; None: on CUDA only.
     """
 
-    def __init__(self, board: WeightBoard, vector: Tensor, staged: bool | None = None) -> None:
+    def __init__(self, published: PublishedWeights, vector: Tensor, staged: bool | None = None) -> None:
         on_cuda = vector.device.type == "cuda"
-        self._board, self._vector, self._pending = board, vector.detach(), -1
+        self._published, self._vector, self._pending = published, vector.detach(), -1
         self._host = torch.empty(vector.shape, pin_memory=on_cuda) if (on_cuda if staged is None else staged) else None
         self._module = torch.get_device_module(vector.device)
         self._copied = self._module.Event()
 
     def publish(self, version: int) -> None:
-        """Begin to publish the weights as they are after all that the device has been given. What was begun before is
-        finished first."""
+        """Start publishing the weights as of all work submitted so far. A pending publication is finished first."""
         self.finish()
         if self._host is None:
-            self._board.publish(self._vector, version)
+            self._published.publish(self._vector, version)
             return
         self._host.copy_(self._vector, non_blocking=True)
         self._copied.record(self._module.current_stream(self._vector.device))
         self._pending = version
 
     def offer(self, version: int) -> None:
-        """:meth:`publish`, unless an older version is still on its way from the device: nobody waits for what will soon
-        be out of date."""
+        """:meth:`publish`, unless an older version is still being copied from the device: waiting for it is not worth a
+        version that is soon outdated."""
         self.finish(wait=False)
         if self._pending < 0:
             self.publish(version)
 
     def finish(self, wait: bool = True) -> None:
-        """Put on the board what was begun; unless told to wait, only if its copy is done."""
+        """Complete a pending publication.
+
+        Args:
+            wait: Wait for its copy. Otherwise nothing happens while the copy is still running.
+        """
         if self._pending >= 0 and (wait or self._copied.query()):
             self._copied.synchronize()
-            self._board.publish(self._host, self._pending)
+            self._published.publish(self._host, self._pending)
             self._pending = -1

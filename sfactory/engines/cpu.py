@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.data.arena import Arena
-from sfactory.data.weights import FlatWeights, WeightBoard
+from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.kernels import lower_weights
 from sfactory.model.precision import mixed_precision
 from sfactory.telemetry.stopwatch import Stopwatch
@@ -31,7 +31,7 @@ class Engine(Protocol):
     step 0. A request for values alone leaves the state as it is.
     """
 
-    def refresh(self, weights: WeightBoard) -> int:
+    def refresh(self, weights: PublishedWeights) -> int:
         """Take over the newest weights; gives their version."""
 
     def answers(self, requests: list[Request]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -60,7 +60,7 @@ class DirectEngine:
     def __init__(self, network: DirectNetwork, flat: FlatWeights, arena: Arena) -> None:
         self._network, self._flat, self._obs = network, flat, arena.obs[0]
 
-    def refresh(self, weights: WeightBoard) -> int:
+    def refresh(self, weights: PublishedWeights) -> int:
         version = weights.read(self._flat.vector)
         self._network.refresh()
         return version
@@ -87,7 +87,7 @@ class TorchEngine:
         self._joined = [np.empty((arena.rows * groups, *leaf.shape[3:]), leaf.dtype) for leaf in arena.obs]
         self._states, self._joined_states = np.zeros((2, groups, arena.rows, model.state_size), np.float32)
 
-    def refresh(self, weights: WeightBoard) -> int:
+    def refresh(self, weights: PublishedWeights) -> int:
         version = weights.read(self._flat.vector)
         lower_weights(self._model, self._autocast)
         return version

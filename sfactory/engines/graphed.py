@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from sfactory.data.arena import Arena
-from sfactory.data.staging import Packed
-from sfactory.data.weights import FlatWeights, WeightBoard
+from sfactory.data.staging import StagingBuffer
+from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Request
 from sfactory.engines.cuda_graphs import Recorder, Work
 from sfactory.model.precision import mixed_precision
@@ -38,8 +38,8 @@ class _Pass(NamedTuple):
         run: Computes the outputs on the device.
     """
 
-    inputs: Packed
-    outputs: Packed
+    inputs: StagingBuffer
+    outputs: StagingBuffer
     run: Work
 
 
@@ -84,7 +84,7 @@ class GraphedEngine:
         self.recorder = Recorder(device, TOLERANCE[autocast], graphs)
         self._stream.wait_stream(self._module.current_stream(device))
 
-    def refresh(self, weights: WeightBoard) -> int:
+    def refresh(self, weights: PublishedWeights) -> int:
         # The copy of the last ones was done before the last answers, which the host has waited for.
         version = weights.read(self._weights)
         with self._module.stream(self._stream):
@@ -117,9 +117,11 @@ class GraphedEngine:
             rows, state_size = size * self._arena.rows, self._states.shape[-1]
             leaves = [((rows, *leaf.shape[3:]), leaf.dtype) for leaf in self._arena.obs]
             real, index = np.dtype(np.float32), np.dtype(np.int64)
-            inputs = Packed([*leaves, ((rows,), np.dtype(bool)), ((size,), index), ((size,), index)], self._device)
+            inputs = StagingBuffer(
+                [*leaves, ((rows,), np.dtype(bool)), ((size,), index), ((size,), index)], self._device
+            )
             width = self._model.distribution.width
-            outputs = Packed([((rows, width), real), ((rows,), real), ((rows, state_size), real)], self._device)
+            outputs = StagingBuffer([((rows, width), real), ((rows,), real), ((rows, state_size), real)], self._device)
 
             def run() -> None:
                 self._forward(inputs, outputs)
@@ -130,7 +132,7 @@ class GraphedEngine:
             self._passes[size] = _Pass(inputs, outputs, self.recorder(run, outputs.tensors[:2]))
         return self._passes[size]
 
-    def _fill(self, inputs: Packed, requests: list[Request]) -> None:
+    def _fill(self, inputs: StagingBuffer, requests: list[Request]) -> None:
         """Put requests into host memory. What is left of older ones in the padding is computed too, and read by
         nobody."""
         arena, (*obs, first, read, written) = self._arena, inputs.arrays
@@ -143,7 +145,7 @@ class GraphedEngine:
             first[rows] = False if value_only else arena.first[slot, t]
             read[i], written[i] = group, self._nobody if value_only else group
 
-    def _forward(self, inputs: Packed, outputs: Packed) -> None:
+    def _forward(self, inputs: StagingBuffer, outputs: StagingBuffer) -> None:
         *obs, first, read, written = inputs.tensors
         params, value, states = outputs.tensors
         before = None

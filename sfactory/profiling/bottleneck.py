@@ -1,4 +1,4 @@
-"""What limits a run, and which flag to change."""
+"""The bottleneck of a run, and which flags to change."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sfactory.config import devices
 from sfactory.profiling.measure import KINDS, Profile
 
 SATURATED = 0.85
-"""Busy share from which on a kind of worker is what the others wait for."""
+"""Busy share from which a kind of worker counts as the one that the others wait for."""
 FULL = 0.9
-"""Share of the machine's cores at work from which on no core is to spare."""
+"""Share of the machine's cores in use from which no core counts as spare."""
 ONE_THREAD = 0.8
-"""Cores at work for the learner up to which one thread keeps up."""
+"""Cores used by the learner up to which one thread is enough."""
 NAMES = {"rollout": "environments", "policy": "policy workers", "learner": "learner"}
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits a run.
+    """The bottleneck of a run.
 
     Attributes:
         name: environments, policy workers, learner; synchronisation: sampling and learning alternate; slots: rollout
@@ -36,11 +36,11 @@ class Bottleneck:
 
 
 def find_bottleneck(profile: Profile) -> Bottleneck:
-    """Name what limits a profiled run.
+    """Find the bottleneck of a profiled run.
 
-    Where all cores are at work, it is what takes most of them: a worker that is kept from its core looks busy too. Else
-    the slowest stage is the one that does not wait, since the workers hand their results on through bounded stores.
-    Where none is busy all the time, the limit is the slots, or the time that messages take.
+    Where all cores are in use, it is the kind of worker that uses most of them, since a preempted worker looks busy
+    too. Otherwise it is the kind that does not wait, since workers pass their results on through bounded queues. Where
+    none is busy all the time, it is the number of slots, or the latency of messages.
     """
     plan = profile.plan
     learns = not plan.sample_only

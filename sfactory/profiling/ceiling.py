@@ -1,9 +1,8 @@
-"""What this machine could do at most for a run: simulation, inference and training each alone, on all cores, and what
-they add up to.
+"""The ceiling of this machine for a run: the speed of simulation, inference and training, each measured alone on all
+cores, and the speed of a run that follows from them.
 
-Each is measured with every core busy with the same work, because a core is slower while its neighbours work. Nothing of
-the data plane
-counts: no queues, no waiting, no copies between workers.
+Each is measured with every core busy with the same workload, because a core is slower while its neighbours work. The
+data plane is left out: no queues, no waiting, no copies between workers.
 """
 
 from __future__ import annotations
@@ -29,46 +28,46 @@ from sfactory.envs import make_group
 from sfactory.envs.families.gymnasium import SingleGroup
 from sfactory.envs.families.vector import VectorGroup
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome
-from sfactory.envs.observations import new_frame
+from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels, lower_weights
 from sfactory.learner import Learner
 from sfactory.model import build_model
 from sfactory.runtime import workers
 from sfactory.runtime.allocator import keep_freed_memory
+from sfactory.runtime.plan import PickledPlan, Plan
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import WorkerProcesses, fork_server
+from sfactory.runtime.wires import Wires, make_wires
 from sfactory.spaces import Leaf
-from sfactory.telemetry.control_block import Fault
+from sfactory.telemetry.events import Failure
 
-Piece = Callable[[], int]
-"""Does a piece of work; returns its number of env steps."""
+Repetition = Callable[[], int]
+"""Runs a workload once; returns its number of env steps."""
 ENDS = 0.01
-"""Share of the env steps of made-up segments that terminate an episode."""
+"""Share of env steps that terminate an episode in random segments."""
 FROZEN_LR = 1e-9
-"""Learning rate at which the weights stay plausible however often they are trained on the same batch."""
+"""Learning rate so small that repeated training on the same batch hardly changes the weights."""
 ACTIONS = 64
-"""Sets of random actions that are drawn beforehand, because drawing them costs as much as a step of a small
-environment."""
+"""Sets of random actions drawn in advance, because drawing one takes as long as a step of a small environment."""
 SINGLE_STEPS = 32
-"""Env steps between two looks at the clock where environments are stepped one by one."""
+"""Env steps between two readings of the clock where environments are stepped one by one."""
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The costs of an env step, and the most env steps per second that they allow.
+    """Costs of an env step, and the ceiling of env steps per second that follows.
 
     Attributes:
         simulation_s: Core seconds per env step of the environment alone, with random actions.
-        inference_s: Core seconds (on a GPU: seconds) per env step of the policy's answer, at the cheapest batch size
-            that was tried.
-        training_s: The same of the learner, over all epochs.
-        cores: That the run may use.
-        inference_rows: Rows of that cheapest batch.
+        inference_s: Core seconds (on a GPU: seconds) per env step of inference, at the cheapest batch size tried.
+        training_s: Core seconds (on a GPU: seconds) per env step of training, over all epochs.
+        cores: Cores that the run may use.
+        inference_rows: Rows of the cheapest inference batch.
         batch_size: Samples of a training batch.
-        threads: Threads of each of the processes that were measured side by side.
-        precision: In which the learner computes, float32 or bfloat16.
-        inference_device, learner_device: Where each was measured.
+        threads: Threads of each measuring process.
+        precision: Precision of the learner, float32 or bfloat16.
+        inference_device, learner_device: Device types of the measurements.
     """
 
     simulation_s: float
@@ -84,15 +83,15 @@ class Ceiling:
 
     @property
     def env_steps_per_s(self) -> float:
-        """``cores / (simulation + inference + training)``, of which those that a GPU does count nothing."""
+        """``cores / (simulation + inference + training)``; what runs on a GPU does not count."""
         on_cores = self.simulation_s
         on_cores += self.inference_s if self.inference_device == "cpu" else 0.0
         on_cores += self.training_s if self.learner_device == "cpu" else 0.0
         return self.cores / on_cores
 
 
-class Work(NamedTuple):
-    """What a process does over and over while it is measured.
+class Workload(NamedTuple):
+    """A workload that a process repeats while it is measured.
 
     Attributes:
         kind: simulation (of one group), forward (the model alone), answer (a policy worker) or training.
@@ -103,62 +102,62 @@ class Work(NamedTuple):
     size: int = 0
 
 
-SIMULATION, TRAINING = Work("simulation"), Work("training")
+SIMULATION, TRAINING = Workload("simulation"), Workload("training")
 FORWARD_ROWS = (256, 1024)
-"""Sizes at which the model is tried besides those of the run's requests."""
+"""Batch sizes of forward passes to try besides those of the run's requests."""
 MOST_GROUPS = 4
-"""Groups that the policy worker answers at once at most: every process has segments of its own for them."""
+"""Most groups that the policy worker answers at once: every process allocates segments for them."""
 
 
 def measure_ceiling(config: Config, seconds: float) -> Ceiling:
-    """What this machine could do at most for a run.
+    """Measure the ceiling of this machine for a run.
 
     Args:
-        config: Resolved (:func:`sfactory.config.resolve`).
-        seconds: To measure, over all; starting processes comes on top.
+        config: Configuration of the run, resolved (:func:`sfactory.config.resolve`).
+        seconds: Seconds for all measurements together; starting processes takes additional time.
 
     Raises:
-        ConfigError: As the run itself would.
-        RunFailed: If a measuring process fails, as with an environment that raises.
+        ConfigError: If the configuration cannot work.
+        RunFailed: If a measuring process fails, for example because an environment raises.
     """
     with fork_server():
         plan = with_threads(make_plan(config), 1)
         config, cores, share = plan.config, devices.cores(), seconds / 3
-        works = inference_works(plan)
-        places = device_of(plan, works[0]), device_of(plan, TRAINING)
+        workloads = inference_workloads(plan)
+        places = device_of(plan, workloads[0]), device_of(plan, TRAINING)
         at_inference, at_training = (cores if device.type == "cpu" else 1 for device in places)
         (simulation,) = measure(plan, [SIMULATION], cores, share)
-        answers = measure(plan, works, at_inference, share / len(works))
+        answers = measure(plan, workloads, at_inference, share / len(workloads))
         best = int(np.argmax(answers))
         (training,) = measure(plan, [TRAINING], at_training, share)
     return Ceiling(
-        cores / simulation, at_inference / answers[best], at_training / training, cores, rows_of(plan, works[best]),
+        cores / simulation, at_inference / answers[best], at_training / training, cores, rows_of(plan, workloads[best]),
         config.batch_size,
         1, precision_of(plan, places[1]), places[0].type, places[1].type,
     )  # fmt: skip
 
 
-def inference_works(plan: workers.Plan) -> list[Work]:
+def inference_workloads(plan: Plan) -> list[Workload]:
     """The ways of inference among which the cheapest is looked for: the model and the policy worker, at a request's
     size and at others."""
     most = min(plan.groups, slot_count(plan.config, plan.rows), MOST_GROUPS)
     return [
-        *(Work("forward", rows) for rows in sorted({*FORWARD_ROWS, plan.rows, 4 * plan.rows})),
-        *(Work("answer", n) for n in sorted({1, most})),
+        *(Workload("forward", rows) for rows in sorted({*FORWARD_ROWS, plan.rows, 4 * plan.rows})),
+        *(Workload("answer", n) for n in sorted({1, most})),
     ]
 
 
-def rows_of(plan: workers.Plan, work: Work) -> int:
+def rows_of(plan: Plan, workload: Workload) -> int:
     """Rows that a work of inference computes at once."""
-    return work.size if work.kind == "forward" else work.size * plan.rows
+    return workload.size if workload.kind == "forward" else workload.size * plan.rows
 
 
-def precision_of(plan: workers.Plan, device: torch.device) -> str:
+def precision_of(plan: Plan, device: torch.device) -> str:
     """float32 or bfloat16: what a plan's network computes in."""
     return "float32" if devices.autocast_dtype(plan.config, plan.env.observation, device) is None else "bfloat16"
 
 
-def with_threads(plan: workers.Plan, threads: int) -> workers.Plan:
+def with_threads(plan: Plan, threads: int) -> Plan:
     """A plan whose learner and whose only policy worker have so many threads."""
     runtime = dataclasses.replace(
         plan.config.runtime, learner_threads=threads, inference_threads=threads, policy_workers=1
@@ -166,34 +165,40 @@ def with_threads(plan: workers.Plan, threads: int) -> workers.Plan:
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, runtime=runtime))
 
 
-def measure(plan: workers.Plan, works: Sequence[Work], processes: int, seconds: float) -> list[float]:
-    """Env steps per second of all processes together, for each of the works.
+def measure(plan: Plan, workloads: Sequence[Workload], processes: int, seconds: float) -> list[float]:
+    """Env steps per second of all processes together, for each of the workloads.
 
     Args:
-        works: Done one after the other, each by all processes at the same time; every process prepares them by itself.
-        seconds: Of each work.
+        plan: Plan of the run.
+        workloads: Measured one after the other, each in all processes at the same time.
+        processes: Number of processes.
+        seconds: Seconds for each workload.
 
     Raises:
         RunFailed: If a process fails.
     """
-    flags = SharedArray((len(works) + 1, processes), np.int8)
-    wires = workers.make_wires(plan, local=True)  # of which the processes share nothing but the board
+    flags = SharedArray((len(workloads) + 1, processes), np.int8)
+    wires = make_wires(plan, local=True)  # the processes share nothing of it but the control block
     with fork_server(), WorkerProcesses() as children:
         for process in range(processes):
-            given = workers.SharedPlan(plan), wires, flags, process, tuple(works), seconds
+            given = PickledPlan(plan), wires, flags, process, tuple(workloads), seconds
             children.start(f"measure-{process}", workers.process_main, _measure_main, *given)
         return np.sum(
-            _results(children, processes, plan.config.runtime.step_timeout_s + seconds * len(works)), 0
+            _results(children, processes, plan.config.runtime.step_timeout_s + seconds * len(workloads)), 0
         ).tolist()
 
 
 def _results(children: WorkerProcesses, processes: int, timeout: float) -> list[list[float]]:
-    """What each of the processes has measured."""
+    """The results of all processes.
+
+    Raises:
+        RunFailed: If a process fails, ends or takes longer than `timeout` seconds.
+    """
     results: list[list[float]] = []
     begin = time.monotonic()
     while len(results) < processes:
         for message in children.take(0.1):
-            if isinstance(message, Fault):
+            if isinstance(message, Failure):
                 raise RunFailed(f"{message.process}: {message.message}\n{message.traceback}".rstrip())
             results.append(message)
         if len(ended := children.exit_codes()) > len(results):
@@ -208,10 +213,10 @@ def _results(children: WorkerProcesses, processes: int, timeout: float) -> list[
 
 
 def _measure_main(
-    plan: workers.Plan, wires: workers.Wires, flags: SharedArray, process: int, works: Sequence[Work], seconds: float
+    plan: Plan, wires: Wires, flags: SharedArray, process: int, workloads: Sequence[Workload], seconds: float
 ) -> None:
-    """Measure in step with the other processes: all begin when all are ready, and none rests while another still
-    measures."""
+    """Measure at the same time as the other processes: all begin when all are ready, and none stops working while
+    another still measures."""
     keep_freed_memory()
 
     def meet(stage: int, meanwhile: Callable[[], object]) -> None:
@@ -220,36 +225,38 @@ def _measure_main(
             meanwhile()
 
     with ExitStack() as stack:
-        pieces = [stack.enter_context(prepare(plan, work, process)) for work in works]
-        for work, piece in zip(works, pieces, strict=True):
-            torch.set_num_threads(_torch_threads(plan, work))
-            piece()  # compiles kernels and takes memory
+        repetitions = [stack.enter_context(prepare(plan, workload, process)) for workload in workloads]
+        for workload, repeat in zip(workloads, repetitions, strict=True):
+            torch.set_num_threads(_torch_threads(plan, workload))
+            repeat()  # compiles kernels and takes memory
         meet(0, lambda: time.sleep(0.001))
         speeds = []
-        for stage, (work, piece) in enumerate(zip(works, pieces, strict=True), 1):
-            torch.set_num_threads(_torch_threads(plan, work))
-            speeds.append(_speed(piece, seconds, device_of(plan, work)))
-            meet(stage, piece)
+        for stage, (workload, repeat) in enumerate(zip(workloads, repetitions, strict=True), 1):
+            torch.set_num_threads(_torch_threads(plan, workload))
+            speeds.append(_speed(repeat, seconds, device_of(plan, workload)))
+            meet(stage, repeat)
         wires.events.put(speeds)
 
 
-def _torch_threads(plan: workers.Plan, work: Work) -> int:
-    """torch threads of a work, as its own worker has them."""
-    return devices.learner_torch_threads(plan.config) if work == TRAINING else devices.inference_threads(plan.config)
+def _torch_threads(plan: Plan, workload: Workload) -> int:
+    """torch threads of a workload, as in its own kind of worker."""
+    if workload == TRAINING:
+        return devices.learner_torch_threads(plan.config)
+    return devices.inference_threads(plan.config)
 
 
-def device_of(plan: workers.Plan, work: Work) -> torch.device:
+def device_of(plan: Plan, workload: Workload) -> torch.device:
     """Where a work is done."""
-    if work == SIMULATION:
+    if workload == SIMULATION:
         return torch.device("cpu")
-    return devices.learner_device(plan.config) if work == TRAINING else devices.inference_device(plan.config)
+    return devices.learner_device(plan.config) if workload == TRAINING else devices.inference_device(plan.config)
 
 
-def _speed(piece: Piece, seconds: float, device: torch.device) -> float:
-    """Env steps per second of a piece of work, repeated; a GPU must have done all of it."""
+def _speed(repeat: Repetition, seconds: float, device: torch.device) -> float:
+    """Env steps per second of a repeated workload, including all of its work on a GPU."""
     steps, begin = 0, _time_on(device)
     while time.perf_counter() - begin < seconds:
-        steps += piece()
+        steps += repeat()
     return steps / (_time_on(device) - begin)
 
 
@@ -260,20 +267,22 @@ def _time_on(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def prepare(plan: workers.Plan, work: Work, process: int = 0) -> AbstractContextManager[Piece]:
-    """What a work does over and over, ready to go in this process.
+def prepare(plan: Plan, workload: Workload, process: int = 0) -> AbstractContextManager[Repetition]:
+    """Prepare a workload in this process; gives the function that runs it once.
 
     Args:
-        process: Number of this process; environments of different processes get different seeds.
+        plan: Plan of the run.
+        workload: The workload.
+        process: Number of this process. Environments of different processes get different seeds.
     """
-    devices.prepare_device(device_of(plan, work), plan.config)
-    match work.kind:
+    devices.prepare_device(device_of(plan, workload), plan.config)
+    match workload.kind:
         case "simulation":
             return _simulation(plan, process)
         case "forward":
-            return nullcontext(_forward(plan, work.size))
+            return nullcontext(_forward(plan, workload.size))
         case "answer":
-            return nullcontext(_answer(plan, work.size))
+            return nullcontext(_answer(plan, workload.size))
         case "training":
             return nullcontext(_training(plan))
 
@@ -282,7 +291,7 @@ def prepare(plan: workers.Plan, work: Work, process: int = 0) -> AbstractContext
 
 
 @contextmanager
-def _simulation(plan: workers.Plan, process: int) -> Iterator[Piece]:
+def _simulation(plan: Plan, process: int) -> Iterator[Repetition]:
     """Random actions in a group's environments: as directly as they allow, because what sfactory adds to them is no
     part of the limit."""
     config, env = plan.config, plan.env
@@ -307,13 +316,13 @@ def _random_actions(env: EnvSpec, rows: int, rng: np.random.Generator) -> tuple[
     return categorical, rng.standard_normal((rows, env.action.continuous), np.float32)
 
 
-def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator) -> Piece:
-    group.reset(new_frame(env, group.rows))
+def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator) -> Repetition:
+    group.reset(new_step_buffers(env, group.rows))
     turns = zip(
         cycle(group.envs), cycle(env.action.rows(*_random_actions(env, ACTIONS * SINGLE_STEPS, rng))), strict=False
     )
 
-    def piece() -> int:
+    def repeat() -> int:
         for _ in range(SINGLE_STEPS):
             each, action = next(turns)
             _, _, terminated, truncated, _ = each.step(action)
@@ -321,43 +330,43 @@ def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator) ->
                 each.reset()
         return SINGLE_STEPS
 
-    return piece
+    return repeat
 
 
-def _step_vector(group: VectorGroup, env: EnvSpec, rng: np.random.Generator) -> Piece:
-    group.reset(new_frame(env, group.rows))
+def _step_vector(group: VectorGroup, env: EnvSpec, rng: np.random.Generator) -> Repetition:
+    group.reset(new_step_buffers(env, group.rows))
     actions = cycle([env.action.batch(*_random_actions(env, group.rows, rng)) for _ in range(ACTIONS)])
     rests = group.mode is AutoresetMode.NEXT_STEP
     resting = 0
 
-    def piece() -> int:
+    def repeat() -> int:
         nonlocal resting
         _, _, terminated, truncated, _ = group.env.step(next(actions))
         steps = group.rows - resting
         resting = np.count_nonzero(terminated | truncated) if rests else 0
         return steps
 
-    return piece
+    return repeat
 
 
-def _step_group(group: Group, env: EnvSpec, rng: np.random.Generator) -> Piece:
+def _step_group(group: Group, env: EnvSpec, rng: np.random.Generator) -> Repetition:
     """For environments that only the group can step: compiled ones, several agents, action masks."""
-    frame, rows = new_frame(env, group.rows), group.rows
+    buffers, rows = new_step_buffers(env, group.rows), group.rows
     outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
     actions = cycle([_random_actions(env, rows, rng) for _ in range(ACTIONS)])
     ends = np.cumsum(env.action.sizes)[:-1]
-    group.reset(frame)
+    group.reset(buffers)
 
-    def piece() -> int:
+    def repeat() -> int:
         categorical, continuous = next(actions)
-        if frame.mask is not None:
-            draws = np.split(rng.random(frame.mask.shape, np.float32) * frame.mask, ends, axis=1)
+        if buffers.mask is not None:
+            draws = np.split(rng.random(buffers.mask.shape, np.float32) * buffers.mask, ends, axis=1)
             categorical = np.stack([draw.argmax(1) for draw in draws], 1).astype(np.int32)
-        steps = np.count_nonzero(frame.active)
-        group.step(categorical, continuous, outcome, frame)
+        steps = np.count_nonzero(buffers.active)
+        group.step(categorical, continuous, outcome, buffers)
         return steps
 
-    return piece
+    return repeat
 
 
 # Inference
@@ -373,7 +382,7 @@ def _random_values(leaf: Leaf, shape: tuple[int, ...], rng: np.random.Generator)
     return rng.standard_normal(shape, leaf.dtype)
 
 
-def _forward(plan: workers.Plan, rows: int) -> Piece:
+def _forward(plan: Plan, rows: int) -> Repetition:
     config, env, rng = plan.config, plan.env, np.random.default_rng(0)
     device = devices.inference_device(config)
     autocast = devices.autocast_dtype(config, env.observation, device)
@@ -384,33 +393,33 @@ def _forward(plan: workers.Plan, rows: int) -> Piece:
     obs = tuple(torch.from_numpy(_random_values(leaf, (rows,), rng)).to(device) for leaf in env.observation.leaves)
     state = torch.zeros(rows, model.state_size, device=device) if model.state_size else None
 
-    def piece() -> int:
+    def repeat() -> int:
         with torch.inference_mode(), torch.autocast(device.type, autocast, enabled=autocast is not None):
             model(obs, state)
         return rows
 
-    return piece
+    return repeat
 
 
-def _answer(plan: workers.Plan, groups: int) -> Piece:
-    wires = workers.make_wires(plan, local=True)
+def _answer(plan: Plan, groups: int) -> Repetition:
+    wires = make_wires(plan, local=True)
     _publish_first_weights(plan, wires)
     policy = workers.make_policy_worker(plan, wires, 0, 0)
     for slot in range(groups):
         invent_experience(wires.arena, plan.env, slot)
     steps = cycle(range(plan.config.rollout))
 
-    def piece() -> int:
+    def repeat() -> int:
         t = next(steps)
         policy.serve([(group, group, t, False) for group in range(groups)])
         for queue in wires.ready:
             queue.get_many(0)
         return groups * plan.rows
 
-    return piece
+    return repeat
 
 
-def _publish_first_weights(plan: workers.Plan, wires: workers.Wires) -> None:
+def _publish_first_weights(plan: Plan, wires: Wires) -> None:
     wires.weights.publish(FlatWeights(build_model(plan.env.observation, plan.env.action, plan.config.model)).vector, 0)
 
 
@@ -431,15 +440,15 @@ def invent_experience(arena: Arena, env: EnvSpec, slot: int) -> None:
     arena.final_value[slot] = np.nan
 
 
-def _training(plan: workers.Plan) -> Piece:
+def _training(plan: Plan) -> Repetition:
     """The real learner on one invented segment, which makes up the whole batch as often as it takes."""
     config, env = plan.config, plan.env
     config = dataclasses.replace(config, steps=10**15, optim=dataclasses.replace(config.optim, lr=FROZEN_LR))
-    wires, device = workers.make_wires(plan, local=True), devices.learner_device(config)
+    wires, device = make_wires(plan, local=True), devices.learner_device(config)
     model = build_model(env.observation, env.action, config.model).to(device)
     learner = Learner(
-        config, model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, device,
-        devices.autocast_dtype(config, env.observation, device), wires.board.stopwatch("learner"),
+        config, model, wires, device, devices.autocast_dtype(config, env.observation, device),
+        wires.control.stopwatch("learner"),
     )  # fmt: skip
     learner.start()
     invent_experience(wires.arena, env, 0)
@@ -449,7 +458,7 @@ def _training(plan: workers.Plan) -> Piece:
     slots = list(range(segments_per_batch(config, plan.rows)))
     _repeat_first(wires.arena, len(slots))
 
-    def piece() -> int:
+    def repeat() -> int:
         before = learner.env_steps
         wires.free.get_many(0)
         wires.arena.version[slots] = wires.arena.begun[slots] = learner.updates
@@ -459,7 +468,7 @@ def _training(plan: workers.Plan) -> Piece:
         wires.events.take()
         return learner.env_steps - before
 
-    return piece
+    return repeat
 
 
 def _repeat_first(arena: Arena, slots: int) -> None:

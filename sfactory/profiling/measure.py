@@ -16,10 +16,11 @@ import numpy as np
 from sfactory.config.lag import settling_steps
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.errors import RunFailed, SfactoryError
+from sfactory.runtime.plan import Plan
 from sfactory.runtime.processes import fork_server
 from sfactory.runtime.supervisor import run_plan
 from sfactory.runtime.temporary import temporary_folder
-from sfactory.runtime.workers import Plan, Wires
+from sfactory.runtime.wires import Wires
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.stopwatch import Interval
 from sfactory.telemetry.trace import write_trace
@@ -27,7 +28,7 @@ from sfactory.telemetry.trace import write_trace
 KINDS = ("rollout", "policy", "learner")
 WARM_UP_BATCHES = 3
 WARM_UP_S = 1.0
-"""From the first batch on."""
+"""Seconds of warm-up after the first batch."""
 PATIENCE_S = 300.0
 SAMPLE_EVERY_S = 0.05
 ENDLESS = 10**12
@@ -47,7 +48,7 @@ class Interrupted(SfactoryError):
 
 
 class Level(NamedTuple):
-    """How full something was, over the measured time."""
+    """Level of a queue or of slots over the measured time: its mean and its maximum."""
 
     mean: float
     most: float
@@ -55,15 +56,15 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured, without the warm-up.
+    """Measurements of a run, without the warm-up.
 
     Attributes:
-        plan: What was run.
-        warm_up_s: Seconds from the making of the run's processes to the beginning of the measurement.
-        seconds: Measured.
-        fps: Env steps per second: learned from, or only sampled where `plan.sample_only`.
-        interval: What the processes did.
-        levels: Of the queues (``requests``: of all policy workers together, if they have processes of their own;
+        plan: Plan of the run.
+        warm_up_s: Seconds from the creation of the control block to the beginning of the measurement.
+        seconds: Measured seconds.
+        fps: Env steps per second learned from, or sampled where `plan.sample_only`.
+        interval: Statistics of the workers.
+        levels: Levels of the queues (``requests``: all policy workers together, if they have processes of their own;
             ``free``, ``finished``) and of the slots by state (``slots free``, ``slots filling``, ``slots finished``).
         lag_mean, lag_max: Policy lag in learner updates; NaN where nothing was learned.
         kernels: Names of the kernels with which each kind of worker ran.
@@ -106,7 +107,7 @@ class Profile:
     @property
     def batch_sizes(self) -> dict[int, int]:
         """Forward passes of the policy workers by their rows: at most the key, more than half of it."""
-        return self.interval.sizes("policy")
+        return self.interval.batch_sizes("policy")
 
 
 def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_s: float = PATIENCE_S) -> Profile:
@@ -114,14 +115,14 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
 
     Args:
         plan: From :func:`sfactory.runtime.planning.make_plan`; its number of steps does not matter.
-        seconds: To measure, after the warm-up: the start, the compilation of kernels and the env steps until the run
-            has settled (:func:`sfactory.config.lag.settling_steps`).
+        seconds: Seconds to measure after the warm-up: the start, the compilation of kernels and the env steps until the
+            run has settled (:func:`sfactory.config.lag.settling_steps`).
         trace: File to write a trace of the measured time to.
         patience_s: Seconds in which the first batch must be trained; what has not settled by then is measured as it is.
 
     Raises:
-        Interrupted: By SIGINT or SIGTERM.
-        EnvironmentFault, RunFailed: As :func:`sfactory.train`; RunFailed also if no batch came in time.
+        Interrupted: After SIGINT or SIGTERM.
+        EnvironmentFault, RunFailed: As :func:`sfactory.train`; RunFailed also if no batch was trained in time.
     """
     with temporary_folder() as folder, contextlib.nullcontext() if plan.config.serial else fork_server():
         log = dataclasses.replace(
@@ -147,7 +148,7 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
 
 
 class _Observer:
-    """Looks at a run from its start to the end of the measurement."""
+    """Observes a run from its start to the end of the measurement."""
 
     def __init__(self, seconds: float, patience_s: float, settling_steps: int) -> None:
         self._seconds, self._patience_s, self._settling_steps = seconds, patience_s, settling_steps
@@ -163,7 +164,7 @@ class _Observer:
         return self._begin, self._end
 
     def report(self, report: Report) -> None:
-        """Takes the run's reports."""
+        """Take a report of the run."""
         if not math.isnan(self._begin) and not math.isnan(report.policy_lag_mean):
             self._lags.append((report.policy_lag_mean, report.policy_lag_max))
 
@@ -177,11 +178,15 @@ class _Observer:
         if now - self._begin < self._seconds:
             return True
         if math.isnan(self._end):
-            self._end, self._after = now, wires.board.snapshot()
+            self._end, self._after = now, wires.control.snapshot()
         return False
 
     def profile(self, plan: Plan) -> Profile:
-        """What was seen of a run that has ended."""
+        """The profile of a run that has ended.
+
+        Raises:
+            RunFailed: If no batch was trained in time.
+        """
         if math.isnan(self._begin):
             raise RunFailed(
                 f"no batch was trained within {self._patience_s:.0f} s; lower batch_size, now {plan.config.batch_size}"
@@ -205,16 +210,16 @@ class _Observer:
         )  # fmt: skip
 
     def _warm_up(self, wires: Wires, now: float) -> bool:
-        board = wires.board
-        self._made, self._names = board.made, board.names
-        batches = board.total("learner", "batches")
+        control = wires.control
+        self._made, self._names = control.created_s, control.names
+        batches = control.total("learner", "batches")
         if batches and math.isnan(self._first_batch):
             self._first_batch = now
         settled = batches >= WARM_UP_BATCHES and now - self._first_batch >= WARM_UP_S
-        settled = settled and board.total("learner", "rows") >= self._settling_steps
+        settled = settled and control.total("learner", "rows") >= self._settling_steps
         late = now - self._made > self._patience_s
         if settled or (late and batches):
-            self._begin, self._before = now, board.snapshot()
+            self._begin, self._before = now, control.snapshot()
         return batches > 0 or not late
 
     def _sample(self, wires: Wires, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What ``python -m sfactory.profile`` shows: tables for people, one mapping for programs."""
+"""Output of ``python -m sfactory.profile``: tables, or one mapping for ``--json``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _time_table(profile: Profile) -> Table:
     numbers = {kind: sum(name.split("-")[0] == kind for name in profile.interval.names) for kind in KINDS}
     plan = profile.plan
     inference = "inference within them" if plan.inline_inference else f"{numbers['policy']} policy workers"
-    heads = [f"{numbers['rollout']} rollout workers", inference, "drain" if plan.sample_only else "learner"]
+    heads = [f"{numbers['rollout']} rollout workers", inference, "null learner" if plan.sample_only else "learner"]
     title = f"{plan.config.env}: {profile.seconds:.1f} s after {profile.warm_up_s:.1f} s of warm-up"
     table = Table("share of wall time", *heads, title=title)
     shares = [profile.interval.phases(kind) for kind in KINDS]
@@ -80,7 +80,7 @@ def _speed_table(profile: Profile, ceiling: float) -> Table:
 
 
 def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str, Any]:
-    """What ``--json`` prints: finite numbers, null for others."""
+    """The mapping that ``--json`` prints, with null for numbers that are not finite."""
     return _finite(
         {
             "env": profile.plan.config.env,
@@ -109,7 +109,7 @@ def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str
 
 
 def _finite(value: Any) -> Any:
-    """A nested value for JSON, with null for what is not a finite number."""
+    """A nested value for JSON, with null for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: _finite(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -22,14 +22,14 @@ from sfactory.config import Config, devices, fitted_anew, merged, resolve, to_di
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
 from sfactory.profiling.measure import Interrupted, Profile, profile_run
+from sfactory.runtime.plan import Plan
 from sfactory.runtime.planning import make_plan
-from sfactory.runtime.workers import Plan
 
 NOISE = 1.03
 """A setting counts as better from this ratio of env steps per second on."""
 FINALISTS = 3
 START_S = 4.0
-"""What a run takes besides its measurement, until runs have shown it."""
+"""Initial estimate of the seconds that a run takes besides its measurement."""
 SEARCHED = (
     "workers",
     "envs_per_worker",
@@ -44,7 +44,7 @@ SEARCHED = (
 """The settings that are searched, in this order."""
 
 NICE_TRIED = 5
-"""What is tried for ``runtime.rollout_nice``."""
+"""Value to try for ``runtime.rollout_nice``."""
 
 Settings = dict[str, Any]
 
@@ -56,7 +56,7 @@ class Trial:
     Attributes:
         settings: Value of each searched field.
         fps: Env steps per second; NaN if it could not be run.
-        note: Why not.
+        note: Why it could not be run.
     """
 
     settings: Settings
@@ -70,7 +70,7 @@ class Tuning:
 
     Attributes:
         plan: The best plan found.
-        profile: Of its longest run.
+        profile: Profile of its longest run.
         trials: All runs, in order.
         signal: The signal that ended the search early, if one did.
     """
@@ -281,7 +281,8 @@ class _Search:
         return fitted_anew(merged(self._plan.config, values), self._plan.env.agents)
 
     def _run(self, settings: Settings, seconds: float, first: bool) -> float:
-        """Run some settings; NaN if they cannot run. What hinders the very first run is raised."""
+        """Env steps per second of a run with some settings; NaN if they cannot run. An error of the first run is
+        raised."""
         begin = monotonic()
         try:
             plan = dataclasses.replace(self._plan, config=make_plan(self._fit(settings)).config)

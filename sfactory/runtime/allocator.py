@@ -1,4 +1,4 @@
-"""Memory that a compute process keeps."""
+"""Settings of the memory allocator for compute processes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory of freed arrays for its next ones instead of handing it back to the system.
+    """Keep the memory of freed arrays in this process for reuse instead of returning it to the system.
 
-    By default glibc maps every large block afresh and returns it when it is freed, so each training batch pays a page
-    fault for every 4 KiB of its activations. The process then keeps its peak size.
+    By default glibc maps every large block anew and unmaps it when it is freed, so each training batch pays a page
+    fault for every 4 KiB of its activations. With this setting the process keeps its peak size.
 
     Returns:
-        Whether the C library could be told (glibc only).
+        Whether the C library accepted the settings (glibc only).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM before and after there is something to save."""
+"""Handling of Ctrl-C and SIGTERM before and after a run, when there is nothing to save."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
     """End this process and all its descendants now, with exit status 128 + `number`."""
     kill_tree(os.getpid(), spare_root=True)
     remove_temporary_folders()
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # the fork server's
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # of the fork server
     os._exit(128 + number)
 
 
 def ignore_interrupts() -> None:
-    """For the last moments of a command, when all is done and its exit status stands."""
+    """Ignore interrupts at the end of a command, once its exit status is determined."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_at_once_when_interrupted() -> None:
-    """Let the signals that interrupt a command end it without a traceback, and those that ask for something do nothing,
-    from here until something is there to be saved. A script's background command, which begins with SIGINT ignored, is
-    interrupted all the same."""
+    """End the process without a traceback at SIGINT and SIGTERM, and ignore SIGUSR1 and SIGUSR2, until a run installs
+    its own handlers. SIGINT is handled even in a background command of a script, which starts with it ignored."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end_at_once)
     for number in (signal.SIGUSR1, signal.SIGUSR2):

@@ -1,7 +1,7 @@
-"""What the system lets a run have: memory, descriptors, processes and disk. Checked before anything starts.
+"""Limits of the system that a run must not exceed: memory, descriptors, processes and disk. Checked before the start.
 
-The trajectories lie in anonymous memory (:mod:`sfactory.data.shared_memory`), which the size of /dev/shm does not
-limit; the memory that a container or the machine may use does.
+Trajectories are stored in anonymous memory (:mod:`sfactory.data.shared_memory`), which is limited by the memory of the
+container or the machine, not by the size of /dev/shm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sfactory.model.encoders import KNOWN
 from sfactory.runtime.processes import server_pid
 
 if TYPE_CHECKING:
-    from sfactory.runtime.workers import Plan
+    from sfactory.runtime.plan import Plan
 
 MIB = 2**20
 SERVER_MIB = 215 if torch.version.cuda is None else 475
@@ -38,12 +38,12 @@ LEARNER_MIB, POLICY_MIB, ROLLOUT_MIB = 70, 15, 12
 """Private memory of each kind of worker besides trajectories, weights and environments, as measured
 (docs/decisions/022-faults-and-memory.md)."""
 OWN_DESCRIPTORS, DESCRIPTORS_PER_PROCESS = 24, 4
-"""What the runner opens for a run (shared blocks, reports, the server), and for each process of it: its pipe, its
-sentinel, and two while it starts."""
+"""Descriptors that the runner opens for a run (shared blocks, reports, the server), and for each process (its pipe, its
+sentinel, and two while it starts)."""
 SPARE_DESCRIPTORS = 64
-"""For what libraries, environments and callbacks open."""
+"""Descriptors reserved for libraries, environments and callbacks."""
 MEMORY_SHARE = 0.9
-"""The part of the free memory that a run may plan with: environments and activations need some, too."""
+"""Share of the free memory that a run may use; the rest is for environments and activations."""
 MOST_ONE_HOT = 2**30
 """Bytes of a minibatch's one-hot input, and of the first layer that takes it. So much takes seconds to be multiplied in
 each update."""
@@ -54,16 +54,17 @@ _log = logging.getLogger(__name__)
 
 
 def check_limits(plan: Plan, model: nn.Module) -> None:
-    """Make sure that the system has what a run needs. Soft limits that are too low are raised; scarce disk space is
-    warned of.
+    """Check that the system has the resources of a run. Soft limits that are too low are raised; scarce disk space
+    gives a warning.
 
-    Environments' own memory and descriptors are not known beforehand and not counted.
+    Memory and descriptors of the environments are not known in advance and not counted.
 
     Args:
+        plan: Plan of the run.
         model: The actor-critic of the plan.
 
     Raises:
-        ConfigError: With the figures, and what to do, for everything that does not suffice.
+        ConfigError: If anything does not suffice, with figures and remedies.
     """
     problems = [
         problem
@@ -76,11 +77,11 @@ def check_limits(plan: Plan, model: nn.Module) -> None:
 
 
 def check_model(plan: Plan) -> None:
-    """Make sure that there is memory for the model, before it is made, and that its input is not absurdly wide. Only a
-    user's own parts are not looked at.
+    """Check before the model is made that there is memory for it and that its input is not extremely wide. Parts
+    written by the user are not checked.
 
     Raises:
-        ConfigError: With the figures.
+        ConfigError: If the memory does not suffice or the input is too wide, with figures.
     """
     config = plan.config.model
     if config.model == "none" and config.encoder in KNOWN:
@@ -127,7 +128,7 @@ def _check_one_hot(plan: Plan) -> None:
 
 
 class Limit(NamedTuple):
-    """How much of something is left, and who limits it."""
+    """An amount that is left, and the name of its limit."""
 
     left: float
     by: str
@@ -296,7 +297,7 @@ def checkpoint_bytes(model: nn.Module) -> int:
 
 
 def _warn_of_disk(plan: Plan, model: nn.Module) -> None:
-    """Say so if the checkpoints that are kept at one time may not fit; the run can do without them."""
+    """Warn if the checkpoints that are kept at the same time may not fit on the disk. The run works without them."""
     log, size = plan.config.log, checkpoint_bytes(model)
     milestones = plan.config.steps // log.milestone_every if log.milestone_every else 0
     needed = size * (log.keep + milestones + 2)  # the best, and the one that is being written

@@ -1,5 +1,5 @@
-"""The state of a living run as a whole: for `python -m sfactory.status`, and for the report that is written when
-something hangs."""
+"""The state of a living run, for `python -m sfactory.status` and for the report that is written when a process
+hangs."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ from sfactory.files import temporary_for
 from sfactory.runs.run_folder import REPORTS, STATUS
 from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.stacks import ask_for_stacks, own_stacks
-from sfactory.runtime.workers import Wires
+from sfactory.runtime.wires import Wires
 from sfactory.telemetry.stopwatch import COLUMNS, Interval
 
 KEPT_REPORTS = 10
 SILENT_S = 2.0
-"""Age of a process's last sign of life from which it counts as silent: working processes give four a second."""
+"""Seconds without a heartbeat from which a process counts as silent. Working processes write four a second."""
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What one worker and its process do.
+    """State of one worker and its process.
 
     Attributes:
-        silent_s: Seconds since its last sign of life.
-        doing: What it mostly did in the second before that, a phase of :data:`sfactory.telemetry.stopwatch.PHASES`;
-            empty if it gave none.
-        idle_s: Seconds since it last finished a piece of work; None before the first.
-        cpu_s: Of all its threads, so far.
+        name: Name of the worker.
+        pid: Id of its process, if it is alive.
+        alive: Whether the process is alive.
+        silent_s: Seconds since its last heartbeat.
+        doing: Phase of :data:`sfactory.telemetry.stopwatch.PHASES` that took most of its time in the last second; empty
+            without a heartbeat in it.
+        idle_s: Seconds since it last finished a batch; None before the first.
+        cpu_s: CPU seconds of all its threads so far.
+        rss_mb: Resident memory in MiB.
     """
 
     name: str
@@ -51,7 +55,7 @@ class ProcessState:
 
     @property
     def sentence(self) -> str:
-        """Its state in a few words."""
+        """Description of the state in a few words."""
         if not self.alive:
             return "gone"
         if self.silent_s >= SILENT_S:
@@ -63,14 +67,15 @@ class ProcessState:
 
 @dataclass(frozen=True)
 class RunState:
-    """What a run does at a moment.
+    """State of a run at one moment.
 
     Attributes:
         time: Seconds since the epoch.
-        pid: Of the runner.
-        slots: How many are free, being filled, and finished.
-        queues: Messages waiting, by queue.
-        figures: Of the last report: env steps, speed, return, faults and so on.
+        pid: Process id of the runner.
+        processes: States of all workers.
+        slots: Number of slots by state: free, filling, finished.
+        queues: Number of waiting messages, by queue.
+        figures: Selected fields of the last report: env steps, speed, return, faults and so on.
     """
 
     time: float
@@ -84,22 +89,24 @@ class RunState:
 def observe(
     wires: Wires, processes: WorkerProcesses, before: np.ndarray, figures: dict[str, float] | None = None
 ) -> RunState:
-    """The state of the run that these wires and processes belong to.
+    """Observe the state of a run.
 
     Args:
-        processes: The workers' processes; without any, all workers live in this one.
-        before: An earlier snapshot of the board, since when the processes are looked at.
+        wires: Wires of the run.
+        processes: Processes of the workers; without any, all workers live in this one.
+        before: An earlier snapshot of the control block, at which the observed interval begins.
+        figures: Selected fields of the last report.
     """
-    now, board = wires.board.snapshot(), wires.board
+    now, control = wires.control.snapshot(), wires.control
     pids, alive, slots = processes.pids(), processes.alive(), wires.arena.state
     if not processes.names:  # a serial run
-        pids, alive = dict.fromkeys(board.names, os.getpid()), set(board.names)
+        pids, alive = dict.fromkeys(control.names, os.getpid()), set(control.names)
     states = []
-    for i, name in enumerate(board.names):
+    for i, name in enumerate(control.names):
         row = dict(zip(COLUMNS, now[i].tolist(), strict=True))
         phases = Interval([name], before[i : i + 1], now[i : i + 1]).phases(name.split("-")[0])
         doing = max(phases, key=phases.__getitem__) if phases else "" if row["counted"] else "starting"
-        # With inline inference nobody shares requests.
+        # Without shared requests inference is inline.
         process = name if wires.requests else name.replace("policy", "rollout")
         rss = 0.0
         with contextlib.suppress(psutil.Error):
@@ -118,7 +125,7 @@ def observe(
 
 
 def write_status(folder: Path, state: RunState) -> None:
-    """Keep the state in a run folder, whole at every moment. What cannot be written is left out: it is renewed every
+    """Write the state to the run folder atomically. A failure to write is ignored, since the state is written every
     second."""
     temporary = temporary_for(folder / STATUS)
     with contextlib.suppress(OSError):
@@ -127,13 +134,13 @@ def write_status(folder: Path, state: RunState) -> None:
 
 
 def remove_status(folder: Path) -> None:
-    """For the end of a run."""
+    """Remove the state from the run folder, at the end of a run."""
     with contextlib.suppress(OSError):
         (folder / STATUS).unlink(missing_ok=True)
 
 
 def read_status(folder: Path) -> RunState | None:
-    """What :func:`write_status` wrote, or None."""
+    """The state that :func:`write_status` wrote, or None."""
     try:
         values = json.loads((folder / STATUS).read_text())
         return RunState(**values | {"processes": [ProcessState(**process) for process in values["processes"]]})
@@ -142,10 +149,16 @@ def read_status(folder: Path) -> RunState | None:
 
 
 def write_report(folder: Path, reason: str, state: RunState, processes: WorkerProcesses) -> Path | None:
-    """Write down what every process does, with its Python stack.
+    """Write a report of the state of every process with its Python stacks.
+
+    Args:
+        folder: Run folder. Its newest ten reports are kept.
+        reason: Why the report is written.
+        state: State of the run.
+        processes: Processes of the workers.
 
     Returns:
-        The file, in the run folder, of which the newest ten are kept; None if it could not be written.
+        The path of the report; None if it could not be written.
     """
     path = folder / REPORTS.replace("*", datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f"))
     lines = [f"{datetime.now(UTC).isoformat(timespec='seconds')}  {reason}", ""]

@@ -1,5 +1,4 @@
-"""What a run will be, checked before it is: the config against its environment, its model, this machine, and what it
-resumes."""
+"""Planning: checks a configuration against its environment, its model, this machine and the run that it resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from sfactory.model import build_model, shares_trunk
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runtime.dry_run import check_extensions
 from sfactory.runtime.limits import check_limits, check_model
-from sfactory.runtime.workers import Plan
+from sfactory.runtime.plan import Plan
 
 T = TypeVar("T")
 FEW_UPDATES = 500
@@ -28,7 +27,7 @@ def make_plan(config: Config) -> Plan:
     """Check a resolved config against its environment, its model and this machine.
 
     Raises:
-        ConfigError: With every problem.
+        ConfigError: If the configuration cannot work; names every problem.
     """
     check_types(config)
     source = resolve_env(config.env)
@@ -72,7 +71,7 @@ def make_plan(config: Config) -> Plan:
 
 
 def notes_on(plan: Plan) -> list[str]:
-    """What a user should know of a run before it begins, a line for each."""
+    """Notes to the user about a run before it begins, one line each."""
     config, notes = plan.config, []
     usual, segment = preset_value(config, "batch_size"), config.rollout * plan.rows
     if "batch_size" not in given_values(config) and config.batch_size != usual:
@@ -96,13 +95,15 @@ def notes_on(plan: Plan) -> list[str]:
 
 
 def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
-    """Make sure that a checkpoint's weights are those of the model that is asked for: a user's code may have changed.
+    """Check that the weights of a checkpoint fit the model of a plan, whose code the user may have changed.
 
     Args:
-        folder: Of the run.
+        plan: Plan of the run.
+        snapshot: The checkpoint.
+        folder: Run folder.
 
     Raises:
-        ConfigError: With the shapes that differ.
+        ConfigError: If shapes differ; names them.
     """
     model = build_model(plan.env.observation, plan.env.action, plan.config.model)
     asked = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

@@ -1,8 +1,7 @@
-"""Worker processes: forked from one server that has imported what they need, heard over one pipe each, and never left
-behind.
+"""Worker processes: forked from one server that has already imported what they need, and killed with all descendants.
 
-Each worker has a pipe of its own to the runner. A worker that is killed while it writes can tear its own last message,
-nothing else, and the end of a pipe tells at once that its worker is gone.
+Each worker sends its events over a pipe of its own to the runner. A worker that is killed while it writes can corrupt
+only its own last message, and the end of the pipe shows at once that the worker is gone.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sfactory.runtime.temporary import make_temporary_folder, remove_temporary_f
 PRELOAD = "sfactory.runtime.preload"
 PIPE_BYTES = 1 << 20
 DYING_S = 5.0
-"""How long a killed server may take to die."""
+"""Seconds that a killed server may take to die."""
 RUNNER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 _lock = threading.RLock()
 _users = 0
@@ -40,11 +39,10 @@ _started_here = False
 
 @contextlib.contextmanager
 def fork_server() -> Iterator[None]:
-    """Keep the server running that worker processes are forked from; it imports what they need while this process goes
-    on.
+    """Keep the server running from which worker processes are forked. It imports its modules in the background.
 
-    May be nested, and used by several threads: the last one out stops the server, with every process that it or its
-    workers have started. A server that the user's program had started before is used and left alone.
+    May be nested and used by several threads. The last exit stops the server and every process that it or its workers
+    have started. A server that the user's program started before is used and left running.
     """
     global _users, _started_here
     with _lock:
@@ -62,14 +60,14 @@ def fork_server() -> Iterator[None]:
 
 
 def server_pid() -> int | None:
-    """The process from which workers are forked, where there is one."""
+    """Process id of the fork server, or None."""
     return forkserver._forkserver._forkserver_pid
 
 
 def _start_server() -> None:
-    """Start the server with the runner's signals blocked, and so its workers, from their first instruction."""
+    """Start the server with the runner's signals blocked; workers inherit that from their first instruction."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
-    resource_tracker.ensure_running()  # else it would be started, and then the signals unblocked, by the server's start
+    resource_tracker.ensure_running()  # else the start of the server would start it and unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, RUNNER_SIGNALS)
     try:
         with _no_main_module():
@@ -79,7 +77,7 @@ def _start_server() -> None:
 
 
 def _launch(process: BaseProcess) -> None:
-    """Start a process; also where somebody has killed the server, perhaps so lately that it has not quite died."""
+    """Start a process, with a new server where the old one was killed, even if it is still dying."""
     deadline = time.monotonic() + DYING_S
     while True:
         _start_server()
@@ -95,13 +93,13 @@ def _launch(process: BaseProcess) -> None:
 
 def _stop_server() -> None:
     if (pid := server_pid()) is not None:
-        # Rather than wait until it has imported everything, or for a child of an environment that keeps its pipe open.
+        # Killed, since it may still be importing, and a child of an environment may keep its pipe open.
         kill_tree(pid)
         forkserver._forkserver._stop()
 
 
 def _kill_groups(leaders: set[int]) -> None:
-    """Kill the processes of this session that belong to the groups of these processes, and what they have started."""
+    """Kill all processes of this session in the process groups of these leaders, with their descendants."""
     session = os.getsid(0)
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -110,7 +108,8 @@ def _kill_groups(leaders: set[int]) -> None:
 
 
 def kill_tree(pid: int, spare_root: bool = False) -> None:
-    """Kill a process and its descendants. Orphans of killed workers count as the server's children."""
+    """Kill a process and its descendants. The fork server adopts orphans of killed workers, so they count as its
+    children."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         for process in (*(() if spare_root else (root,)), *root.children(recursive=True)):
@@ -120,8 +119,7 @@ def kill_tree(pid: int, spare_root: bool = False) -> None:
 
 @contextlib.contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Keep worker processes from importing the user's main script again: what they need of it comes pickled by
-    value."""
+    """Keep worker processes from importing the user's main script again: what they need of it is pickled by value."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -130,29 +128,29 @@ def _no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-class Outbox:
-    """A worker process's end of its pipe to the runner. Waits while the pipe is full."""
+class EventSender:
+    """A worker's end of its pipe to the runner."""
 
     def __init__(self, writer: connection.Connection) -> None:
         self._writer = writer
 
-    def put(self, message: Any) -> None:
-        self._writer.send(message)
+    def put(self, event: Any) -> None:
+        """Send an event; waits while the pipe is full."""
+        self._writer.send(event)
 
 
 class WorkerProcesses:
-    """The worker processes of one run, by name. Each has a folder of its own for temporary files, removed when it has
-    ended.
+    """The worker processes of one run, by name. Each has a folder of its own for temporary files, removed at its end.
 
     Attributes:
-        gone: Whether they have been there and have ended.
-        folders: Where each keeps its temporary files.
+        ended: Whether processes were started and all of them have ended.
+        folders: Folder of each worker's temporary files.
     """
 
     def __init__(self) -> None:
-        self.gone = False
+        self.ended = False
         self._processes: dict[str, BaseProcess] = {}
-        self._inboxes: dict[str, connection.Connection] = {}
+        self._readers: dict[str, connection.Connection] = {}
         self.folders: dict[str, Path] = {}
         self._folder: Path | None = None
 
@@ -160,62 +158,67 @@ class WorkerProcesses:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.gone = bool(self._processes)
+        self.ended = bool(self._processes)
         self.kill(list(self._processes))
         if self._folder is not None:
             remove_temporary_folder(self._folder)
 
     def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
-        """Start ``main(name, outbox, folder, *args)`` in a process of its own; `folder` is where its temporary files
-        belong."""
+        """Start ``main(name, events, folder, *args)`` in a process of its own.
+
+        Args:
+            name: Name of the worker.
+            main: Main function. Its `events` is an :class:`EventSender`, its `folder` is for temporary files.
+            args: Further arguments of `main`.
+        """
         self._folder = self._folder or make_temporary_folder()
         folder = self.folders[name] = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
         reader, writer = multiprocessing.Pipe(duplex=False)
-        with contextlib.suppress(OSError):  # a limit of the system's; a smaller pipe only makes senders wait sooner
+        with contextlib.suppress(OSError):  # beyond the system's limit senders only wait sooner
             fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         context = multiprocessing.get_context("forkserver")
-        process = context.Process(target=main, name=f"sfactory-{name}", args=(name, Outbox(writer), str(folder), *args))
+        process = context.Process(
+            target=main, name=f"sfactory-{name}", args=(name, EventSender(writer), str(folder), *args)
+        )
         with _lock:
             _launch(process)
         writer.close()
-        self._processes[name], self._inboxes[name] = process, reader
+        self._processes[name], self._readers[name] = process, reader
 
     def take(self, timeout: float) -> list[Any]:
-        """The messages that are waiting, one of each worker at most; waits up to `timeout` seconds if there is none."""
-        messages = []
-        for reader in connection.wait(list(self._inboxes.values()), timeout):
+        """Waiting events, at most one of each worker. Waits up to `timeout` seconds if there is none."""
+        events = []
+        for reader in connection.wait(list(self._readers.values()), timeout):
             try:
-                messages.append(reader.recv())
+                events.append(reader.recv())
             except (EOFError, OSError):
-                name = next(name for name, inbox in self._inboxes.items() if inbox is reader)
-                self._inboxes.pop(name).close()
-        return messages
+                name = next(name for name, other in self._readers.items() if other is reader)
+                self._readers.pop(name).close()
+        return events
 
     @property
     def names(self) -> list[str]:
-        """Of the workers that have been started and not been killed."""
+        """Names of the workers that have been started and not been killed."""
         return list(self._processes)
 
     def pids(self) -> dict[str, int]:
-        """Process ids of those that have not ended, by name."""
+        """Process ids of the workers that have not ended, by name."""
         return {name: process.pid for name, process in self._processes.items() if process.exitcode is None}
 
     def alive(self) -> set[str]:
-        """Names of the workers that have not ended, or whose last messages have not been taken."""
-        return {
-            name for name, process in self._processes.items() if process.exitcode is None or self._has_messages(name)
-        }
+        """Names of the workers that have not ended, or whose last events have not been taken."""
+        return {name for name, process in self._processes.items() if process.exitcode is None or self._has_events(name)}
 
-    def _has_messages(self, name: str) -> bool:
-        return name in self._inboxes and self._inboxes[name].poll()
+    def _has_events(self, name: str) -> bool:
+        return name in self._readers and self._readers[name].poll()
 
     def exit_codes(self) -> dict[str, int]:
-        """Exit codes of the workers that are not alive, by name; negative: the signal that killed it."""
+        """Exit codes of the workers that are not alive, by name; negative: the signal that killed the process."""
         alive = self.alive()
         return {name: process.exitcode for name, process in self._processes.items() if name not in alive}
 
     def resident_bytes(self) -> int:
-        """Resident memory of all workers; pages that they share count once for each."""
+        """Resident memory of all workers in bytes. Shared pages count once for each worker."""
         total = 0
         for process in self._processes.values():
             with contextlib.suppress(psutil.Error):
@@ -223,8 +226,8 @@ class WorkerProcesses:
         return total
 
     def kill(self, names: Collection[str]) -> None:
-        """End workers and forget them; what their environments have started ends too, also if the worker itself is
-        gone."""
+        """Kill workers, with everything that their environments have started, and remove them from this collection. A
+        worker may have died before."""
         processes = [self._processes.pop(name) for name in names]
         for process in processes:
             if process.exitcode is None:
@@ -234,6 +237,6 @@ class WorkerProcesses:
             process.join()
             process.close()
         for name in names:
-            if (inbox := self._inboxes.pop(name, None)) is not None:
-                inbox.close()
+            if (reader := self._readers.pop(name, None)) is not None:
+                reader.close()
             shutil.rmtree(self.folders.pop(name), ignore_errors=True)

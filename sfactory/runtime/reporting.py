@@ -1,4 +1,4 @@
-"""What a run tells: reports on the terminal and in the run folder, and its summary."""
+"""Reports of a run on the terminal and in the run folder, and its summary."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sfactory.config import env_name
 from sfactory.config.lag import max_lag, slot_count
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_folder import RunFolder
-from sfactory.runtime.workers import Plan
-from sfactory.telemetry.control_block import TERM, Episodes, KernelsChosen, Progress
+from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
+from sfactory.telemetry.events import TERM, Episodes, KernelsChosen, Progress
 from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, Summary
 
 Status = Literal["completed", "interrupted", "failed"]
@@ -26,13 +26,15 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
         status: completed, interrupted or failed.
         env_steps: Env steps trained on, over all resumes.
-        episode_return_mean: As last reported; NaN if no episode has ended.
-        signal: The signal that interrupted it, if one did.
+        wall_s: Seconds trained, over all resumes.
+        fps: Env steps per second over the whole run.
+        episode_return_mean: Mean return of recent episodes, as last reported; NaN if no episode has ended.
+        signal: The signal that interrupted the run, else None.
         run_dir: The run folder.
         kernels: Names of the kernels with which each kind of worker ran.
     """
@@ -48,12 +50,16 @@ class Result:
 
 
 class Reporter:
-    """Gathers what the workers tell of their progress, and makes reports of it.
+    """Collects events about progress, and makes reports of them.
+
+    Args:
+        plan: Plan of the run.
+        folder: Run folder.
 
     Attributes:
-        progress: The learner's newest message.
+        progress: The newest progress event of the learner.
         last: The newest report.
-        news: Whether anything has come since then.
+        news: Whether anything new has arrived since the newest report.
     """
 
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
@@ -69,9 +75,10 @@ class Reporter:
         self.last: Report | None = None
 
     def begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
-        """Training begins, or goes on from a checkpoint.
+        """Begin training, or continue from a checkpoint.
 
         Args:
+            snapshot: The checkpoint, or None.
             wall_s: Seconds that the run has taken so far.
         """
         config, steps, updates = self._plan.config, 0, 0
@@ -90,12 +97,13 @@ class Reporter:
         return self._speed.wall_s
 
     def add_episodes(self, episodes: Episodes) -> None:
-        """Count episodes that ended."""
+        """Add episodes that ended."""
         self._episodes.add(episodes.returns, episodes.lengths, episodes.extras)
         self.news = True
 
     def add_progress(self, new: Progress) -> None:
-        """Take the learner's newest message; statistics that it lacks (nothing was trained in between) stay."""
+        """Add a progress event of the learner. Statistics that it lacks, because nothing was trained since the last
+        one, are kept."""
         old, self.progress = self.progress, new
         self.news |= new.env_steps > old.env_steps
         if not new.losses:
@@ -111,7 +119,7 @@ class Reporter:
             self.note(f"{chosen.worker}: the kernel for {name} is not taken: {reason}")
 
     def report(self, load: dict[str, float]) -> Report:
-        """Make a report of all that has come, write it and show it.
+        """Make a report of everything that has arrived, write it and show it.
 
         Args:
             load: The metrics whose source is the load of the workers.
@@ -140,15 +148,17 @@ class Reporter:
         self._display.note(text)
 
     def figures(self) -> dict[str, float]:
-        """The figures of the last report that say how the run is."""
+        """Selected fields of the last report; empty before the first."""
         return {} if self.last is None else {name: getattr(self.last, name) for name in FIGURES}
 
     def close(self, status: Status, env_steps: int, error: str | None, signal: int | None) -> Result:
-        """Write the summary, and leave the terminal as it was.
+        """Write the summary, and close the display.
 
         Args:
-            error: What made a failed run fail.
-            signal: What interrupted an interrupted one, if it was a signal.
+            status: How the run ended.
+            env_steps: Env steps trained on.
+            error: Why the run failed, else None.
+            signal: The signal that interrupted the run, else None.
         """
         config, wall_s, fps = self._plan.config, self.wall_s, self._speed.overall_fps(env_steps)
         returns = self.last.episode_return_mean if self.last else self._episodes.report().return_mean
@@ -158,13 +168,13 @@ class Reporter:
                 frames=env_steps * self._plan.env.frameskip, wall_s=wall_s, fps=fps, episode_return_mean=returns,
                 extras=self.last.extras if self.last else {}, error=error,
             ).write(self._folder.summary)  # fmt: skip
-        except OSError as problem:
-            self.note(f"summary not written: {problem}")
+        except OSError as cause:
+            self.note(f"summary not written: {cause}")
         self._display.close()
         return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path, self._kernels)
 
     def nothing_to_do(self, snapshot: Snapshot) -> Result:
-        """Say that the checkpoint has all the env steps that were asked for."""
+        """Tell the user that the checkpoint already has the requested number of env steps."""
         steps, returns = snapshot.env_steps, math.nan if snapshot.episode_return is None else snapshot.episode_return
         self.note(
             f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps"
@@ -175,8 +185,8 @@ class Reporter:
         )
 
     def _write(self, report: Report) -> None:
-        """Keep a report in the run folder. Training does not depend on it; rows that could not be written wait for the
-        next time."""
+        """Write a report to the run folder. Training goes on without it; rows that could not be written are written
+        with the next report."""
         try:
             self._folder.restore(self._plan.env)
             self._writer.write(report)

@@ -1,4 +1,4 @@
-"""The runner: starts a run's processes, watches them, reports, and brings everything to an orderly end."""
+"""The runner: starts the processes of a run, supervises them, reports, and ends the run in an orderly way."""
 
 from __future__ import annotations
 
@@ -19,75 +19,78 @@ from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_folder import RunFolder, open_run
 from sfactory.runtime import workers
-from sfactory.runtime.fault_budget import FaultBudget
+from sfactory.runtime.budgets import FaultBudget, RestartBudget
 from sfactory.runtime.interrupts import end_at_once
 from sfactory.runtime.observed_state import observe, remove_status, write_report, write_status
+from sfactory.runtime.plan import PickledPlan, Plan
 from sfactory.runtime.planning import check_fit, make_plan, notes_on
 from sfactory.runtime.processes import WorkerProcesses, fork_server
 from sfactory.runtime.reporting import Reporter, Result, Status
-from sfactory.runtime.restarts import Restarts
 from sfactory.runtime.stacks import crash_in
+from sfactory.runtime.training import make_training
 from sfactory.runtime.watchdog import Watchdog
-from sfactory.telemetry.control_block import (
-    STARTING_S,
-    EnvironmentFaults,
+from sfactory.runtime.wires import Wires, make_wires, renew_sampling
+from sfactory.telemetry.control_block import STARTING_S
+from sfactory.telemetry.events import (
+    CheckpointResult,
     Episodes,
     Event,
-    Fault,
-    Finished,
+    Failure,
     KernelsChosen,
     Progress,
-    Saved,
+    SurvivedFaults,
+    TrainingEnded,
 )
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.stopwatch import COLUMNS, WORKING, Interval
 
 Callback = Callable[[Report], bool | None]
-Observer = Callable[[workers.Wires], bool]
+Observer = Callable[[Wires], bool]
 EVENT_POLL_S = 0.1
 STATUS_EVERY_S = 1.0
 CLOSING_S = 2.0
-"""How long workers may take to close their environments once the run is at its end."""
+"""Seconds that workers have to close their environments at the end of a run."""
 COMPUTE_TIMEOUT_S = 120.0
-"""Silence of a learner or policy worker after which it is replaced, where runtime.step_timeout_s is shorter."""
+"""Seconds without a heartbeat after which a learner or policy worker is replaced, where runtime.step_timeout_s is
+shorter."""
 SAVING_S = 60.0
-"""How long the learner may take for its present batch and its last checkpoint; a second Ctrl-C ends the wait."""
+"""Seconds that the learner has for its current batch and its last checkpoint. A second Ctrl-C ends the wait."""
 
 
 def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
     """Train an agent, or resume the run in the config's folder.
 
     Args:
-        config: What to train. The family's preset fills the fields that its creator left open.
-        callbacks: Called with every :class:`sfactory.telemetry.metrics.Report`; one that returns False ends the run as
-            interrupted.
+        config: Configuration of the run. The preset of the environment's family fills the fields that are not set.
+        callbacks: Called with every :class:`sfactory.telemetry.metrics.Report`. Returning False interrupts the run.
 
     Returns:
-        How the run ended. After Ctrl-C or SIGTERM, or a callback's False, the status is interrupted and the run is
+        The result of the run. After Ctrl-C, SIGTERM or a callback's False its status is interrupted, and the run is
         saved.
 
     Raises:
-        ConfigError: Before anything has started; names every problem.
-        EnvironmentFault: Environments raised or broke their API more often than a run survives; it is saved.
-        RunFailed: A worker failed or vanished; the run is saved if the learner could, also if it was the learner that
-            failed.
-        Exception: What a callback raised; the run is saved.
+        ConfigError: If the configuration cannot work, before anything has started; names every problem.
+        EnvironmentFault: If environments raise or break their API more often than a run survives. The run is saved.
+        RunFailed: If a worker fails, or processes are lost too often. The run is saved if the learner still can.
+        Exception: Whatever a callback raises. The run is saved.
     """
     return run_resolved(resolve(config), callbacks)
 
 
 def run_resolved(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
-    """:func:`train` with a config whose preset has been applied."""
+    """Train with a config whose preset has been applied. Otherwise as :func:`train`."""
     with contextlib.nullcontext() if config.serial else fork_server():
         return run_plan(make_plan(config), callbacks)
 
 
-def run_plan(plan: workers.Plan, callbacks: Sequence[Callback] = (), observer: Observer | None = None) -> Result:
-    """:func:`train` with what :func:`sfactory.runtime.planning.make_plan` gave.
+def run_plan(plan: Plan, callbacks: Sequence[Callback] = (), observer: Observer | None = None) -> Result:
+    """Train by a plan. Otherwise as :func:`train`.
 
     Args:
-        observer: Called about ten times a second with what the processes share, to be looked at; False ends the run as
-            interrupted.
+        plan: From :func:`sfactory.runtime.planning.make_plan`.
+        callbacks: As for :func:`train`.
+        observer: Called about ten times a second with the wires of the run. It must not write to them. Returning False
+            interrupts the run.
     """
     with open_run(plan.config, plan.env) as folder:
         folder.keep_spec(plan.env)
@@ -99,11 +102,11 @@ def run_plan(plan: workers.Plan, callbacks: Sequence[Callback] = (), observer: O
 
 
 class _Supervisor:
-    """One run from its first process to its summary."""
+    """Supervises one run from its first process to its summary."""
 
     def __init__(
         self,
-        plan: workers.Plan,
+        plan: Plan,
         folder: RunFolder,
         store: CheckpointStore,
         snapshot: Snapshot | None,
@@ -116,33 +119,34 @@ class _Supervisor:
         self._reporter = Reporter(plan, folder)
         self._begin(snapshot, 0.0 if snapshot is None else snapshot.wall_s)
         self._learner_restarts, self._sampling_restarts = (
-            Restarts(config.runtime.restarts),
-            Restarts(config.runtime.restarts),
+            RestartBudget(config.runtime.restarts),
+            RestartBudget(config.runtime.restarts),
         )
         self._budget = FaultBudget(config.runtime.env_fault_rate, self._reporter.note)
-        self._fault: Fault | None = None
+        self._failure: Failure | None = None
         self._error: Exception | None = None
-        self._finished: Finished | None = None
+        self._ended: TrainingEnded | None = None
         self._signal: int | None = None
         self._cancelled = self._report_asked = False
         self._processes = WorkerProcesses()
-        self._shared_plan = None if config.serial else workers.SharedPlan(plan)
+        self._pickled_plan = None if config.serial else PickledPlan(plan)
 
     def _begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
-        """Make everything that starts anew when the learner does.
+        """Create everything that a restart of the learner renews.
 
         Args:
+            snapshot: Checkpoint to continue from, or None.
             wall_s: Seconds that the run has taken so far.
         """
         self._reporter.begin(snapshot, wall_s)
-        self._wires = workers.make_wires(self._plan, local=self._plan.config.serial)
-        self._last_board = self._last_status = (time.monotonic(), self._wires.board.snapshot())
+        self._wires = make_wires(self._plan, local=self._plan.config.serial)
+        self._last_snapshot = self._last_status = (time.monotonic(), self._wires.control.snapshot())
 
     def run(self) -> Result:
-        """Run to the end, whatever it is.
+        """Run until the end, successful or not.
 
         Raises:
-            EnvironmentFault, RunFailed, Exception: After saving and writing the summary.
+            EnvironmentFault, RunFailed, Exception: As :func:`train`, after saving and writing the summary.
         """
         remove_status(self._folder.path)
         if self._snapshot is not None and self._snapshot.env_steps >= self._plan.config.steps:
@@ -159,7 +163,7 @@ class _Supervisor:
                     self._run_serial()
                 else:
                     self._run_processes()
-                self._report_the_end()
+                self._report_rest()
             except Exception as error:
                 self._fail(error)
             self._budget.flush()
@@ -167,14 +171,14 @@ class _Supervisor:
             remove_status(self._folder.path)
         if self._error is not None:
             raise self._error
-        if self._fault is not None:
-            raise (EnvironmentFault if self._fault.bad_environment else RunFailed)(_describe(self._fault))
+        if self._failure is not None:
+            raise (EnvironmentFault if self._failure.environment_fault else RunFailed)(_describe(self._failure))
         return result
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end the run in an orderly way, the second one at once; SIGUSR1 saves, SIGUSR2 reports, and
-        both go on."""
+        """Handle signals: the first SIGINT or SIGTERM saves and ends the run, the second ends it at once; SIGUSR1
+        requests a checkpoint, SIGUSR2 a report of the stacks of all processes."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -189,7 +193,7 @@ class _Supervisor:
 
         handlers = {
             signal.SIGINT: interrupt, signal.SIGTERM: interrupt,
-            signal.SIGUSR1: lambda *_: self._wires.board.request_save(),
+            signal.SIGUSR1: lambda *_: self._wires.control.request_save(),
             signal.SIGUSR2: ask_for_report,
         }  # fmt: skip
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -200,19 +204,21 @@ class _Supervisor:
                 signal.signal(number, handler)
 
     def _fail(self, error: Exception) -> None:
-        """Take note of what went wrong in this process; the first thing counts."""
-        if self._error is None and self._fault is None:
+        """Record an error of this process as the failure of the run, unless there is one already."""
+        if self._error is None and self._failure is None:
             self._error = error
-            self._fault = Fault("runner", f"{type(error).__name__}: {error}", "", isinstance(error, EnvironmentFault))
+            self._failure = Failure(
+                "runner", f"{type(error).__name__}: {error}", "", isinstance(error, EnvironmentFault)
+            )
 
-    # One process
+    # Serial mode
 
     def _run_serial(self) -> None:
-        """All workers in turn, in this process."""
+        """Run all workers in turn in this process."""
         torch.manual_seed(self._plan.config.seed)
         threads = torch.get_num_threads()
         torch.set_num_threads(devices.learner_torch_threads(self._plan.config))
-        training = workers.make_training(self._plan, self._wires, self._store)
+        training = make_training(self._plan, self._wires, self._store)
         generation = self._reporter.progress.env_steps
         policies = [
             workers.make_policy_worker(self._plan, self._wires, i, generation) for i in range(len(self._wires.requests))
@@ -233,7 +239,7 @@ class _Supervisor:
                 self._watch(self._wires.events.take())
             end = training.finish
         except SfactoryError as error:
-            self._fault = Fault("serial", str(error), "", isinstance(error, EnvironmentFault))
+            self._failure = Failure("serial", str(error), "", isinstance(error, EnvironmentFault))
         except Exception as error:
             self._fail(error)
         finally:
@@ -241,24 +247,24 @@ class _Supervisor:
                 rollout.report()
                 rollout.close()
             end()
-            self._wires.board.close()
+            self._wires.control.close()
             self._watch(self._wires.events.take(), report=False)
             torch.set_num_threads(threads)
 
-    # Several processes
+    # Worker processes
 
     def _run_processes(self) -> None:
         with self._processes:
             self._start_learner()
             self._start_sampling()
             try:
-                while self._finished is None and not self._ending():
+                while self._ended is None and not self._ending():
                     self._watch(self._processes.take(EVENT_POLL_S))
                     if lost := self._lost_processes():
                         self._replace(lost)
             except Exception as error:
                 self._fail(error)
-            self._wires.board.stop()
+            self._wires.control.stop()
             self._await_end()
 
     def _start_learner(self) -> None:
@@ -266,7 +272,7 @@ class _Supervisor:
 
     def _start_sampling(self) -> None:
         config = self._plan.config
-        # So that new environments do not play again what those before them have played.
+        # Different at every start, so that new environments do not repeat old episodes.
         generation = self._reporter.progress.env_steps + self._learner_restarts.total + self._sampling_restarts.total
         for i in range(config.runtime.policy_workers):
             self._start(f"policy-{i}", workers.policy_main, i, generation)
@@ -275,19 +281,19 @@ class _Supervisor:
         self._watchdog = self._new_watchdog()
 
     def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
-        self._processes.start(name, workers.process_main, target, self._shared_plan, self._wires, *args)
+        self._processes.start(name, workers.process_main, target, self._pickled_plan, self._wires, *args)
 
     def _lost_processes(self) -> dict[str, str]:
-        """Processes that ended by themselves or that show no sign of life, and what is wrong with each."""
-        if self._fault is not None or self._finished is not None:
+        """Names of processes that have died or hang, each with a description."""
+        if self._failure is not None or self._ended is not None:
             return {}
         lost = {
-            name: _end_of(code, crash_in(self._processes.folders[name]))
+            name: _exit_description(code, crash_in(self._processes.folders[name]))
             for name, code in self._processes.exit_codes().items()
         }
-        board = self._wires.board
-        table = board.snapshot()
-        heartbeats = dict(zip(board.names, table[:, COLUMNS.index("heartbeat")].tolist(), strict=True))
+        control = self._wires.control
+        table = control.snapshot()
+        heartbeats = dict(zip(control.names, table[:, COLUMNS.index("heartbeat")].tolist(), strict=True))
         work = float(table[:, [COLUMNS.index(phase) for phase in WORKING]].sum())
         if not lost and (lost := self._watchdog.look(heartbeats, work)):
             self._write_report("; ".join(f"{name}: {problem}" for name, problem in lost.items()))
@@ -295,10 +301,10 @@ class _Supervisor:
 
     def _new_watchdog(self) -> Watchdog:
         limit = self._plan.config.runtime.step_timeout_s
-        # Only environments hang for reasons of their own; the others may have much to compute.
+        # Only environments hang by themselves; learner and policy workers may compute for long.
         patient = max(limit, COMPUTE_TIMEOUT_S)
         return Watchdog(
-            {name: limit if name.startswith("rollout") else patient for name in self._wires.board.names},
+            {name: limit if name.startswith("rollout") else patient for name in self._wires.control.names},
             patient + STARTING_S,
         )
 
@@ -312,12 +318,11 @@ class _Supervisor:
         )
 
     def _replace(self, lost: dict[str, str]) -> None:
-        """Start anew what cannot go on without the lost processes: everything, from the newest checkpoint, or all that
-        samples.
+        """Restart every process that depends on a lost one.
 
-        Whoever shares a queue with a killed process may find it locked for good, and a policy worker keeps the state of
-        its groups' episodes. So all sampling processes go with one of them; the learner, which shares no lock with
-        them, stays as it is.
+        A queue that a killed process has shared may stay locked, and a policy worker holds the RNN states of its
+        groups. So with one sampling process all of them are restarted. The learner shares no lock with them and stays.
+        Without the learner everything is restarted from the newest checkpoint.
         """
         what = "; ".join(f"{name}: {problem}" for name, problem in lost.items())
         whole = "learner" in lost
@@ -330,7 +335,7 @@ class _Supervisor:
                 f"worker process lost: {what}; after {limit} restarts without any progress the run ends "
                 "(runtime.restarts)"
             )
-            self._fault = Fault(next(iter(lost)), message, "")
+            self._failure = Failure(next(iter(lost)), message, "")
             return
         consequence = (
             f"everything starts anew from the checkpoint at {saved_steps} env steps"
@@ -344,13 +349,13 @@ class _Supervisor:
             self._start_learner()
         else:
             self._processes.kill([name for name in self._processes.names if name != "learner"])
-            self._wires = workers.renew_sampling(self._plan, self._wires)
+            self._wires = renew_sampling(self._plan, self._wires)
         self._start_sampling()
 
     def _await_end(self) -> None:
-        """Let the learner save, if it has trained, and all processes end; go on taking events, or a full pipe would
-        hold them up."""
-        trained = self._wires.board.total("learner", "batches") > 0
+        """Wait until the learner has saved, if it has trained, and all processes have ended. Events are still taken,
+        since a full pipe would block their senders."""
+        trained = self._wires.control.total("learner", "batches") > 0
         begin = time.monotonic()
         while alive := self._processes.alive():
             waited = time.monotonic() - begin
@@ -361,69 +366,69 @@ class _Supervisor:
     # Watching
 
     def _ending(self) -> bool:
-        """Whether something other than the number of steps ends the run."""
-        return self._signal is not None or self._fault is not None or self._cancelled
+        """Whether a signal, a failure or a callback ends the run."""
+        return self._signal is not None or self._failure is not None or self._cancelled
 
     def _watch(self, events: list[Event], report: bool = True) -> None:
+        """Process events, and report what is due."""
         for event in events:
             match event:
                 case Episodes():
                     self._reporter.add_episodes(event)
-                case EnvironmentFaults():
-                    self._survive(event)
+                case SurvivedFaults():
+                    self._survive_faults(event)
                 case Progress():
                     self._reporter.add_progress(event)
                 case KernelsChosen():
                     self._reporter.add_kernels(event)
-                case Saved(error=str() as error):
+                case CheckpointResult(error=str() as error):
                     self._reporter.note(error)
-                case Finished():
-                    self._finished = event
+                case TrainingEnded():
+                    self._ended = event
                     if event.unsaved:
-                        self._fault = self._fault or Fault(
+                        self._failure = self._failure or Failure(
                             "learner", f"{event.unsaved}; what was learned since the last one is lost", ""
                         )
-                case Fault() if not self._ending():
-                    self._fault = event
-        if report and time.monotonic() - self._last_board[0] >= self._plan.config.log.report_every_s:
+                case Failure() if not self._ending():
+                    self._failure = event
+        if report and time.monotonic() - self._last_snapshot[0] >= self._plan.config.log.report_every_s:
             self._report()
         if report and time.monotonic() - self._last_status[0] >= STATUS_EVERY_S:
-            self._tell_status()
+            self._write_status()
         if self._report_asked:
             self._report_asked = False
             self._write_report("asked for by SIGUSR2")
         if report and self._observer is not None:
             self._cancelled |= not self._observer(self._wires)
 
-    def _survive(self, event: EnvironmentFaults) -> None:
-        """Tell of environments' faults, and end the run if there are too many."""
+    def _survive_faults(self, event: SurvivedFaults) -> None:
+        """Show faults of environments, and end the run if there are too many."""
         self._budget.add(event)
         self._reporter.news = True
-        board = self._wires.board
-        rollouts = [name for name in board.names if name.startswith("rollout")]
+        control = self._wires.control
+        rollouts = [name for name in control.names if name.startswith("rollout")]
         faults, env_steps = (
-            int(sum(board.total(name, column) for name in rollouts)) for column in ("env_faults", "rows")
+            int(sum(control.total(name, column) for name in rollouts)) for column in ("env_faults", "rows")
         )
-        if (problem := self._budget.excess(faults, env_steps)) and not (self._ending() or self._finished):
-            self._fault = Fault("runner", problem, "", bad_environment=True)
+        if (problem := self._budget.excess(faults, env_steps)) and not (self._ending() or self._ended):
+            self._failure = Failure("runner", problem, "", environment_fault=True)
 
-    def _tell_status(self) -> None:
-        """Keep the state of the run where `python -m sfactory.status` finds it."""
+    def _write_status(self) -> None:
+        """Write the state of the run for `python -m sfactory.status`."""
         write_status(
             self._folder.path, observe(self._wires, self._processes, self._last_status[1], self._reporter.figures())
         )
-        self._last_status = (time.monotonic(), self._wires.board.snapshot())
+        self._last_status = (time.monotonic(), self._wires.control.snapshot())
 
-    def _report_the_end(self) -> None:
-        """Report what has come since the last time; the rollout workers' last episodes come after the learner's last
-        message."""
+    def _report_rest(self) -> None:
+        """Report what is new since the last report: the last episodes arrive after the learner's last event."""
         if self._reporter.news:
             self._report()
 
     def _report(self) -> None:
-        """Write one row, show it, and ask the callbacks."""
+        """Write a report, show it, and call the callbacks."""
         report = self._reporter.report(self._load())
-        self._wires.board.episode_return = report.episode_return_mean
+        self._wires.control.episode_return = report.episode_return_mean
         if self._error is not None:
             return
         try:
@@ -433,10 +438,10 @@ class _Supervisor:
             self._fail(error)
 
     def _load(self) -> dict[str, float]:
-        """What the workers did since the last report, from the board, and where the slots are."""
-        table, (_, old) = self._wires.board.snapshot(), self._last_board
-        self._last_board = (time.monotonic(), table)
-        interval = Interval(self._wires.board.names, old, table)
+        """Fields of a report about the load of the workers since the last report, and about slots."""
+        table, (_, old) = self._wires.control.snapshot(), self._last_snapshot
+        self._last_snapshot = (time.monotonic(), table)
+        interval = Interval(self._wires.control.names, old, table)
         batches = interval.column("policy", "batches").sum()
         state = self._wires.arena.state
         return {
@@ -448,30 +453,33 @@ class _Supervisor:
             "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
             "env_faults": int(table[:, COLUMNS.index("env_faults")].sum()),
             "rss_mb": math.nan
-            if self._processes.gone
+            if self._processes.ended
             else (psutil.Process().memory_info().rss + self._processes.resident_bytes()) / 2**20,
         }
 
     def _close(self) -> Result:
-        status: Status = "completed" if self._finished is not None and self._finished.completed else "interrupted"
-        if self._fault is not None:
+        status: Status = "completed" if self._ended is not None and self._ended.completed else "interrupted"
+        if self._failure is not None:
             status = "failed"
-        env_steps = self._finished.env_steps if self._finished else self._reporter.progress.env_steps
-        return self._reporter.close(status, env_steps, _describe(self._fault) if self._fault else None, self._signal)
+        env_steps = self._ended.env_steps if self._ended else self._reporter.progress.env_steps
+        return self._reporter.close(
+            status, env_steps, _describe(self._failure) if self._failure else None, self._signal
+        )
 
 
-def _describe(fault: Fault) -> str:
-    """A fault for the user: an environment's message holds its own traceback already."""
-    if fault.bad_environment or not fault.traceback:
-        return f"{fault.process}: {fault.message}"
-    return f"{fault.process}: {fault.message}\n{fault.traceback}"
+def _describe(failure: Failure) -> str:
+    """A failure as shown to the user. The message of an environment's fault includes its traceback already."""
+    if failure.environment_fault or not failure.traceback:
+        return f"{failure.process}: {failure.message}"
+    return f"{failure.process}: {failure.message}\n{failure.traceback}"
 
 
-def _end_of(code: int, crash: str) -> str:
-    """How a process ended, for the user.
+def _exit_description(code: int, crash: str) -> str:
+    """How a process ended, as shown to the user.
 
     Args:
-        crash: Where it has crashed, if it could say so.
+        code: Exit code; negative: the signal that killed it.
+        crash: Stack of the crash, as far as the process could write it.
     """
     if code >= 0:
         return f"exit status {code}"

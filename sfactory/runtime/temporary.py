@@ -1,4 +1,4 @@
-"""Temporary folders of this process, removed at the latest when it is ended at once."""
+"""Temporary folders of this process, which are removed even if an interrupt ends it at once."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _temporary: set[Path] = set()
 
 
 def make_temporary_folder() -> Path:
-    """A folder in the system's place for temporary files; it is on this process's list of those to be removed."""
+    """Make a folder among the system's temporary files and register it for removal."""
     folder = Path(tempfile.mkdtemp(prefix="sfactory-"))
     _temporary.add(folder)
     return folder
 
 
 def remove_temporary_folder(folder: Path) -> None:
-    """Remove what :func:`make_temporary_folder` gave."""
+    """Remove a folder of :func:`make_temporary_folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     _temporary.discard(folder)
 
 
 def remove_temporary_folders() -> None:
-    """Remove all that there still are."""
+    """Remove all registered folders."""
     for folder in list(_temporary):
         remove_temporary_folder(folder)
 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards, also if an interrupt ends the process at once."""
+    """A temporary folder that is removed on exit, and also if an interrupt ends the process at once."""
     folder = make_temporary_folder()
     try:
         yield folder

@@ -1,4 +1,4 @@
-"""Who hangs: processes without a sign of life, and a run in which nobody works although all are alive."""
+"""The watchdog: finds processes without a heartbeat, and runs that stall although all processes are alive."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable
 
 LOOK_S = 1.0
-"""What one look counts for at most. Whoever looks more seldom was held up, perhaps with everybody else: the machine
-slept, this process was stopped, or it was busy with a callback."""
+"""Longest time in seconds that one look counts for. Longer gaps mean that this process was held up, perhaps with all
+others: the machine slept, the process was stopped, or a callback took long."""
 
 
 class Watchdog:
-    """Looks at a run again and again, and counts the seconds that it has been looking on.
+    """Measures silence in the time that it has been watching, which excludes times at which it could not.
 
     Args:
-        limits: Seconds of silence after which a process counts as hanging, by name.
-        stall_s: Seconds without any work after which the run does.
-        clock: Seconds; monotonic.
+        limits: Seconds without a heartbeat after which a process counts as hanging, by name.
+        stall_s: Seconds without any work after which the run counts as stalled.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, limits: dict[str, float], stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,12 +28,12 @@ class Watchdog:
         self._work = -1.0
 
     def look(self, heartbeats: dict[str, float], work: float) -> dict[str, str]:
-        """What is wrong, by the name of the process, or of "sampling" if no single process is to blame.
+        """Descriptions of what hangs, by the name of the process, or "sampling" if the run stalls without a hanging
+        process.
 
         Args:
-            heartbeats: When each process last gave a sign of life, by the same clock; in the future if it is only about
-                to start.
-            work: Any number that grows as long as anybody in the run works, rather than wait for others.
+            heartbeats: Time of each process's last heartbeat by the same clock; in the future if it has yet to start.
+            work: Any number that grows while any process works rather than waits for others.
         """
         now = self._clock()
         step = min(now - self._looked, LOOK_S)

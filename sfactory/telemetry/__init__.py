@@ -1,1 +1,1 @@
-"""What a run tells: shared counters, stopwatches, metrics and their files, and the display."""
+"""Telemetry: events, the control block, stopwatches, traces, metrics and the display."""

@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: a live panel, one plain line per report, or nothing."""
+"""Display of a run on the terminal: a live panel, one plain line per report, or nothing."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SPEEDS = 6
-"""Reports over which the speed behind the time left is averaged."""
+"""Reports over which the speed for the estimate of the remaining time is averaged."""
 _WIDTH = 100
-"""Columns of the live panel on a wide terminal."""
+"""Width of the live panel on a wide terminal, in characters."""
 _EXTRAS = 8
-"""Extras that are shown; TensorBoard has them all."""
+"""Most extras that are shown. TensorBoard has all of them."""
 
 
 class Display:
     """Shows reports on standard output.
 
-    The live panel is redrawn on updates only, by no thread, and leaves the cursor visible: whatever ends the process,
-    Ctrl-C or a kill, the terminal is as it should be.
+    The live panel is redrawn only on updates, without a thread, and the cursor stays visible. So the terminal stays
+    intact however the process ends.
 
     Args:
-        mode: auto is live on a terminal and plain elsewhere.
-        title: The run's name.
+        mode: live, plain or none; auto is live on a terminal and plain elsewhere.
+        title: Name of the run.
         steps: Env steps to train for.
         slots: Slots of the arena.
         max_lag: The bound on the policy lag, in learner updates.
-        console: Where to draw; unset: standard output.
+        console: Where to draw the live panel; None: standard output.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Display:
             self._running().console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Leave the last panel on the terminal and go on below it. May be called twice."""
+        """Leave the last panel on the terminal, with the cursor below it. May be called twice."""
         if self._live is not None:
             self._live.stop()
             self._live = None

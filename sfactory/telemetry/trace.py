@@ -1,7 +1,7 @@
-"""Traces: what every process did when, on one clock, as a file for ui.perfetto.dev or chrome://tracing.
+"""Traces: timelines of all processes on one clock, as a file for ui.perfetto.dev or chrome://tracing.
 
-Every stopwatch reads CLOCK_MONOTONIC, which is the same for all processes of a machine. A process that traces keeps its
-last laps in memory and writes them when it ends; :func:`write_trace` puts the parts of all processes together.
+Every stopwatch reads CLOCK_MONOTONIC, which all processes of a machine share. A tracing process keeps its last laps in
+memory and writes them when it ends; :func:`write_trace` merges the laps of all processes.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from pathlib import Path
 import numpy as np
 
 from sfactory.files import write_atomically
-from sfactory.telemetry.stopwatch import PHASES, Household, Stopwatch
+from sfactory.telemetry.stopwatch import PHASES, ProcessBusyTime, Stopwatch
 
 LAPS_KEPT = 200_000
-"""Of each process, the last ones; 9 bytes each."""
+"""Most laps kept by each worker, 9 bytes each."""
 _NUMBER = {name: i for i, name in enumerate(PHASES)}
 
 
 class TracingStopwatch(Stopwatch):
-    """A stopwatch that remembers its last laps and writes them when it is closed.
+    """A stopwatch that keeps its last laps and writes them when it is closed.
 
     Args:
-        row: As of :class:`Stopwatch`.
-        path: Of the npz file: ``ends`` float64 ``[n]`` in monotonic seconds, in order, and ``phases`` uint8 ``[n]``,
-            indices of PHASES. A lap begins where the one before it ends, so the first one only says where the second
-            begins.
+        row: As for :class:`Stopwatch`.
+        path: The npz file to write: ``ends`` float64 ``[n]`` in monotonic seconds, in order, and ``phases`` uint8
+            ``[n]``, indices of PHASES. A lap begins where the previous one ends, so the first one only marks the begin
+            of the second.
+        busy_time: As for :class:`Stopwatch`.
     """
 
-    def __init__(self, row: np.ndarray, path: Path, household: Household | None = None) -> None:
-        super().__init__(row, household)
+    def __init__(self, row: np.ndarray, path: Path, busy_time: ProcessBusyTime | None = None) -> None:
+        super().__init__(row, busy_time)
         self._path = path
         self._ends, self._phases = array("d", bytes(8 * LAPS_KEPT)), array("B", bytes(LAPS_KEPT))
         self._ends[0] = self._last
@@ -59,16 +60,14 @@ def write_trace(
     end: float,
     levels: Mapping[str, Sequence[tuple[float, float]]],
 ) -> None:
-    """Put the processes' parts together into one file in Chrome's trace event format (JSON object with
-    ``traceEvents``).
+    """Write one file in Chrome's trace event format (JSON object with ``traceEvents``) from the laps of all workers.
 
     Args:
-        file: To write.
-        parts: Folder with the npz file of every process.
-        names: Of the processes, in the order in which they are shown. One that was killed has no part and shows no
-            laps.
-        begin, end: Monotonic seconds; laps that lie outside are left out, and times count from `begin`.
-        levels: Values over time by name, as (monotonic seconds, value), for example of queues.
+        file: The file to write.
+        parts: Folder with the npz file of every worker.
+        names: Names of the workers, in the order in which they are shown. A killed one has no file and shows no laps.
+        begin, end: Interval to write, in monotonic seconds. Times in the file count from `begin`.
+        levels: Values over time by name, as (monotonic seconds, value), for example lengths of queues.
 
     Raises:
         OSError: If the file cannot be written.

@@ -12,8 +12,8 @@ from test_invariants import busy_config
 
 from sfactory.config import LossConfig, OptimConfig
 from sfactory.data.batch import Assembler
-from sfactory.data.staging import Packed, PackedInTurns
-from sfactory.data.weights import Publisher, WeightBoard
+from sfactory.data.staging import DoubleBuffer, StagingBuffer
+from sfactory.data.weights import PublishedWeights, WeightPublisher
 
 CPU = torch.device("cpu")
 ARRAYS = [
@@ -30,14 +30,16 @@ def device(request, monkeypatch) -> LateDevice:
     device = LateDevice(request.param)
     monkeypatch.setattr(torch, "get_device_module", lambda *_: device)
     for name in ("upload", "download"):
-        original = getattr(Packed, name)
-        monkeypatch.setattr(Packed, name, lambda self, *args, original=original: device.later(original)(self, *args))
+        original = getattr(StagingBuffer, name)
+        monkeypatch.setattr(
+            StagingBuffer, name, lambda self, *args, original=original: device.later(original)(self, *args)
+        )
     return device
 
 
 @pytest.mark.parametrize("staged", [True, False])
 def test_one_copy_moves_all_arrays(staged: bool) -> None:
-    packed = Packed(ARRAYS, CPU, staged)
+    packed = StagingBuffer(ARRAYS, CPU, staged)
     rng = np.random.default_rng(0)
     values = [rng.integers(0, 2, shape).astype(dtype) for shape, dtype in ARRAYS]
     for array, value in zip(packed.arrays, values, strict=True):
@@ -54,7 +56,7 @@ def test_one_copy_moves_all_arrays(staged: bool) -> None:
 
 
 def test_no_batch_is_overwritten_before_the_device_has_used_it(device: LateDevice) -> None:
-    turns = PackedInTurns([((4,), np.dtype(np.float32))], CPU)
+    turns = DoubleBuffer([((4,), np.dtype(np.float32))], CPU)
     seen: list[torch.Tensor] = []
     for number in range(7):
         packed = turns.next()
@@ -68,20 +70,20 @@ def test_no_batch_is_overwritten_before_the_device_has_used_it(device: LateDevic
 
 
 def test_weights_are_published_as_they_were_and_never_before_they_have_arrived(device: LateDevice) -> None:
-    board, vector = WeightBoard(3), torch.zeros(3)
-    publisher, out = Publisher(board, vector, staged=True), torch.zeros(3)
+    published, vector = PublishedWeights(3), torch.zeros(3)
+    publisher, out = WeightPublisher(published, vector, staged=True), torch.zeros(3)
     publisher._host.copy_ = device.later(publisher._host.copy_)
     for version in range(1, 5):
         device.current.give(lambda version=version: vector.fill_(version))
         publisher.publish(version)
         publisher.finish(wait=False)
-        assert board.version == version - 1, "the device has not come to it yet"
+        assert published.version == version - 1, "the device has not come to it yet"
         if version % 2:
             publisher.finish()
-            assert board.read(out) == version
+            assert published.read(out) == version
             assert (out == version).all()
     publisher.finish()
-    assert board.read(out) == 4
+    assert published.read(out) == 4
     assert (out == 4).all()
 
 
@@ -99,7 +101,7 @@ def test_training_by_staged_batches_is_the_same(algo: str, sync: bool, tmp_path)
         learner = run.learner
         try:
             learner._assemble = Assembler(run.wires.arena, learner._per_batch, CPU, staged)
-            learner._publisher = Publisher(run.wires.weights, learner._flat.vector, staged)
+            learner._publisher = WeightPublisher(run.wires.weights, learner._flat.vector, staged)
             while learner.updates < 24:
                 for worker in (*run.policies, *run.rollouts, learner):
                     worker.poll(0)

@@ -26,8 +26,8 @@ from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, Runtim
 from sfactory.config.validation import validate
 from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.batch import Assembler, Batch
-from sfactory.data.staging import Packed
-from sfactory.data.weights import FlatWeights, WeightBoard
+from sfactory.data.staging import StagingBuffer
+from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Engine, TorchEngine
 from sfactory.engines.cuda_graphs import Recorder
 from sfactory.engines.graphed import GraphedEngine, padded_sizes
@@ -36,8 +36,8 @@ from sfactory.errors import ConfigError
 from sfactory.learner import Learner
 from sfactory.model import build_model
 from sfactory.networks import TorchNetwork
-from sfactory.runtime import workers
 from sfactory.runtime.planning import make_plan
+from sfactory.runtime.wires import make_wires
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.telemetry.stopwatch import COLUMNS, Stopwatch
 
@@ -73,7 +73,7 @@ def watch() -> Stopwatch:
 
 def make_engines(
     core: str, autocast: torch.dtype | None = None
-) -> tuple[Arena, WeightBoard, TorchEngine, GraphedEngine]:
+) -> tuple[Arena, PublishedWeights, TorchEngine, GraphedEngine]:
     """A plain and a graphed engine of one model."""
     spec = make_spec()
     torch.manual_seed(0)
@@ -81,14 +81,14 @@ def make_engines(
         spec.observation, spec.action, ModelConfig(hidden=(8,), features=16, core_size=4, **CORES[core])
     ).eval()
     arena = make_arena(spec, model.state_size)
-    board = WeightBoard(FlatWeights(copy.deepcopy(model)).vector.numel())
+    published = PublishedWeights(FlatWeights(copy.deepcopy(model)).vector.numel())
     plain = TorchEngine(copy.deepcopy(model), arena, GROUPS, autocast, watch())
-    return arena, board, plain, GraphedEngine(copy.deepcopy(model), arena, GROUPS, CPU, autocast, watch())
+    return arena, published, plain, GraphedEngine(copy.deepcopy(model), arena, GROUPS, CPU, autocast, watch())
 
 
-def publish_random(board: WeightBoard, version: int) -> None:
+def publish_random(published: PublishedWeights, version: int) -> None:
     generator = torch.Generator().manual_seed(version)
-    board.publish(torch.randn(board._buffers.array.shape[1], generator=generator) * 0.3, version)
+    published.publish(torch.randn(published._buffers.array.shape[1], generator=generator) * 0.3, version)
 
 
 def random_requests(rng: np.random.Generator, steps: list[int]) -> list[tuple[int, int, int, bool]]:
@@ -118,13 +118,13 @@ def test_sizes_hold_every_number_of_groups(groups: int) -> None:
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("core", CORES)
 def test_padded_batches_give_the_answers_and_states_of_plain_ones(core: str, autocast: torch.dtype | None) -> None:
-    arena, board, plain, graphed = make_engines(core, autocast)
+    arena, published, plain, graphed = make_engines(core, autocast)
     rng, steps = np.random.default_rng(0), [0] * GROUPS
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if autocast is None else {"rtol": 5e-2, "atol": 5e-2}
     for turn in range(40):
         if turn % 9 == 0:
-            publish_random(board, turn)
-            assert plain.refresh(board) == graphed.refresh(board) == turn
+            publish_random(published, turn)
+            assert plain.refresh(published) == graphed.refresh(published) == turn
         requests = random_requests(rng, steps)
         for expected, got in zip(answers_of(plain, arena, requests), answers_of(graphed, arena, requests), strict=True):
             np.testing.assert_allclose(got, expected, **tolerance)
@@ -135,11 +135,13 @@ def test_padded_batches_give_the_answers_and_states_of_plain_ones(core: str, aut
 def test_the_host_waits_for_what_it_reads_and_overwrites(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a device that does its work at its own time, answers are the same."""
     device = LateDevice(eager)
-    arena, board, plain, _ = make_engines("gru")
+    arena, published, plain, _ = make_engines("gru")
     monkeypatch.setattr(torch, "get_device_module", lambda *_: device)
     for name in ("upload", "download"):
-        original = getattr(Packed, name)
-        monkeypatch.setattr(Packed, name, lambda self, *args, original=original: device.later(original)(self, *args))
+        original = getattr(StagingBuffer, name)
+        monkeypatch.setattr(
+            StagingBuffer, name, lambda self, *args, original=original: device.later(original)(self, *args)
+        )
 
     def recorded(work: Callable[[], object], _: object) -> Callable[[], object]:
         return device.later(work)
@@ -151,9 +153,9 @@ def test_the_host_waits_for_what_it_reads_and_overwrites(eager: bool, monkeypatc
     vector.copy_ = device.later(vector.copy_)
     rng, steps = np.random.default_rng(3), [0] * GROUPS
     for turn in range(30):
-        publish_random(board, turn)
-        plain.refresh(board)
-        graphed.refresh(board)
+        publish_random(published, turn)
+        plain.refresh(published)
+        graphed.refresh(published)
         requests = random_requests(rng, steps)
         for expected, got in zip(answers_of(plain, arena, requests), answers_of(graphed, arena, requests), strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
@@ -185,7 +187,9 @@ def test_sampling_is_the_same_and_importance_weights_are_one(
         monkeypatch.setattr(
             inference,
             "_engine_for",
-            lambda model, kernels, arena, groups, device, *rest: GraphedEngine(model, arena, groups, device, *rest),
+            lambda model, kernels, settings, arena, groups, watch: GraphedEngine(
+                model, arena, groups, settings.device, settings.autocast, watch, settings.cuda_graphs
+            ),
         )
     for f in dataclasses.fields(Batch):
         plain, graphed = (getattr(segments[name], f.name) for name in ("plain", "graphed"))
@@ -314,18 +318,15 @@ class _Given:
 )
 def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner_module, "Assembler", _Given)
-    monkeypatch.setattr(learner_module, "Publisher", _Given)
+    monkeypatch.setattr(learner_module, "WeightPublisher", _Given)
     plan = make_plan(
         resolve(
             Config(preset="none", envs_per_worker=8, rollout=8, batch_size=64, serial=True, device="cpu", **changes)
         )
     )
-    wires = workers.make_wires(plan, local=True)
+    wires = make_wires(plan, local=True)
     model = build_model(plan.env.observation, plan.env.action, plan.config.model).to(META)
-    learner = Learner(
-        plan.config, model, wires.arena, wires.weights, wires.finished, wires.free, wires.events.put, META, None,
-        wires.board.stopwatch("learner"),
-    )  # fmt: skip
+    learner = Learner(plan.config, model, wires, META, None, wires.control.stopwatch("learner"))
     wires.arena.active[:] = True
     batch = Assembler(wires.arena, 2, CPU)([0, 1])
 

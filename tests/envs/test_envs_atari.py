@@ -48,7 +48,7 @@ def test_games_play_as_in_gymnasiums_wrappers_pixel_by_pixel(game: str, kwargs: 
         assert not play.obs[0, :3].any()
         ends = 0
         for action in np.random.default_rng(0).integers(0, play.spec.action.sizes[0], 1200):
-            mine, theirs = ((*each.outcome, each.frame.first, each.frame.active) for each in (play, single))
+            mine, theirs = ((*each.outcome, each.buffers.first, each.buffers.active) for each in (play, single))
             assert mine == theirs
             if not play.outcome.truncated[0]:
                 np.testing.assert_array_equal(play.obs, single.obs)
@@ -133,8 +133,8 @@ def test_the_vector_environment_hands_over_final_observations_of_truncated_episo
             outcome = play.step(np.ones(2))
             assert (outcome.truncated == (step % 5 == 0)).all()
             assert not outcome.terminated.any()
-            assert (play.frame.first == (step % 5 == 0)).all()
-            assert play.frame.active.all()
+            assert (play.buffers.first == (step % 5 == 0)).all()
+            assert play.buffers.active.all()
             if step % 5:
                 assert play.group.finals is None
             else:
@@ -152,10 +152,10 @@ def test_single_games_rest_after_a_truncation(backend: str) -> None:
             steps += 1
         assert 3 <= steps <= 5
         assert not play.outcome.terminated[0]
-        assert not play.frame.active[0]
+        assert not play.buffers.active[0]
         assert play.obs[0, :3].any()
         play.step(np.ones(1))
-        assert play.frame.first[0]
+        assert play.buffers.first[0]
         assert not play.obs[0, :3].any()
         assert play.group.extras == []
 
@@ -173,8 +173,8 @@ def test_an_episode_terminates_with_the_game_or_if_asked_with_a_life(
         assert 12 * lives < steps
         assert (steps < 60) == (lives == 1)
         assert not play.outcome.truncated[0]
-        assert play.frame.first[0]
-        assert play.frame.active[0]
+        assert play.buffers.first[0]
+        assert play.buffers.active[0]
         assert not play.obs[0, :3].any()
         assert play.group.extras == []
 

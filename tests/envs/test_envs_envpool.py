@@ -26,14 +26,14 @@ def test_a_truncated_row_shows_its_final_observation_and_rests_one_step() -> Non
                 outcome = pool.step(np.zeros(3))
                 assert (outcome.truncated == (step == 4)).all()
                 assert not outcome.terminated.any()
-                assert (pool.frame.active == (step < 4)).all()
-                assert not pool.frame.first.any()
+                assert (pool.buffers.active == (step < 4)).all()
+                assert not pool.buffers.first.any()
                 assert (np.abs(pool.obs - before)[:, :2] < 0.5).all(), "not the same episode"
             outcome = pool.step(np.ones(3))
             assert not outcome.reward.any()
             assert not outcome.truncated.any()
-            assert pool.frame.first.all()
-            assert pool.frame.active.all()
+            assert pool.buffers.first.all()
+            assert pool.buffers.active.all()
             assert (np.abs(pool.obs[:, 2]) <= 1).all()
 
 
@@ -42,12 +42,12 @@ def test_a_terminated_row_rests_one_step_alone() -> None:
         actions = np.array([1, 1, 0, 0])
         rested = np.zeros(4, bool)
         for _ in range(40):
-            resting = ~pool.frame.active
+            resting = ~pool.buffers.active
             outcome = pool.step(actions)
-            assert (pool.frame.first == resting).all()
+            assert (pool.buffers.first == resting).all()
             assert (outcome.reward == ~resting).all()
-            assert (pool.frame.active == ~outcome.terminated).all()
-            assert (np.abs(pool.obs[pool.frame.first]) <= 0.05).all()
+            assert (pool.buffers.active == ~outcome.terminated).all()
+            assert (np.abs(pool.obs[pool.buffers.first]) <= 0.05).all()
             rested |= resting
         assert rested.all()
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from sfactory.envs import EnvRequest, Outcome, env_seed, general, make_group, probe, register_env, resolve_env
 from sfactory.envs.interface import EnvSpec, Group
-from sfactory.envs.observations import new_frame
+from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
 
 
@@ -62,7 +62,7 @@ class Scripted(gymnasium.Env):
 def step(group: Group, spec: EnvSpec, categorical: Any = None, continuous: Any = None) -> tuple[Any, Outcome]:
     rows = group.rows
     outcome = Outcome(np.full(rows, 9, np.float32), np.ones(rows, bool), np.ones(rows, bool))
-    after = new_frame(spec, rows)
+    after = new_step_buffers(spec, rows)
     sizes = len(spec.action.sizes)
     group.step(
         np.zeros((rows, sizes), np.int32) if categorical is None else np.array(categorical, np.int32),
@@ -78,7 +78,7 @@ def step(group: Group, spec: EnvSpec, categorical: Any = None, continuous: Any =
 def fault(first: Any = None, results: list[Any] | None = None, **kwargs: Any) -> str:
     """The message of the fault that a scripted environment brings about in its first step."""
     spec, group = group_of(Scripted, first_index=4, results=results, first=first, **kwargs)
-    group.reset(new_frame(spec, 1))
+    group.reset(new_step_buffers(spec, 1))
     with pytest.raises(EnvironmentFault) as caught:
         step(group, spec)
     return str(caught.value)
@@ -97,7 +97,7 @@ def test_truncated_row_rests_once_and_terminated_row_does_not():
     ob = [np.full(4, value, np.float32) for value in range(5)]
     results = [(ob[1], 1.0, False, False, {}), (ob[2], 1.0, False, True, {}), (ob[3], 1.0, True, True, {})]
     spec, group = group_of(Scripted, results=results)
-    group.reset(new_frame(spec, 1))
+    group.reset(new_step_buffers(spec, 1))
     seen = []
     for _ in range(4):
         after, outcome = step(group, spec)
@@ -118,7 +118,7 @@ def test_truncated_row_rests_once_and_terminated_row_does_not():
 
 def test_time_limit_of_a_registered_id_truncates():
     spec, group = group_of("CartPole-v1", max_episode_steps=3)
-    group.reset(new_frame(spec, 1))
+    group.reset(new_step_buffers(spec, 1))
     outcomes = [step(group, spec, [[number % 2]])[1] for number in range(3)]
     assert [bool(o.truncated[0]) for o in outcomes] == [False, False, True]
     assert not any(o.terminated[0] for o in outcomes)
@@ -165,7 +165,7 @@ def test_nested_observations_land_in_their_leaves():
 
     results = [(value(1), 0.0, False, False, {}), (value(2), 0.0, False, True, {})]
     spec, group = group_of(Scripted, count=3, first=(value(0), {}), results=results, observation_space=space)
-    frame = new_frame(spec, 3)
+    frame = new_step_buffers(spec, 3)
     group.reset(frame)
     for number, got in enumerate([frame, step(group, spec)[0], step(group, spec)[0]]):
         leaves = {leaf.name: array for leaf, array in zip(spec.observation.leaves, got.obs, strict=True)}
@@ -181,7 +181,7 @@ def test_nested_observations_land_in_their_leaves():
 def test_writes_into_views_of_a_slot_only():
     spec, group = group_of(Counting, count=2)
     slot = np.full((3, 2, 4), -5, np.float32)
-    frame = new_frame(spec, 2)._replace(obs=(slot[1],))
+    frame = new_step_buffers(spec, 2)._replace(obs=(slot[1],))
     group.reset(frame)
     assert (slot[0] == -5).all()
     assert (slot[2] == -5).all()
@@ -191,14 +191,14 @@ def test_writes_into_views_of_a_slot_only():
 def test_actions_arrive_in_the_form_of_the_space():
     still = (np.zeros(4, np.float32), 0.0, False, False, {})
     spec, group = group_of(Scripted, results=[still], action_space=spaces.Discrete(3, start=-1))
-    group.reset(new_frame(spec, 1))
+    group.reset(new_step_buffers(spec, 1))
     step(group, spec, [[2]])
     assert group._envs[0].actions == [1]
     assert type(group._envs[0].actions[0]) is int
 
     pair = spaces.Tuple((spaces.Discrete(2), spaces.Box(-2, 4, (2,))))
     spec, group = group_of(Scripted, results=[still], action_space=pair)
-    group.reset(new_frame(spec, 1))
+    group.reset(new_step_buffers(spec, 1))
     step(group, spec, [[1]], [[0.0, 9.0]])
     category, box = group._envs[0].actions[0]
     assert category == 1
@@ -226,7 +226,7 @@ def test_action_masks_of_info_and_of_observations(where: str):
     )
     assert spec.masked
     assert len(spec.observation.leaves) == 1
-    frame = new_frame(spec, 1)
+    frame = new_step_buffers(spec, 1)
     group.reset(frame)
     masks = [frame.mask[0].tolist(), *(step(group, spec)[0].mask[0].tolist() for _ in range(4))]
     resting = [True] * 3  # a finished game allows nothing; the resting row must not break the softmax
@@ -251,7 +251,7 @@ def test_render_gives_one_frame_per_environment():
     pytest.importorskip("pygame")
     wanted = EnvRequest("CartPole-v1", {}, render_mode="rgb_array")
     group = general.make_group(wanted, general.probe(wanted), 2, 0, 0)
-    group.reset(new_frame(general.probe(wanted), 2))
+    group.reset(new_step_buffers(general.probe(wanted), 2))
     frames = group.render()
     assert len(frames) == 2
     assert frames[0].dtype == np.uint8
@@ -297,7 +297,7 @@ def test_fault_in_a_later_reset_names_the_environment():
     envs = [Once([(GOOD, 0.0, row == 1, False, {})]) for row in range(2)]
     spec = general.probe(request(Scripted))
     group = general.make_group(request(lambda: envs.pop(0)), spec, 2, 8, 0)
-    group.reset(new_frame(spec, 2))
+    group.reset(new_step_buffers(spec, 2))
     with pytest.raises(EnvironmentFault, match=r"environment 9 .*reset\(\).*only once"):
         step(group, spec)
 
@@ -306,7 +306,7 @@ def test_the_second_environment_is_named_when_it_alone_is_wrong():
     envs = [Scripted([(GOOD, 0.0, False, False, {})]), Scripted([(np.zeros(3, np.float32), 0.0, False, False, {})])]
     spec = general.probe(request(Scripted))
     group = general.make_group(request(lambda: envs.pop(0)), spec, 2, 0, 0)
-    group.reset(new_frame(spec, 2))
+    group.reset(new_step_buffers(spec, 2))
     with pytest.raises(EnvironmentFault, match=r"environment 1 .*shape \(3,\)"):
         step(group, spec)
 
@@ -336,7 +336,7 @@ def test_validation_of_values_can_be_turned_off():
     wanted = EnvRequest(Scripted, {"results": [(np.full(4, np.inf), 0.0, False, False, {})]}, validate=False)
     spec = general.probe(wanted)
     group = general.make_group(wanted, spec, 1, 0, 0)
-    group.reset(new_frame(spec, 1))
+    group.reset(new_step_buffers(spec, 1))
     assert np.isinf(step(group, spec)[0].obs[0]).all()
 
 

@@ -123,8 +123,8 @@ def test_truncated_rows_hand_over_their_final_observations() -> None:
         last = play.obs.copy()
         play.step(np.ones(2))
         assert play.outcome.truncated.all()
-        assert play.frame.first.all()
-        assert play.frame.active.all()
+        assert play.buffers.first.all()
+        assert play.buffers.active.all()
         assert play.group.finals.rows.tolist() == [0, 1]
         assert 0 < np.abs(play.group.finals.obs[0] - last).max() < 5
         assert len(play.group.extras) == 2

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from sfactory.envs import EnvRequest, Frame, Outcome, env_seed, general
+from sfactory.envs import EnvRequest, Outcome, StepBuffers, env_seed, general
 from sfactory.envs.interface import EnvSpec, Group
-from sfactory.envs.observations import new_frame
+from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
 
 pettingzoo = pytest.importorskip("pettingzoo")
@@ -90,14 +90,14 @@ def group_of(env: Any, count: int = 1, first_index: int = 0, **kwargs: Any) -> t
     return spec, general.make_group(wanted, spec, count, first_index, seed=3)
 
 
-def play(spec: EnvSpec, group: Group, steps: int, actions: Any = 1) -> list[tuple[Frame, Outcome]]:
+def play(spec: EnvSpec, group: Group, steps: int, actions: Any = 1) -> list[tuple[StepBuffers, Outcome]]:
     rows = group.rows
-    first = new_frame(spec, rows)
+    first = new_step_buffers(spec, rows)
     group.reset(first)
     seen = [(first, Outcome(np.zeros(rows), np.zeros(rows, bool), np.zeros(rows, bool)))]
     for _ in range(steps):
         after, outcome = (
-            new_frame(spec, rows),
+            new_step_buffers(spec, rows),
             Outcome(np.full(rows, 9, np.float32), np.ones(rows, bool), np.ones(rows, bool)),
         )
         categorical = np.broadcast_to(np.asarray(actions, np.int32).reshape(-1, 1), (rows, len(spec.action.sizes)))

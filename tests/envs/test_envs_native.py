@@ -30,7 +30,7 @@ def test_cartpole_follows_gymnasiums_physics_rewards_and_termination() -> None:
             assert (outcome.reward[row], outcome.terminated[row]) == (reward, terminated)
             if terminated:
                 terminations += 1
-                assert play.frame.first[row]
+                assert play.buffers.first[row]
                 assert np.abs(play.obs[row]).max() <= 0.05
             else:
                 np.testing.assert_allclose(play.obs[row], obs, atol=1e-5)
@@ -68,22 +68,22 @@ def test_time_limits_are_those_of_gymnasium() -> None:
 @pytest.mark.parametrize("env", NAMES)
 def test_a_truncated_row_shows_its_final_observation_and_rests_one_step(env: str) -> None:
     play = Play(env, 3, {"max_episode_steps": 4})
-    assert play.frame.first.all()
-    assert play.frame.active.all()
+    assert play.buffers.first.all()
+    assert play.buffers.active.all()
     for _ in range(2):
         first = play.obs.copy()
         for step in range(1, 5):
             outcome = play.step(np.zeros(3))
             assert (outcome.truncated == (step == 4)).all()
             assert not outcome.terminated.any()
-            assert not play.frame.first.any()
-            assert (play.frame.active == (step < 4)).all()
+            assert not play.buffers.first.any()
+            assert (play.buffers.active == (step < 4)).all()
         assert (play.obs != first).any()
         outcome = play.step(np.ones(3))
         assert not outcome.reward.any()
         assert not (outcome.terminated | outcome.truncated).any()
-        assert play.frame.first.all()
-        assert play.frame.active.all()
+        assert play.buffers.first.all()
+        assert play.buffers.active.all()
         assert play.group.finals is None
 
 
@@ -94,10 +94,10 @@ def test_a_terminated_row_begins_anew_at_once_and_a_last_step_is_not_truncated_t
     for _ in range(fall):
         outcome = limited.step(np.ones(1))
     assert (outcome.terminated[0], outcome.truncated[0], outcome.reward[0]) == (True, False, 1.0)
-    assert limited.frame.first[0]
-    assert limited.frame.active[0]
+    assert limited.buffers.first[0]
+    assert limited.buffers.active[0]
     limited.step(np.ones(1))
-    assert not limited.frame.first[0]
+    assert not limited.buffers.first[0]
 
 
 @pytest.mark.parametrize("env", NAMES)
@@ -155,7 +155,7 @@ def test_whoever_remembers_the_cue_always_wins_and_whoever_inverts_it_always_los
             outcome = play.step(best_actions(play, cue_is_green if sign > 0 else ~cue_is_green))
             assert (outcome.terminated == (step == length + 1)).all()
         assert (outcome.reward == sign).all()
-        assert play.frame.first.all()
+        assert play.buffers.first.all()
 
 
 def test_observations_after_the_cue_are_the_same_bytes_for_both_cues() -> None:
@@ -181,7 +181,7 @@ def test_the_action_taken_while_the_cue_is_visible_has_no_effect() -> None:
         play.step(np.full(8, action))
     assert (plays[0].obs != first).any()
     np.testing.assert_array_equal(plays[0].obs, plays[1].obs)
-    assert not plays[0].frame.first.any()
+    assert not plays[0].buffers.first.any()
 
 
 def test_cue_and_doors_are_independent_fair_coins() -> None:

@@ -12,10 +12,10 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from sfactory.envs import EnvRequest, Finals, Frame, Outcome, env_seed, general
+from sfactory.envs import EnvRequest, Finals, Outcome, StepBuffers, env_seed, general
 from sfactory.envs.factory import make_environments
 from sfactory.envs.interface import EnvSpec, Group
-from sfactory.envs.observations import new_frame
+from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
 
 MODES = list(AutoresetMode)
@@ -84,8 +84,8 @@ def nested_vector(num_envs: int, mode: AutoresetMode) -> SyncVectorEnv:
     return SyncVectorEnv([Nested] * num_envs, autoreset_mode=mode)
 
 
-def play(spec: EnvSpec, group: Group, steps: int) -> list[tuple[Frame, Finals | None]]:
-    frames = [new_frame(spec, group.rows) for _ in range(steps + 1)]
+def play(spec: EnvSpec, group: Group, steps: int) -> list[tuple[StepBuffers, Finals | None]]:
+    frames = [new_step_buffers(spec, group.rows) for _ in range(steps + 1)]
     outcome = Outcome(np.zeros(group.rows, np.float32), np.zeros(group.rows, bool), np.zeros(group.rows, bool))
     group.reset(frames[0])
     finals = []
@@ -165,7 +165,7 @@ class Arrays(VectorEnv):
 
 def test_a_vector_environment_with_one_random_stream_gets_one_seed():
     _, group = group_of(Arrays, 3, first_index=5)
-    group.reset(new_frame(general.probe(EnvRequest(Arrays, {})), 3))
+    group.reset(new_step_buffers(general.probe(EnvRequest(Arrays, {})), 3))
     assert group._env.seeds == [env_seed(3, 5)]
 
 
@@ -209,7 +209,7 @@ def test_what_the_step_of_an_autoreset_returns_does_not_count():
     spec, group = group_of(Noisy, 2)
     play(spec, group, 1)
     outcome = Outcome(np.ones(2, np.float32), np.ones(2, bool), np.ones(2, bool))
-    group.step(np.zeros((2, 1), np.int32), np.zeros((2, 0), np.float32), outcome, new_frame(spec, 2))
+    group.step(np.zeros((2, 1), np.int32), np.zeros((2, 0), np.float32), outcome, new_step_buffers(spec, 2))
     assert not any(array.any() for array in outcome)
 
 

@@ -81,7 +81,7 @@ def test_observations_are_the_small_screen_planar_and_the_game_variables() -> No
         assert state.screen_buffer.shape == (120, 160, 3)
         screen, variables = np.empty((3, 72, 128), np.uint8), state.game_variables
         Resampler((120, 160, 3), (72, 128))(state.screen_buffer, screen)
-        by_name = dict(zip(leaves, play.frame.obs, strict=True))
+        by_name = dict(zip(leaves, play.buffers.obs, strict=True))
         np.testing.assert_array_equal(by_name["obs/screen"][0], screen)
         np.testing.assert_array_equal(by_name["obs/gamevariables"][0], variables)
 
@@ -92,7 +92,7 @@ def test_observations_are_the_small_screen_planar_and_the_game_variables() -> No
 )
 def test_the_simulator_renders_no_larger_than_it_must(resolution: tuple[int, int], native: tuple[int, int]) -> None:
     with Play(BASIC, 1, {"resolution": list(resolution)}) as play:
-        assert play.frame.obs[1].shape == (1, 3, *resolution)
+        assert play.buffers.obs[1].shape == (1, 3, *resolution)
         assert play.group._envs[0].unwrapped.state.screen_buffer.shape[:2] == native
 
 
@@ -106,7 +106,7 @@ def test_depth_labels_and_automap_are_leaves_too() -> None:
     with Play(BASIC, 1, kwargs) as play:
         shapes = {leaf.name: leaf.shape for leaf in play.spec.observation.leaves}
         assert play.spec.frameskip == 2
-        labels = play.frame.obs[list(shapes).index("obs/labels")]
+        labels = play.buffers.obs[list(shapes).index("obs/labels")]
         assert set(np.unique(labels)) <= set(np.unique(play.group._envs[0].unwrapped.state.labels_buffer))
     assert shapes == {
         "obs/screen": (3, 72, 128),
@@ -130,10 +130,10 @@ def test_a_timeout_truncates_with_a_true_final_observation_at_the_simulators_own
                 assert not outcome.terminated.any()
                 assert truth.terminated[0] == (step == 6)
                 assert not truth.truncated.any()
-            assert not play.frame.active.any()
-            assert (play.frame.obs[1].reshape(2, -1).std(axis=1) > 5).all()
+            assert not play.buffers.active.any()
+            assert (play.buffers.obs[1].reshape(2, -1).std(axis=1) > 5).all()
             outcome = play.step(np.zeros(2))
-            assert play.frame.first.all()
+            assert play.buffers.first.all()
             assert not outcome.reward.any()
 
 
@@ -148,8 +148,8 @@ def test_a_killed_monster_terminates_the_episode() -> None:
                 break
             assert not outcome.truncated.any()
         assert (killed == outcome.terminated).all()
-        assert (play.frame.first == outcome.terminated).all()
-        assert play.frame.active.all()
+        assert (play.buffers.first == outcome.terminated).all()
+        assert play.buffers.active.all()
 
 
 def test_games_differ_by_their_index_in_the_run_and_not_by_their_group() -> None:
@@ -157,9 +157,9 @@ def test_games_differ_by_their_index_in_the_run_and_not_by_their_group() -> None
         for action in (1, 2, 3):
             whole.step(np.full(3, action))
             part.step(np.full(2, action))
-            for all_rows, rows in zip(whole.frame.obs, part.frame.obs, strict=True):
+            for all_rows, rows in zip(whole.buffers.obs, part.buffers.obs, strict=True):
                 np.testing.assert_array_equal(all_rows[1:], rows)
-        assert len({row.tobytes() for row in whole.frame.obs[1]}) == 3
+        assert len({row.tobytes() for row in whole.buffers.obs[1]}) == 3
 
 
 def test_nothing_is_left_of_closed_games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,20 +210,20 @@ def test_an_engine_that_dies_is_a_fault_and_the_rest_can_be_closed() -> None:
 
 
 def test_in_training_an_engine_that_dies_is_started_anew() -> None:
-    with Play(BASIC, 2, replace=True) as play:
+    with Play(BASIC, 2, survive_faults=True) as play:
         dead, other = games()
         dead.kill()
         time.sleep(0.2)
         play.step(np.zeros(2))
-        (breakage,) = play.group.broken
-        assert breakage.environment.startswith(f"environment {breakage.rows[0]} (VizdoomBasic-v1)")
-        assert play.frame.first.tolist() == [row in breakage.rows for row in range(2)]
-        assert play.obs[breakage.rows[0]].any()
+        (fault,) = play.group.faults
+        assert fault.environment.startswith(f"environment {fault.rows[0]} (VizdoomBasic-v1)")
+        assert play.buffers.first.tolist() == [row in fault.rows for row in range(2)]
+        assert play.obs[fault.rows[0]].any()
         assert len(games()) == 2
         assert other.is_running()
-        play.group.broken.clear()
+        play.group.faults.clear()
         play.step(np.ones(2))
-        assert not play.group.broken
+        assert not play.group.faults
 
 
 @pytest.mark.parametrize(

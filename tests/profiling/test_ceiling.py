@@ -15,7 +15,7 @@ from sfactory.profiling.ceiling import (
     SIMULATION,
     TRAINING,
     Ceiling,
-    inference_works,
+    inference_workloads,
     measure,
     measure_ceiling,
     prepare,
@@ -53,9 +53,9 @@ class Walled(Counting):
     "env", [Walled, *(vector_of(Walled, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)]
 )
 def test_simulation_counts_steps_and_begins_new_episodes(env):
-    with prepare(small_plan(env), SIMULATION) as piece:
+    with prepare(small_plan(env), SIMULATION) as repeat:
         Walled.steps = Walled.resets = 0
-        counted = sum(piece() for _ in range(50))
+        counted = sum(repeat() for _ in range(50))
     assert Walled.resets > 0
     assert counted == Walled.steps
 
@@ -64,8 +64,8 @@ def test_simulation_counts_steps_and_begins_new_episodes(env):
     "env", [Busy, vector_of(Busy, AutoresetMode.SAME_STEP), "sfactory/CartPole", "sfactory/Pendulum"]
 )
 def test_simulation_acts_as_the_environment_allows(env):
-    with prepare(small_plan(env), SIMULATION) as piece:
-        assert sum(piece() for _ in range(30)) > 0
+    with prepare(small_plan(env), SIMULATION) as repeat:
+        assert sum(repeat() for _ in range(30)) > 0
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_inference_and_training_count_all_their_samples(env, core, settings):
     plan = small_plan(
         env, model=ModelConfig(core=core, hidden=(16,), features=16, core_size=8, normalize_obs=True), **settings
     )
-    for work in inference_works(plan):
-        with prepare(plan, work) as piece:
-            assert [piece() for _ in range(10)] == [rows_of(plan, work)] * 10
-    with prepare(plan, TRAINING) as piece:
-        assert [piece() for _ in range(3)] == [plan.config.batch_size] * 3
+    for workload in inference_workloads(plan):
+        with prepare(plan, workload) as repeat:
+            assert [repeat() for _ in range(10)] == [rows_of(plan, workload)] * 10
+    with prepare(plan, TRAINING) as repeat:
+        assert [repeat() for _ in range(3)] == [plan.config.batch_size] * 3
 
 
 def test_the_learner_trains_on_plausible_samples(monkeypatch):
@@ -101,11 +101,11 @@ def test_the_learner_trains_on_plausible_samples(monkeypatch):
             learners.append(self)
 
     monkeypatch.setattr(ceiling, "Learner", Kept)
-    with prepare(small_plan("sfactory/CartPole"), TRAINING) as piece:
+    with prepare(small_plan("sfactory/CartPole"), TRAINING) as repeat:
         losses = []
         learners[0]._emit = lambda progress: losses.append(progress.losses)
         for _ in range(20):
-            piece()
+            repeat()
         learners[0].report()
     assert losses[-1]["ratio_min"] == pytest.approx(1, abs=1e-3)
     assert losses[-1]["ratio_max"] == pytest.approx(1, abs=1e-3)

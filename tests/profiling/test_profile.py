@@ -23,7 +23,7 @@ from sfactory.profiling.measure import Interrupted, Level, Profile
 from sfactory.profiling.tune import settings_of, tune, tuned_values
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import fork_server
-from sfactory.telemetry.stopwatch import COLUMNS, PHASES, Household, Interval, Stopwatch
+from sfactory.telemetry.stopwatch import COLUMNS, PHASES, Interval, ProcessBusyTime, Stopwatch
 from sfactory.telemetry.trace import LAPS_KEPT, TracingStopwatch
 from sfactory.train import main as train_main
 
@@ -239,13 +239,13 @@ def test_laps_add_up_to_the_time_that_has_passed():
     assert sum(shares.values()) == pytest.approx(1)
     assert interval.busy("rollout") == pytest.approx(1 - shares["waiting"])
     assert interval.column("rollout", "rows").tolist() == [20_000]
-    assert interval.sizes("rollout") == {31: 1000}
+    assert interval.batch_sizes("rollout") == {31: 1000}
     assert interval.phases("policy") == {}
     assert math.isnan(interval.busy("policy"))
 
 
 def test_workers_in_one_process_share_its_time_by_what_they_do():
-    table, household = np.zeros((2, len(COLUMNS))), Household()
+    table, household = np.zeros((2, len(COLUMNS))), ProcessBusyTime()
     policy, rollout = (Stopwatch(row, household) for row in table)
     begin = process_time()
     for seconds, worker, other in ((0.3, rollout, policy), (0.1, policy, rollout)):

@@ -23,18 +23,22 @@ from sampling_run import SamplingRun
 from sfactory import Config, train
 from sfactory.config import LogConfig, RuntimeConfig
 from sfactory.data.arena import FREE, Arena, segment_fields
+from sfactory.data.plane import DataPlane
 from sfactory.data.queues import LocalQueue, unpack_request
-from sfactory.data.weights import WeightBoard
-from sfactory.envs import EnvRequest, Outcome, env_seed, general, repairs
-from sfactory.envs.interface import Breakage, EnvSpec, Finals, Frame, Group
-from sfactory.envs.observations import new_frame
+from sfactory.data.shared_memory import SharedArray
+from sfactory.data.weights import PublishedWeights
+from sfactory.envs import EnvRequest, Outcome, env_seed, fault_recovery, general
+from sfactory.envs.interface import EnvSpec, Finals, Group, StepBuffers, SurvivedFault
+from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import EnvironmentFault
 from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runtime.fault_budget import FULL, LEAST, PERIOD_S, FaultBudget
+from sfactory.runtime.budgets import ALWAYS_SURVIVED, FULL_MESSAGES, PERIOD_S, FaultBudget
 from sfactory.runtime.processes import fork_server
+from sfactory.runtime.wires import LocalEvents
 from sfactory.spaces import ActionSpec, ObservationSpec
-from sfactory.telemetry.control_block import Board, EnvironmentFaults
+from sfactory.telemetry.control_block import ControlBlock
+from sfactory.telemetry.events import SurvivedFaults
 
 pytestmark = pytest.mark.timeout(120)
 SMALL = {"workers": 1, "envs_per_worker": 8, "rollout": 16, "batch_size": 128, "preset": "none", "device": "cpu"}
@@ -49,20 +53,24 @@ def server():
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(repairs, "PAUSE_S", 0.0)
+    monkeypatch.setattr(fault_recovery, "PAUSE_S", 0.0)
 
 
-def group_of(env: Any, count: int, first_index: int = 0, replace: bool = True, **kwargs: Any) -> tuple[EnvSpec, Group]:
+def group_of(
+    env: Any, count: int, first_index: int = 0, survive_faults: bool = True, **kwargs: Any
+) -> tuple[EnvSpec, Group]:
     spec = general.probe(EnvRequest(env, kwargs))
-    return spec, general.make_group(EnvRequest(env, kwargs, replace=replace), spec, count, first_index, seed=3)
+    return spec, general.make_group(
+        EnvRequest(env, kwargs, survive_faults=survive_faults), spec, count, first_index, seed=3
+    )
 
 
 def new_outcome(rows: int) -> Outcome:
     return Outcome(np.full(rows, 9, np.float32), np.ones(rows, bool), np.ones(rows, bool))
 
 
-def step(group: Group, spec: EnvSpec) -> tuple[Frame, Outcome]:
-    after, outcome = new_frame(spec, group.rows), new_outcome(group.rows)
+def step(group: Group, spec: EnvSpec) -> tuple[StepBuffers, Outcome]:
+    after, outcome = new_step_buffers(spec, group.rows), new_outcome(group.rows)
     group.step(
         np.zeros((group.rows, len(spec.action.sizes)), np.int32), np.zeros((group.rows, 0), np.float32), outcome, after
     )
@@ -151,7 +159,7 @@ def test_only_the_faulty_environment_is_made_anew_and_nothing_else_changes(fault
     bad = env_seed(3, 8)
     spec, healthy = group_of(Scheduled, 3, first_index=7)
     _, group = group_of(Scheduled, 3, first_index=7, fault=fault, bad=(bad,))
-    frames = new_frame(spec, 3), new_frame(spec, 3)
+    frames = new_step_buffers(spec, 3), new_step_buffers(spec, 3)
     healthy.reset(frames[0])
     group.reset(frames[1])
     before = len(Scheduled.made)
@@ -160,15 +168,15 @@ def test_only_the_faulty_environment_is_made_anew_and_nothing_else_changes(fault
         (wanted, wanted_outcome), (got, outcome) = step(healthy, spec), step(group, spec)
         for a, b in zip((*wanted.obs, *wanted[1:], *wanted_outcome), (*got.obs, *got[1:], *outcome), strict=True):
             assert (a[[0, 2]] == b[[0, 2]]).all()
-        if group.broken:
-            (breakage,) = group.broken
-            group.broken.clear()
+        if group.faults:
+            (fault,) = group.faults
+            group.faults.clear()
             assert not broke
             broke = True
-            assert list(breakage.rows) == [1]
-            assert breakage.environment == "environment 8 (Scheduled)"
-            assert breakage.message.startswith("environment 8 (Scheduled)")
-            assert breakage.count == 1
+            assert list(fault.rows) == [1]
+            assert fault.environment == "environment 8 (Scheduled)"
+            assert fault.message.startswith("environment 8 (Scheduled)")
+            assert fault.count == 1
             assert [float(array[1]) for array in outcome] == [0, True, False]
             assert got.first[1] and got.active[1] and got.mask[1].all()
             assert got.obs[0][1, 2] == 0, "the first observation of an episode"
@@ -184,8 +192,8 @@ def test_only_the_faulty_environment_is_made_anew_and_nothing_else_changes(fault
 @pytest.mark.parametrize("fault", FAULTS)
 def test_without_replacing_the_fault_is_raised(fault: str):
     Scheduled.made = []
-    spec, group = group_of(Scheduled, 3, first_index=7, replace=False, fault=fault, bad=(env_seed(3, 8),))
-    group.reset(new_frame(spec, 3))
+    spec, group = group_of(Scheduled, 3, first_index=7, survive_faults=False, fault=fault, bad=(env_seed(3, 8),))
+    group.reset(new_step_buffers(spec, 3))
     with pytest.raises(EnvironmentFault, match=r"environment 8 \(Scheduled\)"):
         play(group, spec, 60)
 
@@ -194,13 +202,13 @@ def test_without_replacing_the_fault_is_raised(fault: str):
 def test_nothing_keeps_a_faulty_environment_alive(fault: str):
     Scheduled.made = []
     spec, group = group_of(Scheduled, 3, first_index=7, fault=fault, bad=(env_seed(3, 8),))
-    group.reset(new_frame(spec, 3))
+    group.reset(new_step_buffers(spec, 3))
     Scheduled.made = []
     old = weakref.ref(group.envs[1])
     gc.disable()
     try:
         play(group, spec, 30)
-        assert group.broken
+        assert group.faults
         assert old() is None
     finally:
         gc.enable()
@@ -219,7 +227,7 @@ def test_an_environment_whose_final_observation_is_bad_neither_rests_nor_wakes()
             return np.full(2, np.nan, np.float32), 1.0, False, True, {}
 
     spec, group = group_of(Cut, 1)
-    group.reset(new_frame(spec, 1))
+    group.reset(new_step_buffers(spec, 1))
     Cut.resets = 0
     for number in range(3):
         after, outcome = step(group, spec)
@@ -258,11 +266,11 @@ def test_an_environment_that_fails_ten_times_in_a_row_is_given_up(way: str):
     spec, group = group_of(Broken, 1, way=way, good={"make": 2, "reset": 5, "step": 3}.get(way, 0))
     if way == "make":
         group.envs[0].way = "step"
-    group.reset(new_frame(spec, 1))
+    group.reset(new_step_buffers(spec, 1))
     with pytest.raises(EnvironmentFault, match=r"environment 0 \(Broken\)") as caught:
         play(group, spec, 20)
     assert "failed 10 times without a good step in between" in str(caught.value)
-    assert len(group.broken) == 10
+    assert len(group.faults) == 10
     assert ("never again" in str(caught.value)) == (way != "nan")
 
 
@@ -277,10 +285,10 @@ def test_faults_with_good_steps_between_them_are_survived_for_ever():
             return super().step(action)
 
     spec, group = group_of(Fickle, 1)
-    group.reset(new_frame(spec, 1))
+    group.reset(new_step_buffers(spec, 1))
     for _ in range(100):
         step(group, spec)
-    assert len(group.broken) > 30
+    assert len(group.faults) > 30
 
 
 def test_seeds_of_environments_made_anew_are_all_different():
@@ -350,19 +358,19 @@ def test_a_vector_environment_that_fails_is_made_anew_as_a_whole(fault: str, mod
         pytest.skip("nobody reads it")
     at = 5 if fault == "info" else 3
     spec, group = group_of(Fragile, 3, first_index=4, mode=mode, faults={at: fault})
-    group.reset(new_frame(spec, 3))
+    group.reset(new_step_buffers(spec, 3))
     old = group.env
     for number in range(1, 20):
         after, outcome = step(group, spec)
         if number % at:
-            assert not group.broken
+            assert not group.faults
             continue
-        (breakage,) = group.broken
-        assert list(breakage.rows) == [0, 1, 2]
-        assert breakage.count == 3
-        assert breakage.environment == "vector environment 4 to 6 (Fragile)"
-        assert "vector environment 4 to 6 (Fragile)" in breakage.message
-        group.broken.clear()
+        (fault,) = group.faults
+        assert list(fault.rows) == [0, 1, 2]
+        assert fault.count == 3
+        assert fault.environment == "vector environment 4 to 6 (Fragile)"
+        assert "vector environment 4 to 6 (Fragile)" in fault.message
+        group.faults.clear()
         assert after.first.all() and after.active.all() and group.finals is None
         assert after.obs[0][:, 0].tolist() == [0, 0, 0]
         assert [array.tolist() for array in outcome] == [[0] * 3, [True] * 3, [False] * 3]
@@ -377,8 +385,8 @@ def test_a_row_of_a_vector_environment_with_impossible_values_is_told_and_made_h
 ):
     spec, healthy = group_of(Fragile, 3, mode=mode)
     _, group = group_of(Fragile, 3, first_index=4, mode=mode, faults={at: fault, at + 1: fault})
-    healthy.reset(new_frame(spec, 3))
-    group.reset(new_frame(spec, 3))
+    healthy.reset(new_step_buffers(spec, 3))
+    group.reset(new_step_buffers(spec, 3))
     old = group.env
     for number in range(1, 12):
         (wanted, wanted_outcome), (got, outcome) = step(healthy, spec), step(group, spec)
@@ -391,7 +399,7 @@ def test_a_row_of_a_vector_environment_with_impossible_values_is_told_and_made_h
         # what an environment gives as the reward of a step in which it was reset does not count
         if fault == "reward" and mode is AutoresetMode.NEXT_STEP and number == at + 1 == 6:
             is_bad = False
-        assert [(list(b.rows), b.environment, b.count) for b in group.broken] == (
+        assert [(list(b.rows), b.environment, b.count) for b in group.faults] == (
             [([1], "environment 5 (Fragile)", 1)] if is_bad else []
         )
         if is_bad and fault == "nan":
@@ -403,7 +411,7 @@ def test_a_row_of_a_vector_environment_with_impossible_values_is_told_and_made_h
             assert got.active[1] == wanted.active[1]
         else:
             assert got.active[1] == wanted.active[1]
-        group.broken.clear()
+        group.faults.clear()
     assert group.env is old
 
 
@@ -418,10 +426,10 @@ def test_an_environment_may_fail_in_its_very_first_reset():
             return super().reset(seed=seed, options=options)
 
     spec, group = group_of(Reluctant, 3, first_index=2)
-    frame = new_frame(spec, 3)
+    frame = new_step_buffers(spec, 3)
     group.reset(frame)
     assert frame.first.all() and frame.active.all()
-    assert [b.environment[:14] for b in group.broken] == ["environment 3 "] * 2
+    assert [b.environment[:14] for b in group.faults] == ["environment 3 "] * 2
     assert (frame.obs[0][:, 2] == 0).all()
 
 
@@ -476,13 +484,13 @@ def test_a_multi_agent_environment_is_made_anew_for_all_its_agents():
 
     for fault in ("raise", "dicts", "flags", "nan", "shape", "reward", "reset"):
         spec, group = group_of(Team, 2, first_index=4, fault=fault)
-        group.reset(new_frame(spec, 4))
+        group.reset(new_step_buffers(spec, 4))
         at, named = (4, ("4", "5")) if fault == "reset" else (3, ("5",))
         for number in range(1, 10):
             before = Team.made
             after, outcome = step(group, spec)
-            broken = {b.environment: list(b.rows) for b in group.broken}
-            group.broken.clear()
+            broken = {b.environment: list(b.rows) for b in group.faults}
+            group.faults.clear()
             if number != at and not (fault == "reset" and number == 2 * at):
                 assert not broken, (fault, number)
                 continue
@@ -507,18 +515,18 @@ class Script:
     def __init__(self, rows: int, seed: int) -> None:
         self.rows, self.finals = rows, None
         self.extras: list[dict[str, float]] = []
-        self.broken: list[Breakage] = []
+        self.faults: list[SurvivedFault] = []
         self.random = np.random.default_rng(seed)
         self.active = np.ones(rows, bool)
         self.steps: list[tuple[np.ndarray, np.ndarray, list[int]]] = []
         self.length, self.episodes = np.zeros(rows), []
 
-    def reset(self, frame: Frame) -> None:
-        frame.obs[0][:] = 0
-        frame.first[:] = frame.active[:] = True
-        self.broken.append(Breakage([1], "environment 1", "in the first reset"))
+    def reset(self, buffers: StepBuffers) -> None:
+        buffers.obs[0][:] = 0
+        buffers.first[:] = buffers.active[:] = True
+        self.faults.append(SurvivedFault([1], "environment 1", "in the first reset"))
 
-    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: Frame) -> None:
+    def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         random, rows = self.random, self.rows
         ended = random.random(rows) < 0.15
         ends_well = random.random(rows) < 0.5
@@ -537,7 +545,7 @@ class Script:
         for row in broken:
             outcome.reward[row], outcome.terminated[row], outcome.truncated[row] = 0, True, False
             after.first[row] = after.active[row] = True
-            self.broken.append(Breakage([row], f"environment {row}", f"in step {len(self.steps)}"))
+            self.faults.append(SurvivedFault([row], f"environment {row}", f"in step {len(self.steps)}"))
             self.length[row] = 0
         for row in np.flatnonzero(outcome.terminated | outcome.truncated).tolist():
             if row not in broken:
@@ -556,11 +564,9 @@ def test_the_rollout_worker_masks_exactly_the_fragments_of_broken_rows(seed: int
     spec = EnvSpec(ObservationSpec.from_space(spaces.Box(-1, 1, (3,))), ActionSpec.from_space(spaces.Discrete(2)))
     arena = Arena(segment_fields(spec, 0), slots, rollout, rows)
     requests, ready, free, finished = (LocalQueue() for _ in range(4))
-    board, events, script = Board(["rollout-0"]), [], Script(rows, seed)
-    watch = board.stopwatch("rollout-0")
-    worker = RolloutWorker(
-        [(0, script)], arena, WeightBoard(1), [requests], ready, free, finished, events.append, watch
-    )
+    control, local, script = ControlBlock(["rollout-0"], SharedArray), LocalEvents(), Script(rows, seed)
+    plane = DataPlane(arena, PublishedWeights(1), [requests], [ready], free, finished, local, (0,), (0,))
+    worker = RolloutWorker(0, {0: script}, plane, control.stopwatch("rollout-0"))
     free.put_many(list(range(slots)))
     worker.start()
     segments = []
@@ -575,6 +581,7 @@ def test_the_rollout_worker_masks_exactly_the_fragments_of_broken_rows(seed: int
             arena.state[slot] = FREE
             free.put_many([slot])
     worker.report()
+    events = local.take()
 
     for number, got in enumerate(segments):
         steps = script.steps[number * rollout : (number + 1) * rollout]
@@ -583,18 +590,14 @@ def test_the_rollout_worker_masks_exactly_the_fragments_of_broken_rows(seed: int
             wanted[: t + 1, broken] = False
         assert (got == wanted).all()
     assert np.concatenate(segments).mean() < 0.95, "the script breaks something"
-    faults = [event for event in events if isinstance(event, EnvironmentFaults)]
+    faults = [event for event in events if isinstance(event, SurvivedFaults)]
     counted = sum(sum(event.counts.values()) for event in faults)
-    assert counted == 1 + sum(len(broken) for _, _, broken in script.steps) == board.total("rollout-0", "env_faults")
-    assert faults[0].first == Breakage([1], "environment 1", "in the first reset")
-    lengths = [
-        length for event in events if not isinstance(event, EnvironmentFaults) for length in event.lengths.tolist()
-    ]
-    returns = [
-        value for event in events if not isinstance(event, EnvironmentFaults) for value in event.returns.tolist()
-    ]
+    assert counted == 1 + sum(len(broken) for _, _, broken in script.steps) == control.total("rollout-0", "env_faults")
+    assert faults[0].first == SurvivedFault([1], "environment 1", "in the first reset")
+    lengths = [length for event in events if not isinstance(event, SurvivedFaults) for length in event.lengths.tolist()]
+    returns = [value for event in events if not isinstance(event, SurvivedFaults) for value in event.returns.tolist()]
     assert lengths == returns
-    # Row 1's first episode, of which the group has told a breakage that did not end it, is not reported.
+    # Row 1's first episode, of which the group has told a fault that did not end it, is not reported.
     assert len(script.episodes) - 1 <= len(lengths) <= len(script.episodes)
     assert not set(lengths) - set(script.episodes)
 
@@ -652,8 +655,8 @@ def test_the_learner_leaves_a_batch_without_a_valid_sample_alone(tmp_path):
 # The budget
 
 
-def faults_of(name: str, number: int, first: int = 1) -> EnvironmentFaults:
-    return EnvironmentFaults({name: number}, Breakage([0], name, f"{name} raised RuntimeError", first))
+def faults_of(name: str, number: int, first: int = 1) -> SurvivedFaults:
+    return SurvivedFaults({name: number}, SurvivedFault([0], name, f"{name} raised RuntimeError", first))
 
 
 def test_few_faults_are_told_in_full_and_the_others_counted_once_a_minute():
@@ -662,21 +665,21 @@ def test_few_faults_are_told_in_full_and_the_others_counted_once_a_minute():
     for second in range(50):
         now[0] = second
         budget.add(faults_of(f"environment {second % 8}", 10))
-    assert len(said) == FULL
+    assert len(said) == FULL_MESSAGES
     assert all("raised RuntimeError" in text for text in said)
     now[0] = PERIOD_S
     budget.add(faults_of("environment 9", 1))
-    assert len(said) == FULL + 2
-    assert f"{500 - FULL} more faults" in said[FULL]
-    assert "69 of environment 0" in said[FULL] and "others" in said[FULL]
+    assert len(said) == FULL_MESSAGES + 2
+    assert f"{500 - FULL_MESSAGES} more faults" in said[FULL_MESSAGES]
+    assert "69 of environment 0" in said[FULL_MESSAGES] and "others" in said[FULL_MESSAGES]
     budget.flush()
-    assert len(said) == FULL + 2, "there was nothing left to say"
+    assert len(said) == FULL_MESSAGES + 2, "there was nothing left to say"
 
 
 def test_the_budget_is_a_rate_that_begins_to_count_after_a_hundred():
     budget = FaultBudget(0.01, lambda text: None)
     budget.add(faults_of("environment 3", 1))
-    assert budget.excess(LEAST, 200) is None
+    assert budget.excess(ALWAYS_SURVIVED, 200) is None
     assert budget.excess(2000, 200_000) is None
     message = budget.excess(2001, 200_000)
     for part in ("2001 times", "200000 env steps", "--runtime.env-fault-rate", "environment 3 raised RuntimeError"):
@@ -816,4 +819,4 @@ def test_too_many_faults_end_the_run_with_the_figures_and_the_flag(tmp_path):
         train(config_for(tmp_path, steps=10**9, ways="step", p=0.05, rate=0.01))
     assert "lost its licence" in str(caught.value)
     assert summary(tmp_path)["status"] == "failed"
-    assert counted(tmp_path) > LEAST
+    assert counted(tmp_path) > ALWAYS_SURVIVED

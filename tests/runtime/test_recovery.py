@@ -26,12 +26,12 @@ from sfactory import train
 from sfactory.config import LogConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve
 from sfactory.config.lag import max_lag
 from sfactory.data.arena import FILLING, FINISHED, FREE
-from sfactory.data.scheduler import take_back_slots
+from sfactory.data.scheduler import reclaim_slots
 from sfactory.errors import RunFailed
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime import processes
+from sfactory.runtime.budgets import RestartBudget
 from sfactory.runtime.planning import make_plan
-from sfactory.runtime.restarts import Restarts
 from sfactory.runtime.supervisor import run_plan
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
@@ -99,7 +99,7 @@ def test_slots_are_conserved_and_no_sample_is_trained_on_twice_through_many_deat
     def look(wires):
         state = wires.arena.state.copy()
         looks.append(len(state) == sum(int((state == kind).sum()) for kind in (FREE, FILLING, FINISHED)))
-        if wires.board.total("learner", "batches") > 10 * (len(deaths) + 1):
+        if wires.control.total("learner", "batches") > 10 * (len(deaths) + 1):
             with contextlib.suppress(psutil.NoSuchProcess):  # those that are being replaced end between two looks
                 names = [
                     p
@@ -159,14 +159,14 @@ def test_slots_of_dead_processes_are_taken_back_and_finished_ones_kept(tmp_path)
         finished.put_many(done)
         read, marked, filling = np.flatnonzero(arena.state == FILLING)[:3]
         arena.state[read], arena.state[marked] = FREE, FINISHED
-        run.learner.take_back_slots()
+        run.learner.reclaim_slots()
         assert sorted(np.flatnonzero(arena.state == FINISHED)) == sorted(done)
         assert sorted(free.get_many(0)) == sorted(set(range(arena.slots)) - set(done))
         assert {read, marked, filling}.isdisjoint(done)
         assert not (arena.state == FILLING).any()
     finally:
         run.close()
-    take_back_slots(arena, free, [])
+    reclaim_slots(arena, free, [])
     assert (arena.state == FREE).all()
     assert sorted(free.get_many(0)) == list(range(arena.slots))
 
@@ -190,7 +190,7 @@ def test_a_run_that_ends_for_its_deaths_is_saved(tmp_path):
 
 
 def test_only_restarts_in_a_row_without_progress_count():
-    restarts = Restarts(2)
+    restarts = RestartBudget(2)
     assert [restarts.allow(steps) for steps in (0, 0, 5, 5, 5)] == [True, True, True, True, False]
     assert restarts.total == 5
 

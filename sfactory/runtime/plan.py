@@ -1,0 +1,101 @@
+"""The plan of a run: the checked configuration together with its environment, and the numbers that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import numpy as np
+
+from sfactory.config import Config
+from sfactory.envs.interface import EnvSpec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Description of a run from which every process builds its workers.
+
+    Attributes:
+        config: Configuration of the run, resolved and valid, with `workers` and `runtime.policy_workers` set.
+        env: Spaces and properties of the environment.
+        env_source: The environment itself: an id or a callable.
+        sample_only: Sample without learning; finished segments are released at once.
+        trace: Folder in which every process leaves its trace, or None.
+    """
+
+    config: Config
+    env: EnvSpec
+    env_source: Any
+    sample_only: bool = False
+    trace: Path | None = None
+
+    @property
+    def rows(self) -> int:
+        """Agent rows of a group."""
+        return self.config.envs_per_group * self.env.agents
+
+    @property
+    def groups(self) -> int:
+        """Number of groups of the whole run."""
+        return self.config.workers * self.config.runtime.groups
+
+    @property
+    def inline_inference(self) -> bool:
+        """Whether every rollout worker has a policy worker of its own in its process."""
+        return self.config.runtime.policy_workers == 0
+
+    @property
+    def policies(self) -> int:
+        """Number of policy workers, in processes of their own or inline."""
+        return self.config.runtime.policy_workers or self.config.workers
+
+    @property
+    def worker_names(self) -> list[str]:
+        """Names of all workers, in the order of the control block's rows."""
+        policies = (f"policy-{i}" for i in range(self.policies))
+        rollouts = (f"rollout-{i}" for i in range(self.config.workers))
+        return ["learner", *policies, *rollouts]
+
+    def rollout_of(self, group: int) -> int:
+        """Number of the rollout worker that steps a group."""
+        return group // self.config.runtime.groups
+
+    def policy_of(self, group: int) -> int:
+        """Number of the policy worker that serves a group."""
+        return self.rollout_of(group) if self.inline_inference else group % self.policies
+
+    def seed(self, generation: int) -> int:
+        """Seed of the workers that start at a generation: the run's own seed at the start of the run (0), else another
+        one, so that new environments do not repeat old episodes.
+
+        Args:
+            generation: A number that grows with every restart of sampling.
+        """
+        seed = self.config.seed
+        return seed if generation == 0 else int(np.random.SeedSequence((seed, generation)).generate_state(1)[0])
+
+
+class PickledPlan:
+    """A plan pickled by value for another process, so that lambdas and classes of ``__main__`` or a notebook arrive
+    complete.
+
+    Environments that the user's program has registered with Gymnasium by their class or a function travel with it.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        registered = [
+            spec
+            for spec in gymnasium.registry.values()
+            if callable(spec.entry_point) or callable(spec.vector_entry_point)
+        ]
+        self._data = cloudpickle.dumps((plan, registered))
+
+    def open(self) -> Plan:
+        """Unpickle the plan and register its environments with Gymnasium in this process."""
+        plan, registered = cloudpickle.loads(self._data)
+        for spec in registered:
+            gymnasium.registry.setdefault(spec.id, spec)
+        return plan

@@ -1,0 +1,185 @@
+"""Training: the learner together with its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sfactory.config import devices
+from sfactory.errors import said
+from sfactory.learner import Learner
+from sfactory.model import build_model
+from sfactory.runs.checkpoint import CheckpointStore, Snapshot
+from sfactory.runtime.null_learner import NullLearner
+from sfactory.runtime.plan import Plan
+from sfactory.runtime.wires import Wires
+from sfactory.telemetry.events import CheckpointResult, KernelsChosen, TrainingEnded
+
+
+class Training:
+    """The learner and its checkpoints. Continues from the newest checkpoint of the store, if it has any.
+
+    Args:
+        plan: Plan of the run.
+        wires: Wires of the run.
+        store: Checkpoints of the run.
+
+    Attributes:
+        learner: The learner.
+    """
+
+    def __init__(self, plan: Plan, wires: Wires, store: CheckpointStore) -> None:
+        config, self._watch = plan.config, wires.control.stopwatch("learner")
+        device = devices.learner_device(config)
+        devices.prepare_device(device, config)
+        torch.manual_seed(config.seed)
+        self._model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
+        self._plan, self._control, self._emit, self._store = plan, wires.control, wires.events.put, store
+        autocast = devices.autocast_dtype(config, plan.env.observation, device)
+        self.learner = Learner(config, self._model, wires, device, autocast, self._watch)
+        self._emit(KernelsChosen("learner", self.learner.kernels.taken, self.learner.kernels.refused))
+        self._wall_before, self._saved_steps = 0.0, 0
+        if (snapshot := store.load_again()) is not None:
+            self._model.load_state_dict(snapshot.model)
+            self.learner.load_state(snapshot.trainer, snapshot.env_steps, snapshot.updates)
+            self._wall_before, self._saved_steps = snapshot.wall_s, snapshot.env_steps
+        self._saved_at = time.monotonic()
+        self._saves_requested = 0
+        self._next_milestone = self._milestone_after(self.learner.env_steps)
+
+    def save_if_due(self) -> None:
+        """Write a checkpoint if it is time for one, or if one was requested."""
+        log = self._plan.config.log
+        requested = self._control.saves_requested
+        due = time.monotonic() - self._saved_at > log.save_every_s or requested != self._saves_requested
+        if due or self.learner.env_steps >= self._next_milestone:
+            self._saves_requested = requested
+            self.save()
+
+    def save(self, snapshot: Snapshot | None = None) -> str | None:
+        """Write a checkpoint. If that fails, training goes on and the next save tries again.
+
+        Args:
+            snapshot: The current state; None: it is taken here.
+
+        Returns:
+            Why the checkpoint could not be written, else None. It is reported to the runner too.
+        """
+        self._saved_at = time.monotonic()
+        self._next_milestone = self._milestone_after(self.learner.env_steps)
+        message = None
+        try:
+            self._store.save(self.snapshot() if snapshot is None else snapshot)
+            self._saved_steps = self.learner.env_steps
+        except OSError as error:
+            message = f"checkpoint not written: {error}"
+        self._emit(CheckpointResult(self.learner.env_steps, message))
+        self._watch.lap("reporting")
+        return message
+
+    def snapshot(self) -> Snapshot:
+        """Everything that training continues from."""
+        learner, episode_return = self.learner, self._control.episode_return
+        return Snapshot(
+            model={name: tensor.detach().cpu() for name, tensor in self._model.state_dict().items()},
+            trainer=learner.state(),
+            env_steps=learner.env_steps,
+            frames=learner.env_steps * self._plan.env.frameskip,
+            updates=learner.updates,
+            wall_s=self._wall_before + time.monotonic() - self._control.created_s,
+            episode_return=None if episode_return != episode_return else episode_return,
+        )
+
+    def finish(self) -> None:
+        """Report the last statistics, save what is new since the last checkpoint, and report the end."""
+        self.learner.report()
+        error = self.save() if self.learner.env_steps > self._saved_steps else None
+        self._emit(TrainingEnded(self.learner.env_steps, self.learner.done, error))
+
+    def rescue(self) -> None:
+        """After an error, report the last statistics and save what was learned before it, if that is finite. Raises
+        nothing, because the original error has to be reported.
+
+        Where the error came in the middle of a batch, weights and optimizer are those after the last completed update,
+        since an optimizer step changes both in one operation; env steps are those of completed batches.
+        """
+        with contextlib.suppress(Exception):
+            self.learner.report()
+        try:
+            if self.learner.env_steps > self._saved_steps:
+                snapshot = self.snapshot()
+                if names := self._not_finite(snapshot):
+                    raise ValueError(
+                        f"not all numbers of {', '.join(names)} are finite; the checkpoint before, if there is one, "
+                        "stays"
+                    )
+                self.save(snapshot)
+        except Exception as error:
+            self._emit(CheckpointResult(self.learner.env_steps, f"checkpoint not written: {said(error)}"))
+
+    def _not_finite(self, snapshot: Snapshot) -> list[str]:
+        """Names of parameters and parts of the trainer's state that are not finite, and of buffers that hold NaN.
+
+        Infinity is valid in a buffer, for example in an attention mask.
+        """
+        parameters = {name for name, _ in self._model.named_parameters()}
+        names = [
+            name
+            for name, tensor in snapshot.model.items()
+            if not (_is_finite(tensor) if name in parameters else _has_no_nan(tensor))
+        ]
+        return names + [name for name, part in snapshot.trainer.items() if not _is_finite(part)]
+
+    def _milestone_after(self, env_steps: int) -> float:
+        every = self._plan.config.log.milestone_every
+        return (env_steps // every + 1) * every if every else float("inf")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a tensor, or every tensor of a nested mapping, is finite."""
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    return not isinstance(value, torch.Tensor) or bool(value.isfinite().all())
+
+
+def _has_no_nan(tensor: torch.Tensor) -> bool:
+    return not bool(tensor.isnan().any())
+
+
+class NullTraining:
+    """Takes the place of :class:`Training` where only sampling is measured: the policy keeps its initial weights, and
+    nothing is saved.
+
+    Args:
+        plan: Plan of the run.
+        wires: Wires of the run.
+
+    Attributes:
+        learner: The null learner.
+    """
+
+    def __init__(self, plan: Plan, wires: Wires) -> None:
+        watch, self._emit = wires.control.stopwatch("learner"), wires.events.put
+        torch.manual_seed(plan.config.seed)
+        model = build_model(plan.env.observation, plan.env.action, plan.config.model)
+        self.learner = NullLearner(model, wires, plan.config.steps, watch)
+
+    def save_if_due(self) -> None:
+        """Do nothing: there is nothing to save."""
+
+    def finish(self) -> None:
+        """Report the last statistics and the end."""
+        self.learner.report()
+        self._emit(TrainingEnded(self.learner.env_steps, self.learner.done))
+
+    def rescue(self) -> None:
+        """Do nothing: there is nothing to save."""
+
+
+def make_training(plan: Plan, wires: Wires, store: CheckpointStore) -> Training | NullTraining:
+    """The training of a plan, which learns unless the plan is `sample_only`."""
+    return NullTraining(plan, wires) if plan.sample_only else Training(plan, wires, store)
