@@ -10,7 +10,7 @@ from numba.core.runtime import _nrt_python, rtsys
 from small_plans import small_plan
 
 from sfactory.config import LossConfig, ModelConfig, OptimConfig
-from sfactory.profiling.ceiling import SIMULATION, TRAINING, inference_works, prepare
+from sfactory.profiling.ceiling import SIMULATION, TRAINING, inference_workloads, prepare
 
 CASES = {
     "dense": {"env": "sfactory/CartPole"},
@@ -61,7 +61,7 @@ def test_an_array_that_is_kept_is_counted():
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
 def test_nothing_is_lost(settings):
     plan = small_plan(**settings)
-    for work in (SIMULATION, *inference_works(plan), TRAINING):
+    for work in (SIMULATION, *inference_workloads(plan), TRAINING):
         with prepare(plan, work) as piece:
             for _ in range(3):
                 piece()
