@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sfactory.config import ModelConfig, given_values
 from sfactory.config.devices import resolve_device
+from sfactory.distributions import Distribution
 from sfactory.envs.factory import is_parallel
 from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
@@ -84,6 +85,7 @@ class Policy:
     def __init__(self, spec: EnvSpec, model: nn.Module, device: torch.device, seed: int | None = None) -> None:
         self.spec, self.model = spec, model.eval()
         self._device = device
+        self._distribution = cast(Distribution, model.distribution)
         self._writer = ObservationWriter(spec, lambda row: f"row {row}", validate=True)
         self._generator = torch.Generator(device)
         if seed is None:
@@ -169,9 +171,9 @@ class Policy:
             state = state.masked_fill(self._tensor(buffers.first).unsqueeze(-1), 0.0)
         params, _, state = self.model(obs, state)
         if deterministic:
-            categorical, continuous = self.model.distribution.mode(params, mask)
+            categorical, continuous = self._distribution.mode(params, mask)
         else:
-            categorical, continuous, _ = self.model.distribution.sample(params, mask, self._generator)
+            categorical, continuous, _ = self._distribution.sample(params, mask, self._generator)
         return categorical.cpu().numpy(), continuous.cpu().numpy(), state
 
     def _tensor(self, array: np.ndarray) -> Tensor:

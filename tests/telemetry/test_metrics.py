@@ -16,7 +16,7 @@ import pytest
 from sfactory.config import Config, LogConfig
 from sfactory.errors import ConfigError
 from sfactory.losses import BatchStats, LossStats
-from sfactory.telemetry.control_block import Progress
+from sfactory.telemetry.events import Progress
 from sfactory.telemetry.metrics import (
     METRICS,
     EpisodeStatistics,
