@@ -35,15 +35,16 @@ types: .venv/dev
 
 learn: .venv/dev
 	$(BIN)/python -m pytest -m long
-	$(BIN)/python perf/learning.py
+	$(BIN)/python -m perf.learning
 
 lag: .venv/dev
 	$(BIN)/python -m perf.lag
+	$(BIN)/python -m perf.lag --variants no-tv
 	$(BIN)/python -m perf.lag --variants stale weight-first recomputed rows uncorrected --lags 1 8 --tasks hopper lunarlander
 	$(BIN)/python -m perf.lag --figure docs/lag.svg
 
 bench: .venv/dev
-	$(BIN)/python perf/fps.py
+	$(BIN)/python -m perf.fps
 
 peers: .venv/dev
 	$(BIN)/python -m perf.peers --build

@@ -123,7 +123,7 @@ def check_answers(
     published = PublishedWeights(FlatWeights(copy.deepcopy(model)).vector.numel())
     plain = TorchEngine(copy.deepcopy(model), arena, GROUPS, None, _watch())
     recorded, single = (
-        GraphedEngine(copy.deepcopy(model).to(device), arena, GROUPS, device, autocast, _watch(), graphs)
+        GraphedEngine(copy.deepcopy(model).to(device), arena, GROUPS, autocast, _watch(), graphs)
         for graphs in (True, False)
     )
     weights, steps, worst = (

@@ -108,22 +108,34 @@ def evaluate(
         EnvironmentFault: If an environment raises or breaks its API.
     """
     _check_numbers(episodes, parallel, max_steps, video)
-    player = _Player(run, env, env_kwargs, seed, checkpoint, device, model, trust, renders=video is not None)
+    player = _Player.of_run(run, env, env_kwargs, seed, checkpoint, device, model, trust, renders=video is not None)
     return player.play(episodes, deterministic, parallel, max_steps, video)
 
 
 class _Player:
-    """Plays the policy of a run; the arguments are those of :func:`evaluate`.
+    """Plays a policy.
 
     Args:
-        renders: Whether videos will be made.
+        policy: The policy.
+        request: Environments to play it in.
+        seed: Seed of the environments.
+        source: Where the policy comes from, for error messages.
 
     Attributes:
-        agents: Of an environment.
+        agents: Agents of an environment.
+
+    Raises:
+        ConfigError: If the environments have other spaces than the policy.
     """
 
-    def __init__(
-        self,
+    def __init__(self, policy: Policy, request: EnvRequest, seed: int, source: str) -> None:
+        self._policy, self._request, self._seed, self._spec = policy, request, seed, probe(request)
+        check_spaces(policy.spec, self._spec, source, env_name(request.env))
+        self.agents = self._spec.agents
+
+    @classmethod
+    def of_run(
+        cls,
         run: str | os.PathLike[str],
         env: Any,
         env_kwargs: dict[str, Any] | None,
@@ -133,10 +145,15 @@ class _Player:
         model: ModelConfig | None,
         trust: bool,
         renders: bool,
-    ) -> None:
+    ) -> _Player:
+        """For the policy of a run; the arguments are those of :func:`evaluate`.
+
+        Args:
+            renders: Whether videos will be made.
+        """
         config = read_config(run)
-        self._seed = _evaluation_seed(config.seed if seed is None else seed)
-        self._policy = load_policy(run, checkpoint, device, model=model, trust=trust, seed=self._seed)
+        seed = _evaluation_seed(config.seed if seed is None else seed)
+        policy = load_policy(run, checkpoint, device, model=model, trust=trust, seed=seed)
         request = _request(config, env, env_kwargs, trust)
         if renders:
             prepare_rendering()
@@ -144,9 +161,7 @@ class _Player:
             request = dataclasses.replace(
                 request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto")
             )
-        self._request, self._spec = request, probe(request)
-        check_spaces(self._policy.spec, self._spec, f"the run in {run}", env_name(request.env))
-        self.agents = self._spec.agents
+        return cls(policy, request, seed, f"the run in {run}")
 
     def play(
         self,
@@ -408,7 +423,7 @@ def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
     to end an episode.
     """
     _check_numbers(options.episodes, options.parallel, options.max_steps, options.video)
-    player = _Player(
+    player = _Player.of_run(
         options.run, options.env, options.env_kwargs, options.seed, "best" if options.best else "latest",
         options.device, None,
         options.trust, renders=options.video is not None,

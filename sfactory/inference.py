@@ -118,7 +118,7 @@ def _engine_for(
     """The fastest engine for a model on a device."""
     device, autocast = settings.device, settings.autocast
     if device.type != "cpu":
-        return GraphedEngine(model, arena, groups, device, autocast, watch, settings.cuda_graphs)
+        return GraphedEngine(model, arena, groups, autocast, watch, settings.cuda_graphs)
     flat = FlatWeights(model)  # before a network takes note of where the weights lie
     if (network := kernels.dense_network()) is not None:
         return DirectEngine(network, flat, arena)

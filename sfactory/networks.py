@@ -64,7 +64,7 @@ class TorchNetwork:
     def __init__(self, model: nn.Module, device: torch.device, autocast: torch.dtype | None, compiled: bool) -> None:
         self._unroll = torch.compile(model.unroll) if compiled else model.unroll
         self._device, self._autocast = device, autocast
-        self.chunk_kind: ChunkKind = "image" if any(leaf.is_image for leaf in model.observation.leaves) else "flat"
+        self.chunk_kind: ChunkKind = "image" if model.observation.has_images else "flat"
 
     def refresh(self) -> None:
         pass

@@ -69,6 +69,11 @@ class ObservationSpec:
     space: spaces.Space | None = field(default=None, compare=False)
     """The space as the environment has it."""
 
+    @property
+    def has_images(self) -> bool:
+        """Whether an image encoder suits any of the leaves."""
+        return any(leaf.is_image for leaf in self.leaves)
+
     @classmethod
     def from_space(cls, space: spaces.Space) -> ObservationSpec:
         """Flatten an observation space.

@@ -8,7 +8,6 @@ import torch
 
 from sfactory.config.fields import Config
 from sfactory.errors import ConfigError
-from sfactory.spaces import ObservationSpec
 
 
 def resolve_device(name: str) -> torch.device:
@@ -46,7 +45,7 @@ def inference_device(config: Config, worker: int = 0) -> torch.device:
     return devices[worker % len(devices)]
 
 
-def rollout_processes(config: Config, observation: ObservationSpec | None) -> int:
+def rollout_processes(config: Config, images: bool) -> int:
     """The number of rollout workers for this machine.
 
     Environments with images take most of the time of a machine without a GPU, so there every core steps them. Otherwise
@@ -54,13 +53,13 @@ def rollout_processes(config: Config, observation: ObservationSpec | None) -> in
     their samples older.
 
     Args:
-        observation: None if the environment is not known.
+        images: Whether observations have images.
     """
     if config.workers is not None:
         return config.workers
     if config.serial:
         return 1
-    if observation is not None and has_images(observation) and _computes_on_cpu(config):
+    if images and _computes_on_cpu(config):
         return cores()
     return max(1, cores() - 1 if cores() <= 4 else cores() - 2)
 
@@ -104,18 +103,13 @@ def computes_bfloat16(device: torch.device) -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def autocast_dtype(config: Config, observation: ObservationSpec, device: torch.device) -> torch.dtype | None:
+def autocast_dtype(config: Config, images: bool, device: torch.device) -> torch.dtype | None:
     """The dtype to compute in under autocast, or None for plain float32."""
     if config.precision == "float32":
         return None
     if config.precision == "bfloat16":
         return torch.bfloat16
-    return torch.bfloat16 if has_images(observation) and computes_bfloat16(device) else None
-
-
-def has_images(observation: ObservationSpec) -> bool:
-    """Whether an image encoder suits any of the observation's leaves."""
-    return any(leaf.is_image for leaf in observation.leaves)
+    return torch.bfloat16 if images and computes_bfloat16(device) else None
 
 
 def cores() -> int:

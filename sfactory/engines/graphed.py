@@ -52,7 +52,7 @@ class GraphedEngine:
     """Answers all requests with one recorded forward pass.
 
     Args:
-        model: The actor-critic, in evaluation mode, on `device`.
+        model: The actor-critic, in evaluation mode, on the device where it computes.
         groups: Of the run.
         autocast: torch dtype to compute in, or None for float32.
         graphs: Off: nothing is recorded, all else stays the same.
@@ -66,19 +66,18 @@ class GraphedEngine:
         model: nn.Module,
         arena: Arena,
         groups: int,
-        device: torch.device,
         autocast: torch.dtype | None,
         watch: Stopwatch,
         graphs: bool = True,
     ) -> None:
+        device = next(model.parameters()).device
         self._model, self._arena, self._device, self._autocast, self._watch = model, arena, device, autocast, watch
         self._module = torch.get_device_module(device)
         self._stream, self._answered = self._module.Stream(device), self._module.Event()
         self._flat = FlatWeights(model)
         self._weights = torch.empty(self._flat.vector.shape, pin_memory=device.type == "cuda")
-        self._nobody = (
-            groups  # whose states padding reads and writes, and those of requests that shall leave none write
-        )
+        # Padding reads and writes the states of nobody, and requests that shall leave none write them.
+        self._nobody = groups
         self._states = torch.zeros(groups + 1, arena.rows, model.state_size, device=device)
         self._sizes, self._passes = padded_sizes(groups), dict[int, _Pass]()
         self.recorder = Recorder(device, TOLERANCE[autocast], graphs)

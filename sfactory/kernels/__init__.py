@@ -10,6 +10,7 @@ what that code says. ``--runtime.kernels off`` takes none.
 
 from sfactory.kernels.lowered import lower_weights
 from sfactory.kernels.registry import REGISTRY, Kernel
+from sfactory.kernels.sampling import initialize
 from sfactory.kernels.selection import Choice, Kernels
 
-__all__ = ["REGISTRY", "Choice", "Kernel", "Kernels", "lower_weights"]
+__all__ = ["REGISTRY", "Choice", "Kernel", "Kernels", "initialize", "lower_weights"]

@@ -36,11 +36,7 @@ class Trunk(nn.Module):
         width = sum(encoder.out_features for encoder in self.encoders)
         self.merge = None
         if len(self.encoders) > 1:
-            merged = (
-                config.features
-                if any(leaf.is_image for leaf in observation.leaves)
-                else (config.features, *config.hidden)[-1]
-            )
+            merged = config.features if observation.has_images else (config.features, *config.hidden)[-1]
             self.merge = nn.Sequential(Dense(width, merged), ACTIVATIONS[config.activation]())
             width = merged
         self.core = _build_core(width, config)
@@ -157,7 +153,7 @@ def shares_trunk(observation: ObservationSpec, config: ModelConfig) -> bool:
     """
     if config.shared_critic is not None:
         return config.shared_critic
-    return config.core != "none" or any(leaf.is_image for leaf in observation.leaves)
+    return config.core != "none" or observation.has_images
 
 
 def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> nn.Module:

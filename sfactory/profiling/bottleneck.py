@@ -115,8 +115,9 @@ def _lower_precision(profile: Profile, device: torch.device) -> list[str]:
     """bfloat16 where it pays and is not used yet."""
     plan = profile.plan
     automatic = dataclasses.replace(plan.config, precision="auto")
-    pays = device.type == "cuda" or devices.autocast_dtype(automatic, plan.env.observation, device) is not None
-    unused = devices.autocast_dtype(plan.config, plan.env.observation, device) is None
+    images = plan.env.observation.has_images
+    pays = device.type == "cuda" or devices.autocast_dtype(automatic, images, device) is not None
+    unused = devices.autocast_dtype(plan.config, images, device) is None
     return ["--precision bfloat16"] if pays and unused and devices.computes_bfloat16(device) else []
 
 

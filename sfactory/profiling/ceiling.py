@@ -154,7 +154,8 @@ def rows_of(plan: Plan, workload: Workload) -> int:
 
 def precision_of(plan: Plan, device: torch.device) -> str:
     """float32 or bfloat16: what a plan's network computes in."""
-    return "float32" if devices.autocast_dtype(plan.config, plan.env.observation, device) is None else "bfloat16"
+    lower = devices.autocast_dtype(plan.config, plan.env.observation.has_images, device)
+    return "float32" if lower is None else "bfloat16"
 
 
 def with_threads(plan: Plan, threads: int) -> Plan:
@@ -385,7 +386,7 @@ def _random_values(leaf: Leaf, shape: tuple[int, ...], rng: np.random.Generator)
 def _forward(plan: Plan, rows: int) -> Repetition:
     config, env, rng = plan.config, plan.env, np.random.default_rng(0)
     device = devices.inference_device(config)
-    autocast = devices.autocast_dtype(config, env.observation, device)
+    autocast = devices.autocast_dtype(config, env.observation.has_images, device)
     model = build_model(env.observation, env.action, config.model).to(device).eval()
     if device.type == "cpu":
         Kernels(config, model, device, autocast).optimize()
@@ -447,7 +448,7 @@ def _training(plan: Plan) -> Repetition:
     wires, device = make_wires(plan, local=True), devices.learner_device(config)
     model = build_model(env.observation, env.action, config.model).to(device)
     learner = Learner(
-        config, model, wires, device, devices.autocast_dtype(config, env.observation, device),
+        config, model, wires, device, devices.autocast_dtype(config, env.observation.has_images, device),
         wires.control.stopwatch("learner"),
     )  # fmt: skip
     learner.start()

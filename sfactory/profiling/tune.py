@@ -155,7 +155,7 @@ def settings_of(config: Config) -> Settings:
 
 def _precision(plan: Plan) -> str:
     """The precision that a plan computes in, by name."""
-    lower = devices.autocast_dtype(plan.config, plan.env.observation, devices.learner_device(plan.config))
+    lower = devices.autocast_dtype(plan.config, plan.env.observation.has_images, devices.learner_device(plan.config))
     return "float32" if lower is None else "bfloat16"
 
 

@@ -49,7 +49,7 @@ def make_plan(config: Config) -> Plan:
 
     env = found(lambda: probe(request)) if config.env else None
     agents = env.agents if env is not None else 1
-    workers = devices.rollout_processes(config, None if env is None else env.observation)
+    workers = devices.rollout_processes(config, env is not None and env.observation.has_images)
     config = changed(fitted(config, agents), workers=workers)
     found(lambda: validate(config, agents))
     if not problems:

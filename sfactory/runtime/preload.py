@@ -16,20 +16,15 @@ import ctypes
 import gc
 import warnings
 
-import numpy as np
-
 from sfactory.envs import general, native  # noqa: F401
 from sfactory.envs.families import gymnasium  # noqa: F401
-from sfactory.kernels.sampling import sample_rows
+from sfactory.kernels import initialize
 from sfactory.runtime import workers  # noqa: F401
 
 PR_SET_CHILD_SUBREAPER = 36
 
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # of such an orphan
-sample_rows(
-    np.zeros((1, 2), np.float32), np.zeros((0, 0), bool), np.full(1, 2, np.int32), np.zeros((1, 1), np.float32),
-    np.zeros((1, 0), np.float32), np.zeros((1, 1), np.int32), np.zeros((1, 0), np.float32), np.zeros(1, np.float32),
-)  # fmt: skip
+initialize()
 gc.collect()
 gc.freeze()

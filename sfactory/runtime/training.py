@@ -39,7 +39,7 @@ class Training:
         torch.manual_seed(config.seed)
         self._model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
         self._plan, self._control, self._emit, self._store = plan, wires.control, wires.events.put, store
-        autocast = devices.autocast_dtype(config, plan.env.observation, device)
+        autocast = devices.autocast_dtype(config, plan.env.observation.has_images, device)
         self.learner = Learner(config, self._model, wires, device, autocast, self._watch)
         self._emit(KernelsChosen("learner", self.learner.kernels.taken, self.learner.kernels.refused))
         self._wall_before, self._saved_steps = 0.0, 0

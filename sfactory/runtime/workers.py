@@ -80,7 +80,7 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     device = devices.inference_device(config, index)
     devices.prepare_device(device, config)
     model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
-    autocast = devices.autocast_dtype(config, plan.env.observation, device)
+    autocast = devices.autocast_dtype(config, plan.env.observation.has_images, device)
     seed = plan.seed(generation) + 1 + index
     settings = InferenceSettings(device, autocast, seed, config.runtime.cuda_graphs)
     worker = PolicyWorker(index, model, Kernels(config, model, device, autocast), settings, wires, watch)

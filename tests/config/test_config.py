@@ -305,11 +305,12 @@ def test_environments_that_were_asked_for_stay_and_groups_divide_those_that_were
 def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, of_vectors, of_images, monkeypatch):
     monkeypatch.setattr(devices, "cores", lambda: cores)
     vectors, images = (
-        probe(EnvRequest(resolve_env(env), {}, "auto", "clip")).observation
+        probe(EnvRequest(resolve_env(env), {}, "auto", "clip")).observation.has_images
         for env in ("CartPole-v1", "sfactory/MemoryGrid")
     )
+    assert (vectors, images) == (False, True)
     for config in (Config(device="cpu"), Config(), Config(device="cpu", runtime=RuntimeConfig(inference_device="cpu"))):
-        assert devices.rollout_processes(config, vectors) == devices.rollout_processes(config, None) == of_vectors
+        assert devices.rollout_processes(config, vectors) == of_vectors
         assert devices.rollout_processes(config, images) == (
             of_vectors if torch.cuda.is_available() and config == Config() else of_images
         )

@@ -83,7 +83,7 @@ def make_engines(
     arena = make_arena(spec, model.state_size)
     published = PublishedWeights(FlatWeights(copy.deepcopy(model)).vector.numel())
     plain = TorchEngine(copy.deepcopy(model), arena, GROUPS, autocast, watch())
-    return arena, published, plain, GraphedEngine(copy.deepcopy(model), arena, GROUPS, CPU, autocast, watch())
+    return arena, published, plain, GraphedEngine(copy.deepcopy(model), arena, GROUPS, autocast, watch())
 
 
 def publish_random(published: PublishedWeights, version: int) -> None:
@@ -147,7 +147,7 @@ def test_the_host_waits_for_what_it_reads_and_overwrites(eager: bool, monkeypatc
         return device.later(work)
 
     model = copy.deepcopy(plain._model)
-    graphed = GraphedEngine(model, arena, GROUPS, CPU, None, watch())
+    graphed = GraphedEngine(model, arena, GROUPS, None, watch())
     graphed.recorder = recorded
     vector = graphed._flat.vector
     vector.copy_ = device.later(vector.copy_)
@@ -188,7 +188,7 @@ def test_sampling_is_the_same_and_importance_weights_are_one(
             inference,
             "_engine_for",
             lambda model, kernels, settings, arena, groups, watch: GraphedEngine(
-                model, arena, groups, settings.device, settings.autocast, watch, settings.cuda_graphs
+                model, arena, groups, settings.autocast, watch, settings.cuda_graphs
             ),
         )
     for f in dataclasses.fields(Batch):
