@@ -51,6 +51,8 @@ from sfactory.telemetry.metrics import Report
 DATA = Path(__file__).parent / "data" / "lag"
 LAGS, SEEDS = (0, 1, 2, 4, 8), (21, 22, 23)
 LAST_PART = 0.25
+DRAWN = ("mended", "no-tv", "stale")
+"""Variants that the figure shows."""
 
 
 class Task(NamedTuple):
@@ -279,7 +281,7 @@ def draw(data: Path, path: Path) -> None:
     found = scores(data)
     figure = Figure(figsize=(3.2 * len(TASKS), 3.0), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(TASKS)), TASKS, strict=True):
-        for number, variant in enumerate(VARIANTS):
+        for number, variant in enumerate(DRAWN):
             lags = [lag for lag in LAGS if (task, variant, lag) in found]
             if lags:
                 cells = [found[task, variant, lag] for lag in lags]
