@@ -162,10 +162,11 @@ class Objective:
             columns: Which of them the chunk has.
         """
         part = targets.select(columns)
-        shift = torch.zeros(())
-        if self.bounds_shift:
-            shift = torch.where(part.valid, _log_shift(evaluation, part), 0.0).expm1().abs().sum()
-        return torch.stack((part.valid.sum().double(), shift.to(part.valid.device, torch.float64)))
+        count = part.valid.sum().double()
+        if not self.bounds_shift:
+            return torch.stack((count, torch.zeros_like(count)))
+        shift = torch.where(part.valid, _log_shift(evaluation, part), 0.0).expm1().abs().sum()
+        return torch.stack((count, shift.double()))
 
     def gradients(
         self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
@@ -242,11 +243,20 @@ def _terms(config: Config) -> Terms | None:
 
 
 def on_policy_gae(
-    log_weights: Tensor, *outcome: Tensor | float, rho_bar: float = 1.0, c_bar: float = 1.0
+    log_weights: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_values: Tensor,
+    gamma: float,
+    lam: float,
+    rho_bar: float,
+    c_bar: float,
 ) -> tuple[Tensor, Tensor]:
-    """GAE as an estimator: whatever sampled is taken for the proximal policy."""
-    *tensors, gamma, lam = outcome[:8]
-    advantages, returns = gae_torch(*tensors, gamma, lam)
+    """GAE as an estimator: the policy that sampled is taken for the proximal policy, so weights do not matter."""
+    advantages, returns = gae_torch(rewards, values, bootstrap_value, terminated, truncated, final_values, gamma, lam)
     return returns, advantages
 
 

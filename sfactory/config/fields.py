@@ -316,10 +316,11 @@ class Config:
             return Path(self.run)
         return Path("runs") / f"{folder_name(self.env)}-{self.seed}"
 
-    @property
-    def takes_kernels(self) -> bool:
-        """Whether kernels may stand for plain code."""
-        return self.runtime.kernels == "auto" and os.environ.get("SFACTORY_KERNELS") != "off"
+    def takes_kernel(self, name: str) -> bool:
+        """Whether a kernel may stand for plain code. The environment variable SFACTORY_KERNELS is off, or names those
+        that are left out, as in ``-sampling,-LSTM``."""
+        asked = os.environ.get("SFACTORY_KERNELS", "")
+        return self.runtime.kernels == "auto" and asked != "off" and f"-{name}" not in asked.split(",")
 
     @property
     def lag_free(self) -> bool:

@@ -96,7 +96,7 @@ class Kernels:
     def _takes(self, kernel: Kernel, training: bool) -> bool:
         """Whether a kernel fits and agrees with what it stands for; keeps account of that."""
         use = Use(self._model, self._config, self._autocast, training)
-        if not self._config.takes_kernels or not kernel.fits(use):
+        if not self._config.takes_kernel(kernel.name) or not kernel.fits(use):
             return False
         try:
             with _evaluation_mode(self._model):

@@ -87,6 +87,9 @@ def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFACTORY_KERNELS", "off")
     kernels = chosen(model_of("image"), Config(env="x"))
     assert kernels.choice.taken == []
+    monkeypatch.setenv("SFACTORY_KERNELS", "-sampling,-dense network")
+    assert chosen(model_of("vector"), Config(env="x")).choice.taken == ["linear layers", "tanh", "objective"]
+    monkeypatch.setenv("SFACTORY_KERNELS", "off")
     assert type(kernels.network()) is TorchNetwork
     assert type(kernels.objective(CriticUnits(model_of("vector"), False))) is Objective
     assert type(kernels.sampler(0)) is Sampler
