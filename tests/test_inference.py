@@ -9,12 +9,13 @@ import pytest
 import torch
 from arenas import env_spec, make_plane
 
-from sfactory.config import ModelConfig
+from sfactory.config import Config, ModelConfig
 from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.queues import pack_request
 from sfactory.data.weights import FlatWeights
 from sfactory.distributions import ActionDistribution
 from sfactory.inference import InferenceSettings, PolicyWorker
+from sfactory.kernels import Kernels
 from sfactory.model import build_model
 from sfactory.telemetry.stopwatch import COLUMNS, Stopwatch
 
@@ -41,7 +42,8 @@ class Bench:
         self.plane = make_plane(self.arena, POLICY_OF, ROLLOUT_OF, flat.vector.numel())
         self.publish(0, 1.0)
         settings = InferenceSettings(CPU, None, seed)
-        self.worker = PolicyWorker(0, model, settings, self.plane, Stopwatch(np.zeros(len(COLUMNS))))
+        kernels = Kernels(Config(env="x"), model.eval(), CPU, None)
+        self.worker = PolicyWorker(0, model, kernels, settings, self.plane, Stopwatch(np.zeros(len(COLUMNS))))
 
     def publish(self, version: int, factor: float) -> None:
         """Multiply all weights and publish them."""
