@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
+from whole_runs import config_for
 
-from sfactory import distributions, losses, vtrace
+from sfactory import distributions, losses, train, vtrace
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
 from sfactory.data.weights import FlatWeights
 from sfactory.kernels import REGISTRY, Kernel, Kernels
@@ -22,6 +24,7 @@ from sfactory.networks import TorchNetwork
 from sfactory.objective import Objective
 from sfactory.sampler import Sampler
 from sfactory.spaces import ActionSpec, ObservationSpec
+from sfactory.telemetry.metrics import Report
 
 CPU = torch.device("cpu")
 VECTOR, IMAGE = spaces.Box(-1, 1, (5,)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -167,3 +170,12 @@ def test_checking_leaves_no_trace_in_the_model() -> None:
     chosen(model, Config(env="x"))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_a_run_on_the_cpu_trains_with_what_losses_py_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "policy_loss_ppo", lambda log_ratio, advantages, clip: advantages * 0)
+    reports: list[Report] = []
+    result = train(config_for(tmp_path, "CartPole-v1", serial=True), [reports.append])
+    assert "objective" not in result.kernels["learner"]
+    assert reports[-1].policy_loss == 0.0
+    assert reports[-1].value_loss > 0.0
