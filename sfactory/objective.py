@@ -262,7 +262,7 @@ def on_policy_gae(
 
 def _log_shift(evaluation: _Evaluation, targets: Targets) -> Tensor:
     """log pi(a_t|x_t) - log mu(a_t|x_t) of a chunk ``[T, n]``."""
-    return evaluation.log_prob.detach() - targets.old_log_prob + targets.log_weights
+    return torch.as_tensor(evaluation.log_prob).detach() - targets.old_log_prob + targets.log_weights
 
 
 def final_values(batch: Batch, values: Tensor) -> Tensor:

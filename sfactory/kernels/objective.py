@@ -112,6 +112,8 @@ class CompiledObjective(Objective):
         return Estimates(*map(torch.from_numpy, (evaluation.log_prob, found[0], values[:-1], *found[1:])))
 
     def totals(self, evaluation: _Evaluation, targets: Targets, columns: Columns) -> Tensor:
+        if isinstance(columns, slice):  # of many samples, whose exponentials torch computes several at once
+            return super().totals(evaluation, targets, columns)
         arrays = self._arrays(_Targets, targets)
         return torch.tensor(
             _totals(_indices(columns), evaluation.log_prob, arrays, self.bounds_shift), dtype=torch.float64
