@@ -68,7 +68,8 @@ class Kernel:
         differences: Relative differences on a small chunk, of which none may be above the tolerance.
         tolerance: In float32.
         low_tolerance: Under autocast, where the plain callable is as far from exact as that itself.
-        gain: What it brought to a whole run, with workload and machine.
+        decision: Number of the page in docs/decisions that says what it brings on which machine; ``python -m perf.gains``
+            measures that for whole runs.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Kernel:
     fits: Callable[[Use], bool]
     differences: Callable[[Use], list[float]]
     tolerance: float
-    gain: str
+    decision: str
     low_tolerance: float = math.inf
 
     def disagreement(self, use: Use) -> str | None:
@@ -150,7 +151,7 @@ def modules_of(model: nn.Module, kind: type) -> list[nn.Module]:
     return [module for module in model.modules() if type(module) is kind]
 
 
-def _module_kernel(name: str, plain: type, fast: type, tolerance: float, low_tolerance: float, gain: str) -> Kernel:
+def _module_kernel(name: str, plain: type, fast: type, tolerance: float, low_tolerance: float, decision: str) -> Kernel:
     """A kernel that stands for a class of modules."""
 
     def differences(use: Use) -> list[float]:
@@ -243,23 +244,23 @@ def _learns_as_built_in(use: Use) -> bool:
 
 DENSE_NETWORK = Kernel(
     "dense network", TorchNetwork, DenseNetwork, lambda use: DenseNetwork.fits(use.model, use.autocast),
-    _dense_differences, 1e-4, "Hopper-v5 2.1 times env steps/s (AVX-512, 2 cores)",
+    _dense_differences, 1e-4, "005",
 )  # fmt: skip
 OBJECTIVE = Kernel(
     "objective", Objective, CompiledObjective, _learns_as_built_in, _objective_differences, 1e-4,
-    "Hopper-v5 1.3 times env steps/s (AVX-512, 2 cores)",
+    "006",
 )  # fmt: skip
 SAMPLER = Kernel(
     "sampling", Sampler, CompiledSampler, _samples_as_built_in, _sampler_differences, 1e-4,
-    "CartPole-v1 1.2 times env steps/s (AVX-512, 2 cores)",
+    "006",
 )  # fmt: skip
 MODULES = (
-    _module_kernel("convolutions", NatureCNN, FastNatureCNN, 1e-3, 0.3, "Pong 1.5 times env steps/s"),
-    _module_kernel("first convolution", PixelConv, BlockPixelConv, 1e-3, 0.3, ""),
-    _module_kernel("LSTM", LSTMCore, FastLSTMCore, 1e-4, 0.3, ""),
-    _module_kernel("GRU", GRUCore, FastGRUCore, 1e-4, 0.3, ""),
-    _module_kernel("linear layers", Dense, LoweredDense, 1e-4, 0.3, ""),
-    _module_kernel("tanh", nn.Tanh, FastTanh, 1e-4, 0.3, ""),
+    _module_kernel("convolutions", NatureCNN, FastNatureCNN, 1e-3, 0.3, "009"),
+    _module_kernel("first convolution", PixelConv, BlockPixelConv, 1e-3, 0.3, "010"),
+    _module_kernel("LSTM", LSTMCore, FastLSTMCore, 1e-4, 0.3, "007"),
+    _module_kernel("GRU", GRUCore, FastGRUCore, 1e-4, 0.3, "007"),
+    _module_kernel("linear layers", Dense, LoweredDense, 1e-4, 0.3, "008"),
+    _module_kernel("tanh", nn.Tanh, FastTanh, 1e-4, 0.3, "005"),
 )
 """Modules that are exchanged one kind after the other."""
 REGISTRY = (DENSE_NETWORK, OBJECTIVE, SAMPLER, *MODULES)

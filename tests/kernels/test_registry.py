@@ -179,3 +179,9 @@ def test_a_run_on_the_cpu_trains_with_what_losses_py_says(tmp_path: Path, monkey
     assert "objective" not in result.kernels["learner"]
     assert reports[-1].policy_loss == 0.0
     assert reports[-1].value_loss > 0.0
+
+
+@pytest.mark.parametrize("kernel", REGISTRY, ids=[kernel.name for kernel in REGISTRY])
+def test_a_kernel_names_the_page_that_says_what_it_brings(kernel: Kernel) -> None:
+    decisions = Path(__file__).parents[2] / "docs" / "decisions"
+    assert len(list(decisions.glob(f"{kernel.decision}-*.md"))) == 1
