@@ -68,7 +68,7 @@ class Kernel:
         differences: Relative differences on a small chunk, of which none may be above the tolerance.
         tolerance: In float32.
         low_tolerance: Under autocast, where the plain callable is as far from exact as that itself.
-        decision: Number of the page in docs/decisions that says what it brings on which machine; ``python -m perf.gains``
+        decision: Page of docs/decisions that says what it brings on which machine; ``python -m perf.gains``
             measures that for whole runs.
     """
 
@@ -168,7 +168,14 @@ def _module_kernel(name: str, plain: type, fast: type, tolerance: float, low_tol
             return _relative_differences(_answers(use.model, use.autocast), expected)
 
     return Kernel(
-        name, plain, fast, lambda use: bool(modules_of(use.model, plain)), differences, tolerance, gain, low_tolerance
+        name,
+        plain,
+        fast,
+        lambda use: bool(modules_of(use.model, plain)),
+        differences,
+        tolerance,
+        decision,
+        low_tolerance,
     )
 
 
