@@ -1,5 +1,6 @@
 # make train   install what is needed and train CartPole-v1 to a solved score, then evaluate it
 # make test    install what is needed and run the tests
+# make test-plain  the same tests without kernels, by the plain code alone
 # make lint    check format and style
 # make types   check the annotations of the public API
 # make learn   learning references: presets, three seeds each (an hour), and the small tasks that take longer
@@ -14,7 +15,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 
-.PHONY: train test lint types learn lag bench peers starts soak clean
+.PHONY: train test test-plain lint types learn lag bench peers starts soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -22,6 +23,9 @@ train: .venv/user
 
 test: .venv/dev
 	$(BIN)/python -m pytest -m "not long"
+
+test-plain: .venv/dev
+	SFACTORY_KERNELS=off $(BIN)/python -m pytest -m "not long"
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .

@@ -22,6 +22,12 @@ def server():
 
 
 @pytest.fixture
+def kernels_on(monkeypatch):
+    """For tests of kernels, also where all others run without (make test-plain)."""
+    monkeypatch.delenv("SFACTORY_KERNELS", raising=False)
+
+
+@pytest.fixture
 def nothing_is_left(server):
     """No process that the test has started lives on, whoever has adopted it, except for the server."""
     before = marked_processes()

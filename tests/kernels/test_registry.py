@@ -26,6 +26,7 @@ from sfactory.sampler import Sampler
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.telemetry.metrics import Report
 
+pytestmark = pytest.mark.usefixtures("kernels_on")
 CPU = torch.device("cpu")
 VECTOR, IMAGE = spaces.Box(-1, 1, (5,)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
 MIXED = spaces.Tuple((spaces.Discrete(4), spaces.Box(-1, 1, (2,)), spaces.Discrete(3)))

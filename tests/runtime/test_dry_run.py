@@ -120,6 +120,7 @@ def test_a_name_that_is_not_there_ends_the_command_with_status_2(flag: str, tmp_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("kernels_on")
 def test_what_they_say_is_what_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels step aside; V-trace passed as one's own estimator learns what the built-in one does, plain."""
     from sfactory import train
