@@ -121,15 +121,15 @@ def test_edited_code_is_what_runs(edit: str, monkeypatch: pytest.MonkeyPatch) ->
     assert "its numbers are not those of sfactory" in choice.refused[kernel]
 
 
-def test_an_edited_distribution_is_what_acts_and_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_distribution_is_what_acts_and_trains() -> None:
     sample = distributions.ActionDistribution.sample
 
     def cold(self, params, mask=None, generator=None):
         return sample(self, params * 2, mask, generator)
 
-    monkeypatch.setattr(distributions.ActionDistribution, "sample", cold)
-    assert chosen(model_of("vector"), Config(env="x")).choice.refused.keys() == {"sampling"}
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributions.ActionDistribution, "sample", cold)
+        assert chosen(model_of("vector"), Config(env="x")).choice.refused.keys() == {"sampling"}
 
     class Own(distributions.ActionDistribution):
         pass
