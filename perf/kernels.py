@@ -52,7 +52,7 @@ from sfactory.kernels.losses import loss_and_gradients
 from sfactory.kernels.registry import exchange_all
 from sfactory.kernels.sampling import sample_rows
 from sfactory.kernels.tanh import tanh_
-from sfactory.losses import SUMS, Targets, exploration_coef, total_loss
+from sfactory.losses import SUMS, Targets, chunk_loss, exploration_coef
 from sfactory.model import NatureCNN, build_model, recurrence
 from sfactory.model.precision import mixed_precision
 from sfactory.networks import Network, TorchNetwork
@@ -200,7 +200,7 @@ def losses(device: torch.device) -> Iterator[Case]:
             targets = Targets(advantages, returns, returns, behaviour, torch.zeros_like(behaviour), valid)
 
             def call() -> Sequence[torch.Tensor]:
-                value = total_loss(config, "appo", *inputs, targets)[0]
+                value = chunk_loss(config, "appo", *inputs, targets, valid.sum())[0]
                 return value, *torch.autograd.grad(value, inputs)
 
             return call

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from perf.lag_curves import DATA, LAGS, scores
 from sfactory import objective as objective_module
 from sfactory.config import Config, LogConfig, ModelConfig, merged, resolve
 from sfactory.data.batch import Batch
@@ -48,9 +49,7 @@ from sfactory.runtime import training
 from sfactory.runtime.supervisor import train
 from sfactory.telemetry.metrics import Report
 
-DATA = Path(__file__).parent / "data" / "lag"
-LAGS, SEEDS = (0, 1, 2, 4, 8), (21, 22, 23)
-LAST_PART = 0.25
+SEEDS = (21, 22, 23)
 DRAWN = ("mended", "no-tv", "stale")
 """Variants that the figure shows."""
 
@@ -243,26 +242,9 @@ def run(task: Task, variant: str, lag: int, seed: int, curve: Path) -> None:
     part.rename(curve)
 
 
-def score(curve: Path) -> float:
-    """Mean training return over the last part of a curve's env steps."""
-    with curve.open() as file:
-        points = [(int(row["env_steps"]), float(row["episode_return_mean"])) for row in csv.DictReader(file)]
-    begin = (1 - LAST_PART) * points[-1][0]
-    return statistics.fmean(value for steps, value in points if steps >= begin and value == value)
-
-
-def scores(data: Path) -> dict[tuple[str, str, int], list[float]]:
-    """Of every task, variant and lag the scores of its seeds."""
-    found: dict[tuple[str, str, int], list[float]] = {}
-    for task, variant, lag in itertools.product(TASKS, VARIANTS, LAGS):
-        if curves := sorted(data.glob(f"{task}.{variant}.{lag}.*.csv")):
-            found[task, variant, lag] = [score(curve) for curve in curves]
-    return found
-
-
 def show(data: Path) -> None:
     """Print the mean score of every cell, with those of its seeds, as a Markdown table."""
-    found = scores(data)
+    found = scores(data, TASKS, VARIANTS)
     print("| task | variant |", *(f"lag {lag} |" for lag in LAGS))
     print("|---|---|" + "---|" * len(LAGS))
     for task, variant in dict.fromkeys((task, variant) for task, variant, _ in found):
@@ -278,7 +260,7 @@ def draw(data: Path, path: Path) -> None:
     """Scores over lags, one panel a task, with a line from the lowest to the highest seed."""
     from matplotlib.figure import Figure
 
-    found = scores(data)
+    found = scores(data, TASKS, VARIANTS)
     figure = Figure(figsize=(3.2 * len(TASKS), 3.0), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(TASKS)), TASKS, strict=True):
         for number, variant in enumerate(DRAWN):

@@ -19,6 +19,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from perf import lag_curves
+
 FOLDER = Path(__file__).resolve().parent
 DATA, RESULTS = FOLDER / "data", FOLDER / "RESULTS.md"
 ORIGIN = ("commit", "date", "machine")
@@ -101,8 +103,9 @@ METHODS = (
     ),
     (
         "learning", "presets, seeds that tuned nothing, mean of 20 evaluation episodes", "`python -m perf.learning`",
-        "learning.csv, learning/, lag/",
+        "learning.csv, learning/",
     ),
+    ("forced lag", "training return over the last quarter, means of seeds 21 to 23", "`python -m perf.lag`", "lag/"),
     ("small tasks", "defaults alone", "`python -m pytest tests/test_small_tasks.py` (seed 11)", "learning.csv"),
     ("core time in a run", "by kind of worker", "`python -m sfactory.profile`", "costs.csv"),
     ("one change", "two checkouts or settings by turns", "`perf.fps.measure(flags, seconds)`", "changes.csv"),
@@ -288,14 +291,44 @@ def span(row: Row | None) -> str:
     return row["low"] if row["low"] == row["high"] else f"{row['low']} to {row['high']}"
 
 
+def lag(data: Path = lag_curves.DATA) -> list[str]:
+    """Mean scores under forced lag, in batches, without and with the limit on the total variation."""
+    tasks = sorted({curve.name.split(".")[0] for curve in data.glob("*.mended.*.csv")})
+    found = lag_curves.scores(data, tasks, ("no-tv", "mended"))
+
+    def cell(task: str, lag: int) -> str:
+        return ", ".join(figure(statistics.fmean(found[task, variant, lag])) for variant in ("no-tv", "mended"))
+
+    header = ("task", *(f"lag {lag}" for lag in lag_curves.LAGS))
+    return table(header, ([task, *(cell(task, lag) for lag in lag_curves.LAGS)] for task in tasks))
+
+
+def change(rows: Sequence[Row]) -> list[str]:
+    """The last change that was measured: medians before and after, and their ratio."""
+    last = select(rows, change=rows[-1]["change"], commit=rows[-1]["commit"])
+    workloads = distinct(last, "workload")
+
+    def cell(workload: str) -> str:
+        before, after = (
+            statistics.median(numbers(select(last, workload=workload, variant=variant), "value"))
+            for variant in ("before", "after")
+        )
+        return f"{figure(before)}, {figure(after)}: {after / before:.2f}"
+
+    return table(("change", *workloads), [[last[0]["change"], *map(cell, workloads)]])
+
+
 def report(load: Callable[[str], Sequence[Row]] = read) -> str:
     """All of RESULTS.md."""
-    runs, peers, score, learned, spent = map(load, ("throughput", "peers", "time_to_score", "learning", "costs"))
+    names = ("throughput", "peers", "time_to_score", "learning", "costs", "changes")
+    runs, peers, score, learned, spent, changes = map(load, names)
     lines = [*METHOD.splitlines(), "", *table(("figure", "how it is measured", "command", "data"), METHODS)]
     lines += ["", *THROUGHPUT.splitlines()]
     for machine in sorted({row["machine"] for row in runs}):
         lines += ["", f"**{machine}**", "", *throughput(machine, runs, peers)]
     lines += ["", "## Time to score", "", *scores(score), "", "## Learning", "", *learning(learned)]
+    lines += ["", "## Forced lag in batches: without and with `loss.tv_limit`", "", *lag()]
+    lines += ["", "## The last change, in env steps/s: before, after and ratio", "", *change(changes)]
     lines += ["", "## Where the core time of an env step goes, in microseconds"]
     for workload in COSTS:
         lines += ["", *costs(workload, spent)]

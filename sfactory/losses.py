@@ -176,14 +176,15 @@ def weighted_advantages(
     Returns:
         Advantages ``[T, B]``, 0 where not valid, and mean and standard deviation before normalisation, float64 ``[]``.
     """
-    exact, count = advantages.double(), valid.sum().clamp(min=1)
-    mean = torch.where(valid, exact, 0.0).sum() / count
-    std = (torch.where(valid, exact - mean, 0.0).square().sum() / count).sqrt()
+    count = valid.sum().clamp(min=1)
+    mean = torch.where(valid, advantages, 0.0).sum(dtype=torch.float64) / count
+    centred = torch.where(valid, advantages - mean.to(advantages.dtype), 0.0)
+    std = (centred.square().sum(dtype=torch.float64) / count).sqrt()
     if config.normalize_advantage:
-        exact = (exact - mean) / (std + ADVANTAGE_EPS)
+        advantages = centred / (std + ADVANTAGE_EPS).to(advantages.dtype)
     # A weight of 0 silences its sample whatever the advantage is; a number that is not finite has to be seen by the
     # learner.
-    return torch.where(valid, exact * weights, 0.0).to(advantages.dtype), mean, std
+    return torch.where(valid, advantages * weights, 0.0), mean, std
 
 
 def batch_stats(log_weights: Tensor, adv_mean: Tensor, adv_std: Tensor, valid: Tensor) -> BatchStats:
@@ -260,37 +261,6 @@ def value_loss(error: Tensor, change: Tensor | None = None, clip: float = 0.0) -
     return 0.5 * squared
 
 
-def total_loss(
-    config: LossConfig,
-    algo: Literal["appo", "impala", "ppo"],
-    log_prob: Tensor,
-    value: Tensor,
-    exploration: Tensor,
-    targets: Targets,
-) -> tuple[Tensor, LossStats]:
-    """Policy loss + value_coef x value loss - entropy_coef x exploration bonus of a minibatch, and what a report needs.
-
-    Invalid samples influence neither the loss, nor its gradients, nor the statistics, whatever their entries hold.
-    Without any valid sample the loss and its gradients are 0. The same in chunks is :func:`chunk_loss` of each, whose
-    losses add up, and :func:`loss_stats` of their :func:`joint_sums`.
-
-    Args:
-        log_prob: float32 or float64 ``[T, B]`` with gradient; log pi(a_t|x_t).
-        value: float ``[T, B]`` with gradient, in the units of `targets.returns`.
-        exploration: float ``[T, B]`` with gradient; the policy's entropy, or with ``exploration="kl"`` its KL
-            divergence from the uniform policy, which is made small.
-
-    Returns:
-        The loss, a 0-d tensor to call ``backward`` on, and its statistics.
-
-    Raises:
-        ValueError: If `algo` is unknown or shapes do not match.
-    """
-    count = targets.valid.sum()
-    loss, sums = chunk_loss(config, algo, log_prob, value, exploration, targets, count)
-    return loss, loss_stats(config, joint_sums([sums]))
-
-
 def chunk_loss(
     config: LossConfig,
     algo: Literal["appo", "impala", "ppo"],
@@ -300,9 +270,19 @@ def chunk_loss(
     targets: Targets,
     count: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """A chunk's share of :func:`total_loss`, whose arguments it takes; without a host synchronisation.
+    """A chunk's share of a minibatch's loss: policy loss + value_coef x value loss - entropy_coef x exploration bonus,
+    without a host synchronisation.
+
+    Invalid samples influence neither the loss, nor its gradients, nor the sums, whatever their entries hold. Without
+    any valid sample the loss and its gradients are 0. The losses of chunks add up, their sums go through
+    :func:`joint_sums`.
 
     Args:
+        log_prob: float32 or float64 ``[T, B]`` with gradient; log pi(a_t|x_t).
+        value: float ``[T, B]`` with gradient, in the units of `targets.returns`.
+        exploration: float ``[T, B]`` with gradient; the policy's entropy, or with ``exploration="kl"`` its KL
+            divergence from the uniform policy, which is made small.
+        targets: Targets of the chunk.
         count: Number of valid samples of all chunks together, a tensor ``[]``.
 
     Returns:

@@ -228,36 +228,30 @@ class Objective:
         return reward.clamp(-loss.reward_clip, loss.reward_clip) if loss.reward_clip > 0 else reward
 
 
+def on_policy_gae(log_weights: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+    """GAE as an estimator: the policy that sampled is taken for the proximal one, so weights and their truncations do
+    not matter."""
+    *outcome, gamma, lam, _, _ = inputs
+    advantages, returns = gae_torch(*outcome, gamma, lam)
+    return returns, advantages
+
+
+ESTIMATORS: dict[Any, Estimator] = {"vtrace": unweighted_vtrace, "gae": on_policy_gae}
+"""Those that ``loss.estimator`` may name."""
+
+
 def _estimator(config: Config) -> Estimator:
     """The advantage estimator that a configuration means."""
     name = config.loss.estimator
     if name == "auto":
         name = "gae" if config.algo == "ppo" else "vtrace"
-    built_in = {"vtrace": unweighted_vtrace, "gae": on_policy_gae}
-    return built_in.get(name) or load_object(name, "loss.estimator")
+    built_in = isinstance(name, str) and name in ESTIMATORS
+    return ESTIMATORS[name] if built_in else load_object(name, "loss.estimator")
 
 
 def _terms(config: Config) -> Terms | None:
     """The user's own loss terms, if there are any."""
     return None if config.loss.terms == "none" else load_object(config.loss.terms, "loss.terms")
-
-
-def on_policy_gae(
-    log_weights: Tensor,
-    rewards: Tensor,
-    values: Tensor,
-    bootstrap_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_values: Tensor,
-    gamma: float,
-    lam: float,
-    rho_bar: float,
-    c_bar: float,
-) -> tuple[Tensor, Tensor]:
-    """GAE as an estimator: the policy that sampled is taken for the proximal policy, so weights do not matter."""
-    advantages, returns = gae_torch(rewards, values, bootstrap_value, terminated, truncated, final_values, gamma, lam)
-    return returns, advantages
 
 
 def _log_shift(evaluation: _Evaluation, targets: Targets) -> Tensor:

@@ -100,11 +100,6 @@ class ObservationSpec:
             )
         return cls(tuple(leaves), mask_path, tuple(ignored), space)
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether observations are bare arrays rather than Dicts or Tuples."""
-        return len(self.leaves) == 1 and not self.leaves[0].path and self.mask_path is None
-
     def values(self, observation: Any) -> Iterator[Any]:
         """The leaves' values in one (or a batched) observation, in the order of `leaves`."""
         for leaf in self.leaves:
@@ -279,20 +274,12 @@ class ActionSpec:
         return flat
 
 
-def scale_to_box(u: np.ndarray, space: spaces.Box, squash: Literal["clip", "tanh"]) -> np.ndarray:
-    """Map unbounded Gaussian samples into a Box.
+class _BoxScale:
+    """Maps unbounded Gaussian samples into a Box.
 
     Where both bounds are finite, clip(u, -1, 1) or tanh(u) is scaled linearly to [low, high]; elsewhere u itself is
     clipped to the bounds.
-
-    Args:
-        u: float32 ``[rows, *space.shape]``.
     """
-    return _BoxScale(space)(u, squash)
-
-
-class _BoxScale:
-    """The constants of :func:`scale_to_box` for one Box."""
 
     def __init__(self, space: spaces.Box) -> None:
         self._low, self._high, self._dtype = space.low, space.high, space.dtype
@@ -302,6 +289,7 @@ class _BoxScale:
         self._all, self._any = bool(self._bounded.all()), bool(self._bounded.any())
 
     def __call__(self, u: np.ndarray, squash: Literal["clip", "tanh"]) -> np.ndarray:
+        """The actions for samples float32 ``[rows, *space.shape]``."""
         if self._any:
             unit = np.tanh(u) if squash == "tanh" else np.minimum(np.maximum(u, -1.0), 1.0)
             scaled = self._centre + self._half * unit

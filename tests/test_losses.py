@@ -15,13 +15,22 @@ from sfactory.losses import (
     LossStats,
     Targets,
     batch_stats,
+    chunk_loss,
     exploration_coef,
+    joint_sums,
     loss_stats,
-    total_loss,
     weighted_advantages,
 )
 
 Loss = Callable[..., tuple[Tensor, LossStats]]
+
+
+def total_loss(
+    config: LossConfig, algo: str, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets
+) -> tuple[Tensor, LossStats]:
+    """The loss of one chunk that is the whole minibatch, and its statistics."""
+    loss, sums = chunk_loss(config, algo, log_prob, value, exploration, targets, targets.valid.sum())
+    return loss, loss_stats(config, joint_sums([sums]))
 
 
 def compiled_loss(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +33,7 @@ from sfactory.model.layers import Dense, PixelConv
 from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.model.precision import mixed_precision
 from sfactory.networks import Network, Outputs, TorchNetwork
-from sfactory.objective import Objective
+from sfactory.objective import ESTIMATORS, Objective
 from sfactory.sampler import Sampler
 
 _CPU = torch.device("cpu")
@@ -67,7 +66,8 @@ class Kernel:
         fits: Whether it can.
         differences: Relative differences on a small chunk, of which none may be above the tolerance.
         tolerance: In float32.
-        low_tolerance: Under autocast, where the plain callable is as far from exact as that itself.
+        low_tolerance: Under autocast, where the plain callable is as far from exact as that itself; None: it computes
+            in float32 all the same.
         decision: Page of docs/decisions that says what it brings on which machine; ``python -m perf.gains``
             measures that for whole runs.
     """
@@ -79,11 +79,12 @@ class Kernel:
     differences: Callable[[Use], list[float]]
     tolerance: float
     decision: str
-    low_tolerance: float = math.inf
+    low_tolerance: float | None = None
 
     def disagreement(self, use: Use) -> str | None:
         """Why it cannot stand for the plain callable, or None if it gives the same numbers."""
-        limit = self.tolerance if use.autocast is None else max(self.tolerance, self.low_tolerance)
+        lower = use.autocast is not None and self.low_tolerance is not None
+        limit = self.low_tolerance if lower else self.tolerance
         worst = max(self.differences(use), default=0.0)
         if worst <= limit:
             return None
@@ -151,7 +152,7 @@ def modules_of(model: nn.Module, kind: type) -> list[nn.Module]:
     return [module for module in model.modules() if type(module) is kind]
 
 
-def _module_kernel(name: str, plain: type, fast: type, tolerance: float, low_tolerance: float, decision: str) -> Kernel:
+def _module_kernel(name: str, plain: type, fast: type, decision: str, tolerance: float = 1e-4) -> Kernel:
     """A kernel that stands for a class of modules."""
 
     def differences(use: Use) -> list[float]:
@@ -162,21 +163,16 @@ def _module_kernel(name: str, plain: type, fast: type, tolerance: float, low_tol
             with exchanged(modules, fast):
                 return _relative_differences(_passes(network, use), expected)
         expected = _answers(use.model, use.autocast)
-        with exchanged(modules, fast), ExitStack() as stack:
+        with exchanged(modules, fast):
             lower_weights(use.model, use.autocast)
-            stack.callback(lower_weights, use.model, None)
-            return _relative_differences(_answers(use.model, use.autocast), expected)
+            found = _answers(use.model, use.autocast)
+            lower_weights(use.model, None)
+        return _relative_differences(found, expected)
 
-    return Kernel(
-        name,
-        plain,
-        fast,
-        lambda use: bool(modules_of(use.model, plain)),
-        differences,
-        tolerance,
-        decision,
-        low_tolerance,
-    )
+    def fits(use: Use) -> bool:
+        return bool(modules_of(use.model, plain))
+
+    return Kernel(name, plain, fast, fits, differences, tolerance, decision, low_tolerance=0.3)
 
 
 # Objective and sampling
@@ -246,28 +242,23 @@ def _samples_as_built_in(use: Use) -> bool:
 
 def _learns_as_built_in(use: Use) -> bool:
     loss = use.config.loss
-    return _samples_as_built_in(use) and loss.terms == "none" and loss.estimator in ("auto", "vtrace", "gae")
+    return _samples_as_built_in(use) and loss.terms == "none" and loss.estimator in ("auto", *ESTIMATORS)
 
 
-DENSE_NETWORK = Kernel(
-    "dense network", TorchNetwork, DenseNetwork, lambda use: DenseNetwork.fits(use.model, use.autocast),
-    _dense_differences, 1e-4, "005",
-)  # fmt: skip
-OBJECTIVE = Kernel(
-    "objective", Objective, CompiledObjective, _learns_as_built_in, _objective_differences, 1e-4,
-    "006",
-)  # fmt: skip
-SAMPLER = Kernel(
-    "sampling", Sampler, CompiledSampler, _samples_as_built_in, _sampler_differences, 1e-4,
-    "006",
-)  # fmt: skip
+def _has_dense_network(use: Use) -> bool:
+    return DenseNetwork.fits(use.model, use.autocast)
+
+
+DENSE_NETWORK = Kernel("dense network", TorchNetwork, DenseNetwork, _has_dense_network, _dense_differences, 1e-4, "005")
+OBJECTIVE = Kernel("objective", Objective, CompiledObjective, _learns_as_built_in, _objective_differences, 1e-4, "006")
+SAMPLER = Kernel("sampling", Sampler, CompiledSampler, _samples_as_built_in, _sampler_differences, 1e-4, "006")
 MODULES = (
-    _module_kernel("convolutions", NatureCNN, FastNatureCNN, 1e-3, 0.3, "009"),
-    _module_kernel("first convolution", PixelConv, BlockPixelConv, 1e-3, 0.3, "010"),
-    _module_kernel("LSTM", LSTMCore, FastLSTMCore, 1e-4, 0.3, "007"),
-    _module_kernel("GRU", GRUCore, FastGRUCore, 1e-4, 0.3, "007"),
-    _module_kernel("linear layers", Dense, LoweredDense, 1e-4, 0.3, "008"),
-    _module_kernel("tanh", nn.Tanh, FastTanh, 1e-4, 0.3, "005"),
+    _module_kernel("convolutions", NatureCNN, FastNatureCNN, "009", 1e-3),
+    _module_kernel("first convolution", PixelConv, BlockPixelConv, "010", 1e-3),
+    _module_kernel("LSTM", LSTMCore, FastLSTMCore, "007"),
+    _module_kernel("GRU", GRUCore, FastGRUCore, "007"),
+    _module_kernel("linear layers", Dense, LoweredDense, "008"),
+    _module_kernel("tanh", nn.Tanh, FastTanh, "005"),
 )
 """Modules that are exchanged one kind after the other."""
 REGISTRY = (DENSE_NETWORK, OBJECTIVE, SAMPLER, *MODULES)

@@ -16,7 +16,7 @@ from sfactory.errors import ConfigError
 from sfactory.losses import Targets
 from sfactory.model.normalizer import CriticUnits
 from sfactory.networks import Outputs, TorchNetwork
-from sfactory.objective import Objective
+from sfactory.objective import ESTIMATORS, Objective
 from sfactory.telemetry.metrics import METRICS
 
 T = TypeVar("T")
@@ -31,20 +31,17 @@ def check_extensions(config: Config, model: nn.Module) -> None:
     """
     if type(model.distribution) is not ActionDistribution:
         _check_distribution(config, model.distribution)
-    own_estimator = config.loss.estimator not in ("auto", "vtrace", "gae")
-    if not own_estimator and config.loss.terms == "none":
+    if config.loss.estimator in ("auto", *ESTIMATORS) and config.loss.terms == "none":
         return
     batch = example_batch(model.observation, model.action, model.state_size)
     objective = Objective(config, model.distribution, CriticUnits(model, normalize=False))
     columns = batch.all_columns
     outputs = TorchNetwork(model, _CPU, None, compiled=False).outputs(batch, columns)
     evaluation = objective.evaluate(outputs, batch, columns)
-    if own_estimator:
-        role = f"loss.estimator {config.loss.estimator}"
-        estimates = _called(role, lambda: objective.estimate(evaluation, batch, columns))
-        _require(role, "value targets", estimates.returns, tuple(batch.reward.shape), "[T, B]")
-        _require(role, "advantages", estimates.advantages, tuple(batch.reward.shape), "[T, B]")
-    estimates = objective.estimate(evaluation, batch, columns)
+    role = f"loss.estimator {config.loss.estimator}"
+    estimates = _called(role, lambda: objective.estimate(evaluation, batch, columns))
+    _require(role, "value targets", estimates.returns, tuple(batch.reward.shape), "[T, B]")
+    _require(role, "advantages", estimates.advantages, tuple(batch.reward.shape), "[T, B]")
     targets, _ = objective.targets([estimates])
     if config.loss.terms != "none":
         _check_terms(config, objective, batch, targets, outputs)
@@ -88,7 +85,7 @@ def _check_terms(config: Config, objective: Objective, batch: Batch, targets: Ta
     columns = batch.all_columns
     evaluation = objective.evaluate(outputs, samples, columns)
     terms = _called(role, lambda: objective.terms(evaluation, samples, targets, columns))
-    if not isinstance(terms, Mapping) or not all(isinstance(name, str) for name in terms):
+    if not isinstance(terms, Mapping) or not terms or not all(isinstance(name, str) for name in terms):
         raise ConfigError(f"{role} returned {_described(terms)}; it must return a mapping of names to tensors [T, B]")
     for name, term in terms.items():
         if name in {metric.name for metric in METRICS}:

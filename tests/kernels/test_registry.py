@@ -112,11 +112,12 @@ EDITS = {
 }
 
 
+@pytest.mark.parametrize(("kind", "autocast"), [("vector", None), ("image", torch.bfloat16)])
 @pytest.mark.parametrize("edit", EDITS)
-def test_edited_code_is_what_runs(edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edited_code_is_what_runs(edit: str, kind: str, autocast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module, name, edited, kernel = EDITS[edit]
     monkeypatch.setattr(module, name, edited)
-    choice = chosen(model_of("vector"), Config(env="x")).choice
+    choice = chosen(model_of(kind), Config(env="x"), autocast).choice
     assert kernel not in choice.taken
     assert "its numbers are not those of sfactory" in choice.refused[kernel]
 

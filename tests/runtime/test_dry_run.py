@@ -32,6 +32,7 @@ def with_terms(terms: Any, **settings: Any) -> str:
 TERMS = {
     "takes one argument": (lambda samples: {}, "TypeError"),
     "returns a tensor": (lambda samples, config: samples.value, "it must return a mapping"),
+    "returns nothing": (lambda samples, config: {}, "it must return a mapping"),
     "returns a mean": (lambda samples, config: {"x": samples.value.mean()}, "x is a float32 tensor (); it must be"),
     "of another dtype": (lambda samples, config: {"x": samples.value.double()}, "x is a float64 tensor (3, 4)"),
     "not finite": (lambda samples, config: {"x": samples.value / 0}, "x is not finite"),
