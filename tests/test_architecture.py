@@ -43,6 +43,10 @@ ALLOWED = {
     "eval": {"config", "envs", "policy", "runs"},
     "profile": {"config", "profiling", "runtime"},
     "status": {"runs", "runtime"},
+    "commands": {
+        "config", "data", "distributions", "envs", "eval", "model", "policy", "profiling", "runs", "runtime", "spaces",
+        "status", "telemetry", "train",
+    },
 }  # fmt: skip
 """For each file and folder below sfactory/ (envs/ is sfactory.envs) what it may import of the others."""
 LONGEST_FUNCTION = 60

@@ -1,0 +1,30 @@
+"""The console script: one program for all commands."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from sfactory.commands import COMMANDS, main
+
+
+def test_without_arguments_all_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name}" in shown and command.help in shown for name, command in COMMANDS.items())
+
+
+def test_a_mistyped_command_names_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian", "--env", "CartPole-v1"]) == 2
+    assert "did you mean train?" in capsys.readouterr().err
+
+
+def test_arguments_reach_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--run", "/nowhere"]) == 2
+    assert "/nowhere holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_main(name: str) -> None:
+    assert callable(importlib.import_module(COMMANDS[name].module).main)
