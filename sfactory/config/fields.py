@@ -203,8 +203,6 @@ class RuntimeConfig:
     """Threads inside one vector environment that has its own (ALE, EnvPool)."""
     spare_batches: int = setting(1, at_least(1), resume=safe("the lag's bound follows"))
     """Training batches' worth of slots beyond those being filled: more keeps workers busier and raises the lag."""
-    spin: bool = setting(False, resume=_PLACE)
-    """Poll queues without sleeping; only with cores to spare."""
     step_timeout_s: float = setting(300.0, above(0), resume=_GIVE_UP)
     """A rollout worker that has shown no sign of life for this long, as when an environment hangs, is replaced."""
     restarts: int = setting(10, at_least(0), resume=_GIVE_UP)
@@ -295,6 +293,9 @@ class Config:
     batch_size: int = setting(1024, at_least(1), resume=_UPDATES)
     """Samples per training batch: a multiple of rollout x rows of a group. Where it is left to the preset, the nearest
     such multiple."""
+    batch_source: Name = setting("none", resume=warned("other samples beside the fresh ones from here on"))
+    """none: batches are fresh segments; or a callable / module:Class that puts others beside them, as replay does
+    (sfactory.data.batch.BatchSource)."""
     epochs: int = setting(1, at_least(1), resume=_UPDATES)
     """Passes over each batch."""
     sync: bool = setting(False, resume=warned("another policy lag"))

@@ -172,6 +172,8 @@ def _saved_values(path: Path) -> dict[str, Any] | None:
     """
     if (path / CONFIG).exists():
         values = load_yaml(path / CONFIG)
+        if isinstance(runtime := values.get("runtime"), dict):
+            runtime.pop("spin", None)  # of version 0.1, where it had no effect
         if all(f.name in values for f in dataclasses.fields(Config) if f.name in ("env", "steps", "seed", "log")):
             return values
         raise ConfigError(f"{path / CONFIG} is not the config of a run; name another folder with --run")
