@@ -73,6 +73,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "epochs": 2,
         "optim": {"lr": 1e-3, "minibatches": 2, "schedule": "linear"},
         "loss": {"entropy_coef": 0.01},
+        "model": {"features": 128, "categories": 11},
+    },
+    "memory": {
+        "envs_per_worker": 32,
+        "rollout": 32,
+        "batch_size": 1024,
+        "epochs": 2,
+        "optim": {"lr": 1e-3, "minibatches": 2, "schedule": "linear"},
+        "loss": {"entropy_coef": 0.01},
         "model": {"features": 128},
     },
 }
@@ -80,7 +89,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 _FAMILIES = (
     ("atari", r"ALE/|.*NoFrameskip-v\d|.*Deterministic-v\d"),
     ("vizdoom", r"Vizdoom"),
-    ("grid", r"MiniGrid-|BabyAI-|sfactory/MemoryGrid"),
+    ("grid", r"MiniGrid-|BabyAI-"),
+    ("memory", r"sfactory/MemoryGrid"),
     ("pendulum", r"Pendulum-|sfactory/Pendulum"),
     ("classic", r"(.*CartPole|Acrobot-|MountainCar-)|sfactory/CartPole"),
     ("box2d", r"LunarLander|BipedalWalker|CarRacing"),
