@@ -227,10 +227,11 @@ class Learner:
             self._releaser.hold(slots, time.monotonic())
         self._set_learning_rate()
         first_update = len(self._statistics)
+        if begins := self.updates == 0:  # the first batch would else be trained on as it is
+            self._normalize_by(fresh)
         self._learn(batch)
-        if self._model.normalizer is not None:
-            self._model.normalizer.update(tuple(leaf[:-1] for leaf in fresh.obs), valid_samples(fresh))
-            self._watch.lap("optimizer")
+        if not begins:
+            self._normalize_by(fresh)
         if config.optim.schedule == "adaptive_kl":
             self._adapt_learning_rate(self._stats(torch.stack(self._statistics[first_update:])).kl.mean())
         self.env_steps += samples
@@ -242,6 +243,12 @@ class Learner:
             self._give_back(slots)
         self._releaser.batch_wanted(time.monotonic())
         self._watch.count(samples)
+
+    def _normalize_by(self, batch: Batch) -> None:
+        """Let the normaliser of observations learn of a batch."""
+        if self._model.normalizer is not None:
+            self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), valid_samples(batch))
+            self._watch.lap("optimizer")
 
     def _give_back(self, slots: list[int]) -> None:
         self._arena.state[slots] = FREE

@@ -118,6 +118,22 @@ def test_a_batch_source_feeds_the_updates_and_only_fresh_samples_count(tmp_path:
         run.close()
 
 
+def test_the_first_batch_is_trained_on_as_normalised_as_all_others(tmp_path) -> None:
+    model = ModelConfig(normalize_obs=True)
+    config = Config(env="Pendulum-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, model=model)
+    run, seen = SamplingRun(config, tmp_path), []
+    try:
+        learner, normalizer = run.learner, run.training._model.normalizer
+        learn = learner._learn
+        learner._learn = lambda batch: (seen.append(normalizer((batch.obs[0],))[0].std()), learn(batch))
+        for _ in range(2):
+            learner._train(run.sample(learner._per_batch))
+        assert float(seen[0]) == pytest.approx(1, abs=0.1), "of unlike scales, an angle's and a velocity's"
+        assert float(normalizer.count) == pytest.approx(2 * 128, abs=8), "each batch counts once"
+    finally:
+        run.close()
+
+
 def normalised_run(folder: Path) -> SamplingRun:
     """Of a task whose returns are far from 0."""
     loss = LossConfig(normalize_returns=True)

@@ -50,8 +50,8 @@ class ModelConfig:
     hidden: tuple[int, ...] = setting((64, 64), at_least(1), resume=_WEIGHTS)
     """Widths of the fully connected layers of an MLP encoder."""
     features: int = setting(512, at_least(1), resume=_WEIGHTS)
-    """Width of the last layer of an image encoder, and of the layer that merges several observation leaves if one is an
-    image; else that layer is as wide as the last of `hidden`."""
+    """Width of the last layer of an image encoder, and of the layer that merges it with others; where none reads an
+    image, that layer is as wide as the last of `hidden`."""
     activation: Literal["tanh", "relu", "elu", "silu"] = setting(
         "tanh", resume=refused("the same weights would compute something else")
     )
@@ -80,6 +80,13 @@ class ModelConfig:
     """none, or a whole model instead of encoder, core and heads: a callable / module:Class."""
     kwargs: Mapped = setting({}, resume=_WEIGHTS)
     """Keyword arguments for a user's own encoder, core or model."""
+    categories: int | None = setting(None, between(0, 10_000), resume=_WEIGHTS)
+    """Integers of observations that are names of things, not amounts, enter one-hot. Unset: those of Boxes with at most
+    32 values; n: also those of wider Boxes, whose values are then 0 to n - 1, as a grid of ids that is declared as 0 to
+    255; 0: those of no Box."""
+    channels: Literal["auto", "first", "last"] = setting("auto", resume=_WEIGHTS)
+    """Where an image's channels are: [C, H, W], [H, W, C], or by its shape: beside the two sides of a square, else the
+    smaller of the first and the last dimension."""
     normalize_obs: bool = setting(False, resume=refused("the same weights would see other numbers"))
     """Normalise float observations by their running mean and variance."""
 

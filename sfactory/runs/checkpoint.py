@@ -56,8 +56,8 @@ class Snapshot:
         frames: Frames simulated so far: env steps x frameskip.
         updates: Learner updates so far, which is the policy version.
         wall_s: Seconds trained so far, over all resumes.
-        episode_return: Mean return of recent episodes, by which the best checkpoint is chosen; None (or NaN) if none
-            has ended.
+        episode_return: Mean return of recent episodes, by which the best checkpoint is chosen; None (or NaN) before a
+            whole window of them has ended, so that a few lucky ones at the start of a command do not count.
     """
 
     model: dict[str, Tensor]

@@ -131,7 +131,7 @@ def _check_environment(path: Path, env: EnvSpec | None) -> None:
     """
     if env is not None and (path / SPACES).exists():
         with contextlib.suppress(CheckpointError):  # nothing to compare with
-            check_environment(path, load_spec(path / SPACES, env.action.squash), env)
+            check_environment(path, load_spec(path / SPACES, env.action.squash, env.observation.reading), env)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from sfactory.runs.checkpoint import Snapshot
 from sfactory.runtime.dry_run import check_extensions
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.plan import Plan
+from sfactory.spaces import Reading
 
 T = TypeVar("T")
 FEW_UPDATES = 500
@@ -37,6 +38,7 @@ def make_plan(config: Config) -> Plan:
         config.env_backend,
         config.model.squash,
         validate=config.runtime.validate_observations,
+        reading=Reading.of(config.model),
     )
     problems: list[str] = []
 

@@ -59,6 +59,8 @@ class Reporter:
     Attributes:
         progress: The newest progress event of the learner.
         last: The newest report.
+        settled_return: Mean return of recent episodes, once a whole window of them has ended since the command; NaN
+            before.
         news: Whether anything new has arrived since the newest report.
     """
 
@@ -73,6 +75,7 @@ class Reporter:
         self._kernels: dict[str, list[str]] = {}
         self._unwritten = False
         self.last: Report | None = None
+        self.settled_return = math.nan
 
     def begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
         """Begin training, or continue from a checkpoint.
@@ -139,6 +142,8 @@ class Reporter:
             load=load,
         )
         self.last, self.news = report, False
+        if episodes.counted >= self._plan.config.log.episode_window:
+            self.settled_return = episodes.return_mean
         self._write(report)
         self._display.update(report)
         return report
