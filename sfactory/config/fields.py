@@ -233,6 +233,8 @@ class LogConfig:
     """Reported returns and lengths are means over at least this many of the last episodes."""
     tensorboard: bool = setting(True, resume=_REPORTS)
     """Write TensorBoard files."""
+    report: bool = setting(True, resume=_REPORTS)
+    """Write report.html into the run folder at the end: curves, configuration, machine and phases on one page."""
     display: Literal["auto", "live", "plain", "none"] = setting("auto", resume=_REPORTS)
     """auto: live on a terminal, plain lines elsewhere."""
     save_every_s: float = setting(120.0, at_least(0), resume=safe("when to save"))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from sfactory.config import env_name
 from sfactory.config.lag import max_lag, slot_count
+from sfactory.errors import said
 from sfactory.runs.checkpoint import Snapshot
-from sfactory.runs.run_folder import RunFolder
+from sfactory.runs.machine import describe_machine
+from sfactory.runs.report_page import write_page
+from sfactory.runs.run_folder import PAGE, RunFolder
 from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
 from sfactory.telemetry.events import TERM, Episodes, KernelsChosen, Progress
@@ -151,14 +155,22 @@ class Reporter:
         """Selected fields of the last report; empty before the first."""
         return {} if self.last is None else {name: getattr(self.last, name) for name in FIGURES}
 
-    def close(self, status: Status, env_steps: int, error: str | None, signal: int | None) -> Result:
-        """Write the summary, and close the display.
+    def close(
+        self,
+        status: Status,
+        env_steps: int,
+        error: str | None,
+        signal: int | None,
+        phases: Mapping[str, Mapping[str, float]],
+    ) -> Result:
+        """Write the summary and the run's page, and close the display.
 
         Args:
             status: How the run ended.
             env_steps: Env steps trained on.
             error: Why the run failed, else None.
             signal: The signal that interrupted the run, else None.
+            phases: Share of every phase in the time of each kind of worker, 0 to 1.
         """
         config, wall_s, fps = self._plan.config, self.wall_s, self._speed.overall_fps(env_steps)
         returns = self.last.episode_return_mean if self.last else self._episodes.report().return_mean
@@ -167,9 +179,12 @@ class Reporter:
                 status=status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
                 frames=env_steps * self._plan.env.frameskip, wall_s=wall_s, fps=fps, episode_return_mean=returns,
                 extras=self.last.extras if self.last else {}, error=error,
+                phases=phases, machine=describe_machine(),
             ).write(self._folder.summary)  # fmt: skip
         except OSError as cause:
             self.note(f"summary not written: {cause}")
+        if config.log.report:
+            self._write_page()
         self._display.close()
         return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path, self._kernels)
 
@@ -183,6 +198,13 @@ class Reporter:
         return Result(
             "completed", steps, snapshot.wall_s, steps / max(snapshot.wall_s, 1e-9), returns, None, self._folder.path
         )
+
+    def _write_page(self) -> None:
+        """Write report.html. Whatever goes wrong with it, the run has ended as it has."""
+        try:
+            write_page(self._folder.path, ended=True)
+        except Exception as error:
+            self.note(f"{PAGE} not written: {said(error)}")
 
     def _write(self, report: Report) -> None:
         """Write a report to the run folder. Training goes on without it; rows that could not be written are written

@@ -10,6 +10,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import psutil
 import torch
 
@@ -463,8 +464,19 @@ class _Supervisor:
             status = "failed"
         env_steps = self._ended.env_steps if self._ended else self._reporter.progress.env_steps
         return self._reporter.close(
-            status, env_steps, _describe(self._failure) if self._failure else None, self._signal
+            status,
+            env_steps,
+            _describe(self._failure) if self._failure else None,
+            self._signal,
+            self._phases(),
         )
+
+    def _phases(self) -> dict[str, dict[str, float]]:
+        """Share of every phase in the time of each kind of worker, since the workers' start."""
+        control = self._wires.control
+        table = control.snapshot()
+        whole = Interval(control.names, np.zeros_like(table), table)
+        return {kind: whole.phases(kind) for kind in dict.fromkeys(name.split("-")[0] for name in control.names)}
 
 
 def _describe(failure: Failure) -> str:

@@ -279,6 +279,8 @@ class Summary:
         fps: Env steps per second over the whole run.
         extras: Means of the last report.
         error: What made a failed run fail.
+        phases: Share of every phase in the time of each kind of worker, 0 to 1.
+        machine: Facts about the machine, for a reader.
     """
 
     status: Literal["completed", "interrupted", "failed"]
@@ -291,6 +293,8 @@ class Summary:
     episode_return_mean: float
     extras: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    phases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file as one step. NaN becomes null."""
