@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sfactory.config import EvalConfig
 from sfactory.config.lag import settling_steps
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.errors import RunFailed, SfactoryError
@@ -135,6 +136,7 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
             milestone_every=0,
         )
         config = dataclasses.replace(plan.config, run=str(folder / "run"), overwrite=False, steps=ENDLESS, log=log)
+        config = dataclasses.replace(config, eval=EvalConfig())
         observer = _Observer(seconds, patience_s, settling_steps(plan.config, plan.rows))
         parts = folder / "trace" if trace is not None else None
         if parts is not None:

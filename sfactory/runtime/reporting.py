@@ -18,7 +18,7 @@ from sfactory.runs.report_page import write_page
 from sfactory.runs.run_folder import PAGE, RunFolder
 from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
-from sfactory.telemetry.events import TERM, Episodes, KernelsChosen, Progress
+from sfactory.telemetry.events import TERM, Episodes, Evaluated, KernelsChosen, Progress
 from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, Summary
 
 Status = Literal["completed", "interrupted", "failed"]
@@ -26,6 +26,8 @@ FIGURES = (
     "wall_s", "env_steps", "fps", "episode_return_mean", "learner_updates", "skipped_updates", "policy_lag_max",
     "restarts", "env_faults",
 )  # fmt: skip
+CURVE_POINTS = 60
+"""Most points of the curve of returns that a run's status has."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Reporter:
         )
         self._episodes = EpisodeWindow(config.log.episode_window)
         self._kernels: dict[str, list[str]] = {}
+        self._evaluation: Evaluated | None = None
+        self._evaluated = math.nan
         self._unwritten = False
         self.last: Report | None = None
 
@@ -104,6 +108,16 @@ class Reporter:
         """Add episodes that ended."""
         self._episodes.add(episodes.returns, episodes.lengths, episodes.extras)
         self.news = True
+
+    def add_evaluation(self, evaluated: Evaluated) -> None:
+        """Add an evaluation to the next report, which has room for one."""
+        self._evaluation, self._evaluated = evaluated, evaluated.return_mean
+        self.news = True
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether the next report has an evaluation already."""
+        return self._evaluation is not None
 
     def add_progress(self, new: Progress) -> None:
         """Add a progress event of the learner. Statistics that it lacks, because nothing was trained since the last
@@ -139,10 +153,11 @@ class Reporter:
             totals={"frames": frames},
             progress=progress,
             episodes=episodes,
+            evaluation=self._evaluation or {},
             losses=progress.losses,
             load=load,
         )
-        self.last, self.news = report, False
+        self.last, self.news, self._evaluation = report, False, None
         self._write(report)
         self._display.update(report)
         return report
@@ -153,7 +168,14 @@ class Reporter:
 
     def figures(self) -> dict[str, float]:
         """Selected fields of the last report; empty before the first."""
-        return {} if self.last is None else {name: getattr(self.last, name) for name in FIGURES}
+        if self.last is None:
+            return {}
+        evaluated = {} if math.isnan(self._evaluated) else {"eval_return_mean": self._evaluated}
+        return {name: getattr(self.last, name) for name in FIGURES} | evaluated
+
+    def returns(self) -> list[float]:
+        """Mean returns of the reports so far, thinned out."""
+        return self._display.returns.means(CURVE_POINTS)
 
     def close(
         self,

@@ -41,6 +41,8 @@ from sfactory.telemetry.events import Failure, KernelsChosen
 
 POLL_S = 0.05
 """Longest wait for a message, in seconds, before a worker looks at the stop flag again."""
+EVALUATOR_NICE = 10
+"""By how much the evaluator's priority is below the learner's."""
 RECLAIM_POLL_S = 0.005
 """Seconds between two looks at whether the learner has reclaimed all slots."""
 
@@ -99,6 +101,7 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
         while not wires.control.stopping and not training.learner.done:
             wires.control.reclaim_slots_if_requested(training.learner.reclaim_slots)
             training.learner.poll(POLL_S)
+            training.evaluate_if_due()
             training.save_if_due()
     except BaseException:
         training.rescue()
@@ -139,6 +142,19 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
         with contextlib.suppress(Exception):  # at the end of the run, or while another error is raised
             worker.report()
             worker.close()
+
+
+def evaluator_main(plan: Plan, wires: Wires, videos: Path) -> None:
+    """Main function of the evaluator's process, which takes what is left of one core."""
+    from sfactory.runtime.evaluator import Evaluator, Stopped  # brings the command's libraries, which no other needs
+
+    os.nice(EVALUATOR_NICE)
+    _schedule_as_batch()
+    torch.set_num_threads(1)
+    evaluator = Evaluator(plan, wires, videos)
+    with contextlib.suppress(Stopped):
+        while not wires.control.stopping:
+            evaluator.poll(POLL_S)
 
 
 def process_main(

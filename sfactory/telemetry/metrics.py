@@ -104,6 +104,18 @@ class Report:
     """Highest return."""
     episode_length_mean: float = metric("episodes.length_mean", "env steps", section="episode", label="length")
     """Mean length."""
+    eval_env_steps: float = metric("evaluation.env_steps", "env steps", section="eval", tensorboard=False)
+    """Env steps behind the weights whose evaluation has come in since the last report, as have the next five."""
+    eval_return_mean: float = metric("evaluation.return_mean", section="eval", label="evaluation")
+    """Mean return of an evaluation's episodes."""
+    eval_return_std: float = metric("evaluation.return_std", section="eval")
+    """Their standard deviation."""
+    eval_return_min: float = metric("evaluation.return_min", section="eval")
+    """Lowest return."""
+    eval_return_max: float = metric("evaluation.return_max", section="eval")
+    """Highest return."""
+    eval_length_mean: float = metric("evaluation.length_mean", "env steps", section="eval")
+    """Mean length."""
     policy_lag_mean: float = metric("progress.lag_mean", "updates", section="lag", label="policy lag")
     """Mean policy lag of the samples trained on since the last report."""
     policy_lag_max: float = metric("progress.lag_max", "updates", section="lag")
