@@ -239,7 +239,7 @@ class _Supervisor:
             workers.make_rollout_worker(self._plan, self._wires, i, generation)
             for i in range(self._plan.config.workers)
         ]
-        evaluator = self._serial_evaluator()
+        self._evaluator = self._serial_evaluator()
         end = training.rescue
         try:
             training.learner.start()
@@ -249,9 +249,11 @@ class _Supervisor:
                 for worker in (*policies, *rollouts, training.learner):
                     worker.poll(0)
                 training.evaluate_if_due()
-                evaluator = self._poll_evaluator(evaluator)
+                self._poll_evaluator()
                 training.save_if_due()
                 self._watch(self._wires.events.take())
+            if not self._ending():
+                training.evaluate_last(self._poll_evaluator)
             end = training.finish
         except SfactoryError as error:
             self._failure = Failure("serial", str(error), "", isinstance(error, EnvironmentFault))
@@ -273,15 +275,15 @@ class _Supervisor:
 
         return Evaluator(self._plan, self._wires, self._folder.path / VIDEOS)
 
-    def _poll_evaluator(self, evaluator: Evaluator | None) -> Evaluator | None:
-        """Let the evaluator take its turn; without it, the run goes on where its environments fail."""
+    def _poll_evaluator(self) -> bool:
+        """Let the evaluator take its turn, if there is one; where its environments fail, the run goes on without it."""
         try:
-            if evaluator is not None:
-                evaluator.poll(0)
-            return evaluator
+            if self._evaluator is not None:
+                self._evaluator.poll(0)
         except Exception as error:
             self._reporter.note(f"the run goes on without evaluation, which has failed: {said(error)}")
-            return None
+            self._evaluator = None
+        return self._evaluator is not None
 
     # Worker processes
 

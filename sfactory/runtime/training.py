@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from sfactory.config import devices
+from sfactory.data.evaluation import EvaluationBoard
 from sfactory.errors import said
 from sfactory.learner import Learner
 from sfactory.model import build_model
@@ -19,6 +20,9 @@ from sfactory.runtime.null_learner import NullLearner
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.wires import Wires
 from sfactory.telemetry.events import CheckpointResult, KernelsChosen, TrainingEnded
+
+LAST_EVALUATION_S = 60.0
+"""Longest wait for the evaluation of a run's last weights."""
 
 
 class Training:
@@ -51,7 +55,8 @@ class Training:
         self._saved_at = time.monotonic()
         self._saves_requested = 0
         self._next_milestone = _multiple_after(self.learner.env_steps, config.log.milestone_every)
-        self._board, self._candidate = wires.evaluation, None
+        self._board: EvaluationBoard | None = wires.evaluation
+        self._candidate: Snapshot | None = None
         self._next_evaluation = _multiple_after(self.learner.env_steps, config.eval.every)
         self._best_evaluation = store.best_evaluation() if wires.evaluation is not None else 0.0
 
@@ -62,14 +67,41 @@ class Training:
             return
         if candidate is not None and board.evaluated == candidate.env_steps:
             self._candidate, result = None, board.result_of(candidate.env_steps)
-            if result > self._best_evaluation:
+            if result >= self._best_evaluation:
                 self._best_evaluation = result
                 self.save(dataclasses.replace(candidate, eval_return=result))
         if self._candidate is None and learner.env_steps >= self._next_evaluation:
-            self._next_evaluation = _multiple_after(learner.env_steps, self._plan.config.eval.every)
-            self._candidate = self.snapshot().frozen()
-            learner.publish_to(board.weights, learner.env_steps)
-            self._watch.lap("weights")
+            self._hand_out(board)
+
+    def evaluate_last(self, wait: Callable[[], bool]) -> None:
+        """At the end of a completed run, have the last weights evaluated, unless that takes longer than
+        `LAST_EVALUATION_S`.
+
+        Args:
+            wait: Lets a moment pass for the evaluator; whether it is still there.
+        """
+        if self._board is None:
+            return
+        self.learner.report()
+        deadline, handed_out = time.monotonic() + LAST_EVALUATION_S, False
+        while time.monotonic() < deadline and not self._control.stopping:
+            self.evaluate_if_due()
+            if self._candidate is None:
+                if handed_out:
+                    return
+                self._hand_out(self._board)
+                handed_out = True
+            if not wait():
+                return
+            self._watch.lap("waiting")
+
+    def _hand_out(self, board: EvaluationBoard) -> None:
+        """Give the present weights to the evaluator, and keep them until their evaluation is known."""
+        steps = self.learner.env_steps
+        self._next_evaluation = _multiple_after(steps, self._plan.config.eval.every)
+        self._candidate = self.snapshot().frozen()
+        self.learner.publish_to(board.weights, steps)
+        self._watch.lap("weights")
 
     def save_if_due(self) -> None:
         """Write a checkpoint if it is time for one, or if one was requested."""
@@ -196,6 +228,9 @@ class NullTraining:
         """Do nothing: there is nothing to save."""
 
     def evaluate_if_due(self) -> None:
+        """Do nothing: there is nothing to evaluate."""
+
+    def evaluate_last(self, wait: Callable[[], bool]) -> None:
         """Do nothing: there is nothing to evaluate."""
 
     def finish(self) -> None:

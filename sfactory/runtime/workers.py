@@ -32,17 +32,20 @@ from sfactory.model import build_model
 from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime.allocator import keep_freed_memory
-from sfactory.runtime.plan import PickledPlan, Plan
+from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_tree
 from sfactory.runtime.stacks import keep_stacks
 from sfactory.runtime.training import make_training
 from sfactory.runtime.wires import Wires, inline_wires
+from sfactory.telemetry.control_block import ControlBlock
 from sfactory.telemetry.events import Failure, KernelsChosen
 
 POLL_S = 0.05
 """Longest wait for a message, in seconds, before a worker looks at the stop flag again."""
 EVALUATOR_NICE = 10
 """By how much the evaluator's priority is below the learner's."""
+EVALUATOR_SILENT_S = 10.0
+"""Seconds without a heartbeat after which the end of a run does not wait for the evaluator."""
 RECLAIM_POLL_S = 0.005
 """Seconds between two looks at whether the learner has reclaimed all slots."""
 
@@ -103,6 +106,7 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
             training.learner.poll(POLL_S)
             training.evaluate_if_due()
             training.save_if_due()
+        training.evaluate_last(lambda: _evaluator_lives(wires.control))
     except BaseException:
         training.rescue()
         raise
@@ -155,6 +159,12 @@ def evaluator_main(plan: Plan, wires: Wires, videos: Path) -> None:
     with contextlib.suppress(Stopped):
         while not wires.control.stopping:
             evaluator.poll(POLL_S)
+
+
+def _evaluator_lives(control: ControlBlock) -> bool:
+    """Wait a moment, and tell whether the evaluator has shown a sign of life."""
+    time.sleep(POLL_S)
+    return time.monotonic() - control.total(EVALUATOR, "heartbeat") < EVALUATOR_SILENT_S
 
 
 def process_main(
