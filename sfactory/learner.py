@@ -21,7 +21,7 @@ from sfactory.data.batch import Assembler, Batch, BatchSource, FreshOnly, Sample
 from sfactory.data.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
 from sfactory.data.plane import DataPlane
 from sfactory.data.scheduler import SlotReleaser, SlotScheduler, reclaim_slots
-from sfactory.data.weights import FlatWeights, WeightPublisher
+from sfactory.data.weights import FlatWeights, PublishedWeights, WeightPublisher
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
 from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, Targets, joint_sums, loss_stats
@@ -186,6 +186,10 @@ class Learner:
     def _stats(self, rows: Tensor) -> LossStats:
         """Of updates, from what was kept of them: sums of the loss, norm of the gradient."""
         return loss_stats(self._config.loss, rows[:, :-1])
+
+    def publish_to(self, published: PublishedWeights, version: int) -> None:
+        """Publish the present weights elsewhere, under a version of the caller's."""
+        published.publish(self._flat.vector, version)
 
     def state(self) -> dict:
         """Everything besides the model's weights that training continues from: tensors, numbers and strings only."""

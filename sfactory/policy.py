@@ -47,7 +47,7 @@ def load_policy(
 
     Args:
         run: The run folder; `config.yaml`, `spaces.json` and `checkpoints/` of it are needed.
-        checkpoint: latest, or best by the return in training.
+        checkpoint: latest, or best: by evaluation where the run had it, else by the return in training.
         device: auto, cpu, cuda or cuda:N.
         env: An environment in which the policy will act; its spaces are compared with the run's.
         model: Fields that take the place of the saved ones: where the run was trained with a class of your own, as in

@@ -25,6 +25,8 @@ COMMANDS: dict[str, Command] = {
     "train": Command("sfactory.train", "train an agent, or resume a run"),
     "eval": Command("sfactory.eval", "play a trained policy and report its returns"),
     "profile": Command("sfactory.profile", "where a run's time goes, and what limits it"),
+    "plot": Command("sfactory.commands.plot", "draw learning curves of runs"),
+    "report": Command("sfactory.commands.report", "write a run's page, with a final evaluation and video"),
     "status": Command("sfactory.status", "what a living run does, or how it has ended"),
 }
 

@@ -238,6 +238,8 @@ class LogConfig:
     """Reported returns and lengths are means over at least this many of the last episodes."""
     tensorboard: bool = setting(True, resume=_REPORTS)
     """Write TensorBoard files."""
+    report: bool = setting(True, resume=_REPORTS)
+    """Write report.html into the run folder at the end: curves, configuration, machine and phases on one page."""
     display: Literal["auto", "live", "plain", "none"] = setting("auto", resume=_REPORTS)
     """auto: live on a terminal, plain lines elsewhere."""
     save_every_s: float = setting(120.0, at_least(0), resume=safe("when to save"))
@@ -245,9 +247,26 @@ class LogConfig:
     keep: int = setting(
         3, at_least(1), resume=safe("the next save removes what is beyond it, never the best or milestones")
     )
-    """Latest checkpoints kept; the best by return is kept besides."""
+    """Latest checkpoints kept; the best, by evaluation or by return, is kept besides."""
     milestone_every: int = setting(0, at_least(0), resume=safe("milestones so far stay"))
     """Keep a checkpoint for good every so many env steps; 0: none."""
+
+
+@settings_group
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation beside training, in a process of its own at a low priority."""
+
+    every: int = setting(
+        0, at_least(0), resume=safe("once there is an evaluation, the best checkpoint is that of the best one")
+    )
+    """Evaluate the policy every so many env steps, or as often as one core allows; 0: off."""
+    episodes: int = setting(10, at_least(1), resume=safe("evaluations are means over other numbers from here on"))
+    """Episodes of an evaluation."""
+    sampled: bool = setting(False, resume=safe("evaluations draw actions, or not, from here on"))
+    """Draw actions from the policy instead of taking the most probable ones."""
+    video_every: int = setting(0, at_least(0), resume=_REPORTS)
+    """Record one more episode as videos/ENV_STEPS.mp4 in the run folder every so many env steps; 0: none."""
 
 
 @settings_group
@@ -316,6 +335,7 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
 
     @property
     def run_dir(self) -> Path:

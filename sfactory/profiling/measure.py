@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sfactory.config import EvalConfig
 from sfactory.config.lag import settling_steps
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.errors import RunFailed, SfactoryError
@@ -142,11 +143,13 @@ def profile_run(
             plan.config.log,
             display="none",
             tensorboard=False,
+            report=False,
             report_every_s=0.5,
             save_every_s=ENDLESS,
             milestone_every=0,
         )
         config = dataclasses.replace(plan.config, run=str(folder / "run"), overwrite=False, steps=ENDLESS, log=log)
+        config = dataclasses.replace(config, eval=EvalConfig())
         patience = Patience(patience_s, settling_s, settling_steps(plan.config, plan.rows))
         observer = _Observer(seconds, patience, tell)
         parts = folder / "trace" if trace is not None else None

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ LOCK_S = 0.2
 moment."""
 STATUS, REPORTS = "status.json", "stall-*.txt"
 TENSORBOARD = "events.out.tfevents.*"
+PAGE, EVALUATION, VIDEOS = "report.html", "evaluation.json", "videos"
 
 
 @dataclass(frozen=True)
@@ -233,5 +235,8 @@ def _remove_run(path: Path) -> None:
     """Remove a run's files. The config goes last: until then the folder is still known as a run's."""
     CheckpointStore(path / CHECKPOINTS).clear()
     several = [file for pattern in (REPORTS, TENSORBOARD, f"{TEMPORARY}*") for file in path.glob(pattern)]
-    for file in (path / SPACES, path / METRICS, path / SUMMARY, path / STATUS, *several, path / CONFIG):
+    if not (path / VIDEOS).is_symlink():
+        shutil.rmtree(path / VIDEOS, ignore_errors=True)
+    single = (path / name for name in (SPACES, METRICS, SUMMARY, STATUS, PAGE, EVALUATION))
+    for file in (*single, *several, path / CONFIG):
         file.unlink(missing_ok=True)

@@ -105,6 +105,18 @@ class Report:
     """Highest return."""
     episode_length_mean: float = metric("episodes.length_mean", "env steps", section="episode", label="length")
     """Mean length."""
+    eval_env_steps: float = metric("evaluation.env_steps", "env steps", section="eval", tensorboard=False)
+    """Env steps behind the weights whose evaluation has come in since the last report, as have the next five."""
+    eval_return_mean: float = metric("evaluation.return_mean", section="eval", label="evaluation")
+    """Mean return of an evaluation's episodes."""
+    eval_return_std: float = metric("evaluation.return_std", section="eval")
+    """Their standard deviation."""
+    eval_return_min: float = metric("evaluation.return_min", section="eval")
+    """Lowest return."""
+    eval_return_max: float = metric("evaluation.return_max", section="eval")
+    """Highest return."""
+    eval_length_mean: float = metric("evaluation.length_mean", "env steps", section="eval")
+    """Mean length."""
     policy_lag_mean: float = metric("progress.lag_mean", "updates", section="lag", label="policy lag")
     """Mean policy lag of the samples trained on since the last report."""
     policy_lag_max: float = metric("progress.lag_max", "updates", section="lag")
@@ -302,6 +314,8 @@ class Summary:
         fps: Env steps per second over the whole run.
         extras: Means of the last report.
         error: What made a failed run fail.
+        phases: Share of every phase in the time of each kind of worker, 0 to 1.
+        machine: Facts about the machine, for a reader.
     """
 
     status: Literal["completed", "interrupted", "failed"]
@@ -314,6 +328,8 @@ class Summary:
     episode_return_mean: float
     extras: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    phases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file as one step. NaN becomes null."""
