@@ -3,7 +3,7 @@
 # make test-plain  the same tests without kernels, by the plain code alone
 # make lint    check format and style
 # make types   check the annotations of the public API
-# make learn   learning references: presets, three seeds each (an hour), and the small tasks that take longer
+# make learn   learning references whose seeds take ten minutes at most (two hours, resumable), and the longer small tasks
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
@@ -39,7 +39,8 @@ types: .venv/dev
 
 learn: .venv/dev
 	$(BIN)/python -m pytest -m long
-	$(BIN)/python -m perf.learning
+	$(BIN)/python -m perf.learning --record
+	$(BIN)/python -m perf.results
 
 lag: .venv/dev
 	$(BIN)/python -m perf.lag
