@@ -32,15 +32,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss": {"gamma": 0.95, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
-    "mountain_car_continuous": {
-        "envs_per_worker": 32,
-        "rollout": 32,
-        "batch_size": 1024,
-        "epochs": 4,
-        "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
-        "loss": {"gamma": 0.999, "normalize_returns": True},
-        "model": {"normalize_obs": True, "initial_log_std": 0.5},
-    },
     "box2d": {
         "envs_per_worker": 32,
         "rollout": 64,
@@ -82,7 +73,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "epochs": 2,
         "optim": {"lr": 1e-3, "minibatches": 2, "schedule": "linear"},
         "loss": {"entropy_coef": 0.01},
-        "model": {"features": 128, "categories": 11},
+        "model": {"encoder": "mlp", "categories": 11},
     },
     "car_racing": {
         "envs_per_worker": 16,
@@ -118,7 +109,6 @@ _FAMILIES = (
     ("grid", r"MiniGrid-|BabyAI-"),
     ("memory", r"sfactory/MemoryGrid"),
     ("pendulum", r"Pendulum-|sfactory/Pendulum"),
-    ("mountain_car_continuous", r"MountainCarContinuous-"),
     ("classic", r"(.*CartPole|Acrobot-|MountainCar-)|sfactory/CartPole"),
     ("box2d", r"LunarLander|BipedalWalker"),
     ("car_racing", r"CarRacing-"),

@@ -332,10 +332,10 @@ def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, 
         ("sfactory/MemoryGrid", "memory"),
         ("procgen:procgen-coinrun-v0", "procgen"),
         ("MountainCar-v0", "classic"),
-        ("MountainCarContinuous-v0", "mountain_car_continuous"),
+        ("MountainCarContinuous-v0", "default"),
     ],
 )
-def test_a_family_is_that_of_unlike_tasks_apart(env, family):
+def test_ids_of_unlike_tasks_have_families_of_their_own(env, family):
     assert family_of(env) == family
 
 
