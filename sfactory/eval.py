@@ -32,6 +32,7 @@ from sfactory.policy import Checkpoint, Policy, load_policy
 from sfactory.runs.run_folder import read_config
 from sfactory.runs.space_codec import check_spaces
 from sfactory.runs.video import VideoRecorder, prepare_rendering
+from sfactory.spaces import Reading
 
 DESCRIPTION = "Play episodes with the policy of a run folder, in fresh environments, and report what they returned."
 MOST_PARALLEL = 16
@@ -229,6 +230,7 @@ def _request(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust:
         config.model.squash,
         config.runtime.env_threads,
         config.runtime.validate_observations,
+        reading=Reading.of(config.model),
     )
 
 

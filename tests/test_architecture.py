@@ -36,11 +36,11 @@ ALLOWED = {
     "policy": {"config", "distributions", "envs", "model", "runs", "spaces"},
     "runtime": {
         "config", "data", "distributions", "envs", "eval", "inference", "kernels", "learner", "losses", "model",
-        "networks", "objective", "policy", "rollout", "runs", "telemetry",
+        "networks", "objective", "policy", "rollout", "runs", "spaces", "telemetry",
     },
     "profiling": {"config", "data", "envs", "kernels", "learner", "model", "runtime", "spaces", "telemetry"},
     "train": {"config", "runtime"},
-    "eval": {"config", "envs", "policy", "runs"},
+    "eval": {"config", "envs", "policy", "runs", "spaces"},
     "profile": {"config", "profiling", "runtime"},
     "status": {"runs", "runtime", "telemetry"},
     "commands": {

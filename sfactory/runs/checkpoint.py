@@ -57,8 +57,9 @@ class Snapshot:
         frames: Frames simulated so far: env steps x frameskip.
         updates: Learner updates so far, which is the policy version.
         wall_s: Seconds trained so far, over all resumes.
-        episode_return: Mean return of recent episodes; None (or NaN) if none has ended. The best checkpoint is chosen
-            by it where there is no evaluation.
+        episode_return: Mean return of recent episodes; None (or NaN) before a whole window of them has ended, so that a
+            few lucky ones at the start of a command do not count. The best checkpoint is chosen by it where there is no
+            evaluation.
         eval_return: Mean return of an evaluation of these weights; None if there was none. A checkpoint that has one
             is better than any that has none.
     """

@@ -133,7 +133,7 @@ def _check_environment(path: Path, env: EnvSpec | None) -> None:
     """
     if env is not None and (path / SPACES).exists():
         with contextlib.suppress(CheckpointError):  # nothing to compare with
-            check_environment(path, load_spec(path / SPACES, env.action.squash), env)
+            check_environment(path, load_spec(path / SPACES, env.action.squash, env.observation.reading), env)
 
 
 @contextlib.contextmanager
@@ -174,6 +174,8 @@ def _saved_values(path: Path) -> dict[str, Any] | None:
     """
     if (path / CONFIG).exists():
         values = load_yaml(path / CONFIG)
+        if isinstance(runtime := values.get("runtime"), dict):
+            runtime.pop("spin", None)  # of version 0.1, where it had no effect
         if all(f.name in values for f in dataclasses.fields(Config) if f.name in ("env", "steps", "seed", "log")):
             return values
         raise ConfigError(f"{path / CONFIG} is not the config of a run; name another folder with --run")

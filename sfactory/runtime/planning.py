@@ -18,6 +18,7 @@ from sfactory.runs.video import check_video
 from sfactory.runtime.dry_run import check_extensions
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.plan import Plan
+from sfactory.spaces import Reading
 
 T = TypeVar("T")
 FEW_UPDATES = 500
@@ -38,6 +39,7 @@ def make_plan(config: Config) -> Plan:
         config.env_backend,
         config.model.squash,
         validate=config.runtime.validate_observations,
+        reading=Reading.of(config.model),
     )
     problems: list[str] = []
 

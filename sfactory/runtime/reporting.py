@@ -65,6 +65,8 @@ class Reporter:
     Attributes:
         progress: The newest progress event of the learner.
         last: The newest report.
+        settled_return: Mean return of recent episodes, once a whole window of them has ended since the command; NaN
+            before.
         news: Whether anything new has arrived since the newest report.
     """
 
@@ -81,6 +83,7 @@ class Reporter:
         self._evaluated = math.nan
         self._unwritten = False
         self.last: Report | None = None
+        self.settled_return = math.nan
 
     def begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
         """Begin training, or continue from a checkpoint.
@@ -158,6 +161,8 @@ class Reporter:
             load=load,
         )
         self.last, self.news, self._evaluation = report, False, None
+        if episodes.counted >= self._plan.config.log.episode_window:
+            self.settled_return = episodes.return_mean
         self._write(report)
         self._display.update(report)
         return report

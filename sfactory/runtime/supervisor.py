@@ -507,7 +507,7 @@ class _Supervisor:
     def _report(self) -> None:
         """Write a report, show it, and call the callbacks."""
         report = self._reporter.report(self._load())
-        self._wires.control.episode_return = report.episode_return_mean
+        self._wires.control.episode_return = self._reporter.settled_return
         if self._error is not None:
             return
         try:
