@@ -7,6 +7,7 @@
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
+# make screenshot  a run's page in headless Chromium: checks that curves and video show, keeps docs/report.png
 # make starts  50 starts and stops in a row
 # make soak    half an hour of training under faults of every kind
 
@@ -15,7 +16,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 
-.PHONY: train test test-plain lint types learn lag bench peers starts soak clean
+.PHONY: train test test-plain lint types learn lag bench peers screenshot starts soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -55,6 +56,13 @@ peers: .venv/dev
 	$(BIN)/python -m perf.peers --build
 	$(BIN)/python -m perf.peers
 	$(BIN)/python -m perf.peers --to-score
+
+screenshot: .venv/dev
+	$(PIP) playwright
+	-$(BIN)/playwright install chromium # without it the system's is taken
+	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --eval.every 25000 --log.report-every-s 0.5 --run runs/cartpole
+	$(BIN)/sfactory report runs/cartpole --episodes 20 --video
+	$(BIN)/python docs/screenshot.py runs/cartpole docs/report.png
 
 starts: .venv/dev
 	$(BIN)/python -m perf.starts

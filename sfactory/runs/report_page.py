@@ -185,7 +185,7 @@ def _returns(curve: Curve) -> str:
     band = tuple(curve.series("env_steps", f"episode_return_{end}") for end in ("min", "max"))
     over_time = curve.series("wall_s", "episode_return_mean")
     charts = [
-        Chart("return: mean, lowest to highest", lines, (band[0], band[1])),
+        Chart("return, with its range", lines, (band[0], band[1])),
         Chart("return over time", {"training": over_time}, x_label="seconds"),
         Chart("episode length, env steps", {"mean": curve.series("env_steps", "episode_length_mean")}),
     ]

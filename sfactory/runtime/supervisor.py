@@ -333,7 +333,8 @@ class _Supervisor:
         }
         control = self._wires.control
         table = control.snapshot()
-        heartbeats = dict(zip(control.names, table[:, COLUMNS.index("heartbeat")].tolist(), strict=True))
+        column = table[:, COLUMNS.index("heartbeat")].tolist()
+        heartbeats = {name: column[control.names.index(name)] for name in self._watched_names()}
         training = [name != EVALUATOR for name in control.names]  # an evaluation shows no progress of the run
         work = float(table[training][:, [COLUMNS.index(phase) for phase in WORKING]].sum())
         if not lost and (lost := self._watchdog.look(heartbeats, work)):
@@ -347,11 +348,14 @@ class _Supervisor:
         return Watchdog(
             {
                 name: limit if name.startswith("rollout") or name == EVALUATOR else patient
-                for name in self._wires.control.names
-                if name != EVALUATOR or name in self._processes.names
+                for name in self._watched_names()
             },
             patient + STARTING_S,
         )
+
+    def _watched_names(self) -> list[str]:
+        """Names of all workers that there must be: the evaluator may have been given up."""
+        return [name for name in self._wires.control.names if name != EVALUATOR or name in self._processes.names]
 
     def _write_report(self, reason: str) -> None:
         state = observe(self._wires, self._processes, self._last_status[1], self._reporter.figures())
