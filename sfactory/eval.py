@@ -1,4 +1,4 @@
-"""``python -m sfactory.eval``: play episodes with a trained policy. In Python: :func:`sfactory.evaluate`."""
+"""``sfactory eval``: play episodes with a trained policy. In Python: :func:`sfactory.evaluate`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.config import Config, ModelConfig, env_name
+from sfactory.config import Config, ModelConfig, env_name, first_word_as
 from sfactory.config.flags import Mapped, Name
 from sfactory.config.importing import is_harmless
 from sfactory.envs import make_group, probe
@@ -390,14 +390,23 @@ class Options:
     they name files."""
 
 
-def main(args: Sequence[str] | None = None) -> int:
+def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval") -> int:
     """Run the command.
+
+    Args:
+        args: The command line; None: the process's own.
+        prog: The command, as messages name it.
 
     Returns:
         The exit status: 0 done, 1 failed, 2 bad configuration, 130 interrupted.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    options = tyro.cli(Options, args=args, prog="python -m sfactory.eval", description=DESCRIPTION)
+    options = tyro.cli(
+        Options,
+        args=first_word_as("--run", sys.argv[1:] if args is None else args),
+        prog=prog,
+        description=DESCRIPTION,
+    )
     try:
         result, sampled = _measured(options)
     except SfactoryError as error:

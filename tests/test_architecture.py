@@ -42,7 +42,7 @@ ALLOWED = {
     "train": {"config", "runtime"},
     "eval": {"config", "envs", "policy", "runs"},
     "profile": {"config", "profiling", "runtime"},
-    "status": {"runs", "runtime"},
+    "status": {"config", "runs", "runtime"},
     "commands": {
         "config", "data", "distributions", "envs", "eval", "model", "policy", "profiling", "runs", "runtime", "spaces",
         "status", "telemetry", "train",

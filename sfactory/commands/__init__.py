@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sfactory.errors import ConfigError, check_platform
+
 
 class Command(NamedTuple):
     """A command.
@@ -29,11 +31,19 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+MODULES = ("train", "eval", "profile", "status")
+"""Commands that also run as ``python -m sfactory.NAME``. So they are told under which name they were called, and given
+no arguments where they are the whole process, as there."""
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names.
 
+    Args:
+        args: The command line; None: that of the process, which does nothing else.
+
     Returns:
-        Its exit status; 2 for an unknown command.
+        Its exit status; 2 for an unknown command, or on another system than Linux.
     """
     name, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
     if name in ("-h", "--help", "help"):
@@ -44,7 +54,17 @@ def main(args: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}? " if near else ""
         print(f"error: there is no command {name}; {hint}use one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return int(importlib.import_module(COMMANDS[name].module).main(rest))
+    try:
+        check_platform()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    command = importlib.import_module(COMMANDS[name].module).main
+    if name not in MODULES:
+        return int(command(rest))
+    if args is None:
+        sys.argv[1:] = rest
+    return int(command(None if args is None else rest, f"sfactory {name}"))
 
 
 def usage() -> str:
