@@ -11,9 +11,10 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tyro
@@ -108,11 +109,27 @@ def evaluate(
         EnvironmentFault: If an environment raises or breaks its API.
     """
     _check_numbers(episodes, parallel, max_steps, video)
-    player = _Player.of_run(run, env, env_kwargs, seed, checkpoint, device, model, trust, renders=video is not None)
-    return player.play(episodes, deterministic, parallel, max_steps, video)
+    player = Player.of_run(run, env, env_kwargs, seed, checkpoint, device, model, trust, _mode(video))
+    with player.recorder(video) as recorder:
+        return player.play(episodes, deterministic, parallel, max_steps, recorder)
 
 
-class _Player:
+class Viewer(Protocol):
+    """Takes the pictures of one environment."""
+
+    def begin_episode(self) -> None:
+        """The next picture is the first of an episode."""
+
+    def add(self, image: Any) -> None:
+        """Take what the environment's render() has returned."""
+
+
+def _mode(video: object) -> str | None:
+    """The render_mode of environments."""
+    return None if video is None else "rgb_array"
+
+
+class Player:
     """Plays a policy.
 
     Args:
@@ -123,6 +140,7 @@ class _Player:
 
     Attributes:
         agents: Agents of an environment.
+        render_fps: Env steps per second at which an environment looks natural.
 
     Raises:
         ConfigError: If the environments have other spaces than the policy.
@@ -131,7 +149,7 @@ class _Player:
     def __init__(self, policy: Policy, request: EnvRequest, seed: int, source: str) -> None:
         self._policy, self._request, self._seed, self._spec = policy, request, seed, probe(request)
         check_spaces(policy.spec, self._spec, source, env_name(request.env))
-        self.agents = self._spec.agents
+        self.agents, self.render_fps = self._spec.agents, self._spec.render_fps
 
     @classmethod
     def of_run(
@@ -144,24 +162,29 @@ class _Player:
         device: str,
         model: ModelConfig | None,
         trust: bool,
-        renders: bool,
-    ) -> _Player:
+        render_mode: str | None,
+    ) -> Player:
         """For the policy of a run; the arguments are those of :func:`evaluate`.
 
         Args:
-            renders: Whether videos will be made.
+            render_mode: That of the environments; None: they are not rendered.
         """
         config = read_config(run)
         seed = _evaluation_seed(config.seed if seed is None else seed)
         policy = load_policy(run, checkpoint, device, model=model, trust=trust, seed=seed)
-        request = _request(config, env, env_kwargs, trust)
-        if renders:
+        request = request_of(config, env, env_kwargs, trust)
+        if render_mode is not None:
             prepare_rendering()
             # few vector environments can render
-            request = dataclasses.replace(
-                request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto")
-            )
+            backend = "gymnasium" if render_mode == "human" else request.backend.replace("vector", "auto")
+            request = dataclasses.replace(request, render_mode=render_mode, backend=backend)
         return cls(policy, request, seed, f"the run in {run}")
+
+    def recorder(self, video: str | os.PathLike[str] | None) -> AbstractContextManager[VideoRecorder | None]:
+        """What writes MP4 files into a folder while it is open; None without one."""
+        if video is None:
+            return contextlib.nullcontext()
+        return contextlib.closing(VideoRecorder(Path(video), self.render_fps))
 
     def play(
         self,
@@ -169,21 +192,16 @@ class _Player:
         deterministic: bool,
         parallel: int | None,
         max_steps: int | None,
-        video: str | os.PathLike[str] | None = None,
+        viewer: Viewer | None = None,
     ) -> Evaluation:
-        """Play episodes in environments that begin with the same seeds each time."""
+        """Play episodes in environments that begin with the same seeds each time; one at a time with a viewer."""
         spec, tally = self._spec, _Tally()
-        with (
-            contextlib.closing(VideoRecorder(Path(video), spec.render_fps))
-            if video is not None
-            else contextlib.nullcontext() as recorder
-        ):
-            env_episodes = -(-episodes // spec.agents)
-            first_index = 0
-            for shares in _rounds(env_episodes, 1 if video is not None else parallel, max_steps is not None):
-                with contextlib.closing(make_group(self._request, spec, len(shares), first_index, self._seed)) as group:
-                    _play(self._policy, group, spec, shares, deterministic, max_steps, tally, recorder)
-                first_index += len(shares)
+        env_episodes = -(-episodes // spec.agents)
+        first_index = 0
+        for shares in _rounds(env_episodes, 1 if viewer is not None else parallel, max_steps is not None):
+            with contextlib.closing(make_group(self._request, spec, len(shares), first_index, self._seed)) as group:
+                _play(self._policy, group, spec, shares, deterministic, max_steps, tally, viewer)
+            first_index += len(shares)
         return tally.evaluation()
 
 
@@ -201,7 +219,7 @@ def _evaluation_seed(seed: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(_SEED_BRANCH,)).generate_state(1)[0])
 
 
-def _request(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust: bool) -> EnvRequest:
+def request_of(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust: bool) -> EnvRequest:
     """The environments to make: the caller's, or the run's if that needs neither foreign code nor foreign files."""
     if env is None and config.env.startswith("<"):
         raise ConfigError(
@@ -256,7 +274,7 @@ def _play(
     deterministic: bool,
     max_steps: int | None,
     tally: _Tally,
-    recorder: VideoRecorder | None,
+    viewer: Viewer | None,
 ) -> None:
     """Let every environment of a group play its share of episodes, or `max_steps` env steps."""
     buffers, after = new_step_buffers(spec, group.rows), new_step_buffers(spec, group.rows)
@@ -271,10 +289,10 @@ def _play(
         counts = begun <= shares
         if not counts.any():
             break
-        if recorder is not None:
+        if viewer is not None:
             if begins[0]:
-                recorder.begin_episode()
-            recorder.add(_render(group))
+                viewer.begin_episode()
+            viewer.add(_render(group))
         categorical, continuous, state = policy.choose(buffers, state, deterministic)
         group.step(categorical, continuous, outcome, after)
         tally.add(outcome, buffers.active & np.repeat(counts, spec.agents), group.extras)
@@ -432,12 +450,13 @@ def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
     to end an episode.
     """
     _check_numbers(options.episodes, options.parallel, options.max_steps, options.video)
-    player = _Player.of_run(
+    player = Player.of_run(
         options.run, options.env, options.env_kwargs, options.seed, "best" if options.best else "latest",
         options.device, None,
-        options.trust, renders=options.video is not None,
+        options.trust, _mode(options.video),
     )  # fmt: skip
-    result = player.play(options.episodes, not options.sampled, options.parallel, options.max_steps, options.video)
+    with player.recorder(options.video) as recorder:
+        result = player.play(options.episodes, not options.sampled, options.parallel, options.max_steps, recorder)
     beside = result.episodes // player.agents // 2 * player.agents
     if options.sampled or not beside:
         return result, None

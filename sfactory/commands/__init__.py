@@ -28,6 +28,10 @@ COMMANDS: dict[str, Command] = {
     "eval": Command("sfactory.eval", "play a trained policy and report its returns"),
     "profile": Command("sfactory.profile", "where a run's time goes, and what limits it"),
     "status": Command("sfactory.status", "what a living run does, or how it has ended"),
+    "play": Command("sfactory.commands.play", "watch a trained policy on the screen, in the terminal or as a video"),
+    "check": Command("sfactory.commands.check", "find what is wrong with an environment, and what speed to expect"),
+    "runs": Command("sfactory.commands.runs", "list run folders with environment, steps, return and status"),
+    "completion": Command("sfactory.commands.completion", "a script with which a shell completes commands and flags"),
 }
 
 
