@@ -109,12 +109,13 @@ MOST_GROUPS = 4
 """Most groups that the policy worker answers at once: every process allocates segments for them."""
 
 
-def measure_ceiling(config: Config, seconds: float) -> Ceiling:
+def measure_ceiling(config: Config, seconds: float, simulation_s: float | None = None) -> Ceiling:
     """Measure the ceiling of this machine for a run.
 
     Args:
         config: Configuration of the run, resolved (:func:`sfactory.config.resolve`).
         seconds: Seconds for all measurements together; starting processes takes additional time.
+        simulation_s: Core seconds per env step of the environment, where they are known; None: measured, too.
 
     Raises:
         ConfigError: If the configuration cannot work.
@@ -126,12 +127,13 @@ def measure_ceiling(config: Config, seconds: float) -> Ceiling:
         workloads = inference_workloads(plan)
         places = device_of(plan, workloads[0]), device_of(plan, TRAINING)
         at_inference, at_training = (cores if device.type == "cpu" else 1 for device in places)
-        (simulation,) = measure(plan, [SIMULATION], cores, share)
+        if simulation_s is None:
+            simulation_s = cores / measure(plan, [SIMULATION], cores, share)[0]
         answers = measure(plan, workloads, at_inference, share / len(workloads))
         best = int(np.argmax(answers))
         (training,) = measure(plan, [TRAINING], at_training, share)
     return Ceiling(
-        cores / simulation, at_inference / answers[best], at_training / training, cores, rows_of(plan, workloads[best]),
+        simulation_s, at_inference / answers[best], at_training / training, cores, rows_of(plan, workloads[best]),
         config.batch_size,
         1, precision_of(plan, places[1]), places[0].type, places[1].type,
     )  # fmt: skip
