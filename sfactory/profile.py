@@ -170,4 +170,6 @@ def _ceiling(plan: Plan, seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from sfactory.profile import main as command  # whose classes are found by the name of their module
+
+    sys.exit(command())

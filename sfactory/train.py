@@ -66,4 +66,6 @@ def _run(line: CommandLine[Options]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from sfactory.train import main as command  # whose classes are found by the name of their module
+
+    sys.exit(command())

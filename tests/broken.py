@@ -198,8 +198,8 @@ holder = Holder()
 class Pair(ParallelEnv):
     """Two agents on a line each, and nothing wrong."""
 
-    metadata = {"name": "pair_v0"}
-    possible_agents = ["left", "right"]
+    metadata = {"name": "pair_v0"}  # noqa: RUF012
+    possible_agents = ["left", "right"]  # noqa: RUF012
     render_mode = None
 
     def observation_space(self, agent):
@@ -210,7 +210,7 @@ class Pair(ParallelEnv):
 
     def reset(self, seed=None, options=None):
         self.agents = self.possible_agents[:]
-        self.envs = {agent: Sound() for agent in self.agents}
+        self.envs = getattr(self, "envs", None) or {agent: Sound() for agent in self.agents}
         seeds = {agent: None if seed is None else seed + i for i, agent in enumerate(self.agents)}
         return {agent: env.reset(seed=seeds[agent])[0] for agent, env in self.envs.items()}, {
             a: {} for a in self.agents

@@ -106,7 +106,7 @@ class Facts:
 
     @property
     def sparse(self) -> bool:
-        """Whether hardly any reward is unusual, and episodes, by their length, do not differ in their returns either."""
+        """Whether hardly any reward is unusual, and the lengths of episodes do not make returns differ either."""
         alike = self.reward_usual == 0 or self.episode_return_std <= ALIKE * abs(self.episode_return)
         return self.reward_share < SPARSE and alike
 
