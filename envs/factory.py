@@ -39,6 +39,7 @@ _EXTRAS = {
     "vizdoom": "vizdoom",
     "mujoco": "mujoco",
     "Box2D": "box2d",
+    "minigrid": "minigrid",
     "pettingzoo": "multiagent",
     "envpool": "envpool",
 }

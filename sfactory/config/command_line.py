@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,8 +91,8 @@ def read_command_line(args: Sequence[str], prog: str, description: str, options:
         print_short_help(prog, description, options(), default)
         sys.exit(0)
     rest += [word for name, value in chosen.items() for word in (f"--{name}", value)]
-    line = tyro.cli(_line(options), args=rest, default=_line(options)(options(), default), prog=prog,
-                    description=description)  # fmt: skip
+    kind = _line(options)
+    line = tyro.cli(kind, args=rest, default=kind(options(), default), prog=prog, description=description)
     origins = dict.fromkeys(settings_of(Config), "default")
     preset, values = preset_for(default.preset, default.env, default.algo)
     origins |= {"preset": "by the environment"} | dict.fromkeys(_names_in(values), f"preset {preset}")
@@ -115,7 +114,6 @@ def first_word_as(flag: str, args: Sequence[str]) -> list[str]:
     return [flag, *args] if args and args[0] and not args[0].startswith("-") and not given else list(args)
 
 
-@functools.cache
 def _line(options: type[CommandOptions]) -> type:
     """A dataclass of all flags of a command; neither of its two groups stands before their names."""
     groups = {"options": options, "config": Config}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import broken
 import pytest
-from pettingzoo import ParallelEnv
 
 from sfactory.commands import main
 from sfactory.commands.checks.advice import advise
@@ -43,7 +44,7 @@ def test_nothing_is_found_where_nothing_is_wrong(env, tmp_path):
 @pytest.mark.parametrize(
     ("env", "check", "says"),
     [
-        (broken.WrongShape, "random actions", r"shape \(1,\)"),
+        (broken.WrongShape, "spaces", r"has shape \(1,\)"),
         (broken.WrongDtype, "spaces", "dtype float64; its space has float32"),
         (broken.OutOfBounds, "spaces", "leaves the bounds of its space"),
         (broken.NotFinite, "rewards", "not finite"),
@@ -61,8 +62,6 @@ def test_nothing_is_found_where_nothing_is_wrong(env, tmp_path):
 )
 def test_what_is_broken_is_found(env, check, says, tmp_path):
     findings, _ = inspected(env, tmp_path, 4 if env is broken.Leaks else SECONDS)
-    import re
-
     messages = [finding.message for finding in findings.get(check, []) if finding.level == "problem"]
     assert any(re.search(says, message, re.DOTALL) for message in messages), findings
 
@@ -100,8 +99,6 @@ FACTS = Facts(
     ],
 )
 def test_the_advice_follows_from_what_was_measured(changes, says):
-    import dataclasses
-
     observation = probe(EnvRequest(broken.Sound, {})).observation
     sentences = advise(resolve(Config(env=broken.Sound)), dataclasses.replace(FACTS, **changes), observation, None)
     assert any(says in sentence for sentence in sentences), sentences
@@ -153,4 +150,3 @@ def test_a_sound_environment_comes_with_its_speed_and_advice(capfd):
 def test_an_environment_must_be_named(capsys):
     assert main(["check"]) == 2
     assert "env is not set" in capsys.readouterr().err
-    assert issubclass(broken.Pair, ParallelEnv)

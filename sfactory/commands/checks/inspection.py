@@ -54,6 +54,7 @@ def inspect_environment(request: EnvRequest, seconds: float, output: Path, tell:
     tell(Stage("construction"))
     begin = time.perf_counter()
     try:
+        request = dataclasses.replace(request, env=resolve_env(request.env))
         spec = _probed(request)
         request = _plain(request, spec)
         made_s = (time.perf_counter() - begin) / 2
@@ -247,7 +248,7 @@ def _bytes(value: Any) -> bytes:
 def _pickling(request: EnvRequest) -> Iterator[Finding]:
     """Worker processes get what makes the environments, pickled by value where it is no import."""
     try:
-        cloudpickle.loads(cloudpickle.dumps((resolve_env(request.env), request.kwargs)))
+        cloudpickle.loads(cloudpickle.dumps((request.env, request.kwargs)))
     except ENV_ERRORS as error:
         yield Finding(
             "pickling",
