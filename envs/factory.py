@@ -39,6 +39,7 @@ _EXTRAS = {
     "vizdoom": "vizdoom",
     "mujoco": "mujoco",
     "Box2D": "box2d",
+    "minigrid": "minigrid",
     "pettingzoo": "multiagent",
     "envpool": "envpool",
 }
@@ -70,12 +71,17 @@ def resolve_env(env: Any) -> Any:
     anything else unchanged.
 
     Raises:
-        ConfigError: If a module in ``module:Name`` cannot be imported.
+        ConfigError: If a module in ``module:Name`` cannot be imported, or the name is code.
     """
     if not isinstance(env, str):
         return env
     if env in _registered:
         return _registered[env]
+    if env.startswith(("lambda", "<")):
+        raise ConfigError(
+            f"env is {env!r}; a lambda or class of a Python program has no place in YAML or on the command line: write "
+            "it into a module and name it there, as my_module:make_env, or call sfactory.train(Config(env=...))"
+        )
     module_name, colon, name = env.rpartition(":")
     if colon:
         module = _import(module_name, env)

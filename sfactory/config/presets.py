@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any
 
@@ -140,5 +141,7 @@ def preset_for(preset: str, env: Any, algo: str = "appo") -> tuple[str, dict[str
         return "none", {}
     name = family_of(env) if preset == "auto" else preset
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"unknown preset {preset!r}; use auto, none or one of {', '.join(PRESETS)}")
+        near = difflib.get_close_matches(str(preset), PRESETS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"unknown preset {preset!r}; {hint}use auto, none or one of {', '.join(PRESETS)}")
     return name, PRESETS[name] | ({"epochs": 1} if algo == "impala" else {})

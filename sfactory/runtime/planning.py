@@ -23,6 +23,8 @@ from sfactory.spaces import Reading
 T = TypeVar("T")
 FEW_UPDATES = 500
 """Optimizer steps of a whole run below which hardly any task is learned."""
+SLOW_STEP_S = 0.1
+"""Seconds of an env step from which a run is told how slow it will be."""
 
 
 def make_plan(config: Config) -> Plan:
@@ -97,6 +99,23 @@ def notes_on(plan: Plan) -> list[str]:
             "--batch-size"
         )
     return notes
+
+
+def note_on_slow_steps(plan: Plan, step_s: float) -> str | None:
+    """A note to the user of an environment whose steps are so slow that nothing seems to happen.
+
+    Args:
+        step_s: Seconds of a rollout worker per env step.
+    """
+    if step_s < SLOW_STEP_S:
+        return None
+    config = plan.config
+    minutes = config.batch_size * step_s / config.workers / 60
+    return (
+        f"an env step takes {step_s:.2g} s, so that the {config.batch_size:,} of a batch take about {minutes:,.2g} "
+        f"minutes on {config.workers} workers; if steps wait rather than compute, raise --workers; a smaller "
+        "--batch-size and --envs-per-worker 2 bring updates sooner; sfactory check says more"
+    )
 
 
 def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:

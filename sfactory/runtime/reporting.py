@@ -219,7 +219,8 @@ class Reporter:
         """Tell the user that the checkpoint already has the requested number of env steps."""
         steps, returns = snapshot.env_steps, math.nan if snapshot.episode_return is None else snapshot.episode_return
         self.note(
-            f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps"
+            f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps, or "
+            "begin anew with --overwrite"
         )
         self._display.close()
         return Result(

@@ -18,7 +18,7 @@ import torch
 
 from sfactory.config import Config, devices, resolve
 from sfactory.data.arena import FINISHED, FREE
-from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError, said
+from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError, check_platform, said
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_folder import VIDEOS, RunFolder, open_run
 from sfactory.runtime import workers
@@ -26,7 +26,7 @@ from sfactory.runtime.budgets import FaultBudget, RestartBudget
 from sfactory.runtime.interrupts import end_at_once
 from sfactory.runtime.observed_state import observe, remove_status, write_report, write_status
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
-from sfactory.runtime.planning import check_fit, make_plan, notes_on
+from sfactory.runtime.planning import check_fit, make_plan, note_on_slow_steps, notes_on
 from sfactory.runtime.processes import WorkerProcesses, fork_server
 from sfactory.runtime.reporting import Reporter, Result, Status
 from sfactory.runtime.stacks import crash_in
@@ -89,6 +89,7 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
 
 def run_resolved(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
     """Train with a config whose preset has been applied. Otherwise as :func:`train`."""
+    check_platform()
     with contextlib.nullcontext() if config.serial else fork_server():
         return run_plan(make_plan(config), callbacks)
 
@@ -137,7 +138,7 @@ class _Supervisor:
         self._error: Exception | None = None
         self._ended: TrainingEnded | None = None
         self._signal: int | None = None
-        self._cancelled = self._report_asked = False
+        self._cancelled = self._report_asked = self._told_of_speed = False
         self._evaluator_restarts, self._evaluator_failure = RestartBudget(EVALUATOR_RESTARTS), ""
         self._evaluations = 0
         self._processes = WorkerProcesses()
@@ -468,6 +469,7 @@ class _Supervisor:
             self._report()
         if report and time.monotonic() - self._last_status[0] >= STATUS_EVERY_S:
             self._write_status()
+            self._tell_of_slow_steps()
         if self._report_asked:
             self._report_asked = False
             self._write_report("asked for by SIGUSR2")
@@ -492,6 +494,17 @@ class _Supervisor:
         )
         if (problem := self._budget.excess(faults, env_steps)) and not (self._ending() or self._ended):
             self._failure = Failure("runner", problem, "", environment_fault=True)
+
+    def _tell_of_slow_steps(self) -> None:
+        """Say once how long a batch takes where env steps are slow."""
+        control = self._wires.control
+        rollouts = [name for name in control.names if name.startswith("rollout")]
+        seconds, steps = (sum(control.total(name, column) for name in rollouts) for column in ("environment", "rows"))
+        if self._told_of_speed or not steps:
+            return
+        self._told_of_speed = True
+        if (note := note_on_slow_steps(self._plan, seconds / steps)) is not None:
+            self._reporter.note(note)
 
     def _write_status(self) -> None:
         """Write the state of the run for `python -m sfactory.status`."""

@@ -167,6 +167,27 @@ def _evaluator_lives(control: ControlBlock) -> bool:
     return time.monotonic() - control.total(EVALUATOR, "heartbeat") < EVALUATOR_SILENT_S
 
 
+def settle_process(name: str, folder: str) -> None:
+    """Make the process that this is called in one of a run's: it leaves signals to the runner, has its temporary files
+    in a folder of its own, and ends with the runner.
+
+    Args:
+        name: Name of the process.
+        folder: Temporary files of this process and of its children belong there.
+    """
+    Path("/proc/self/comm").write_text(f"sf-{name}")  # the name shown by top and ps
+    os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds children of environments by it
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    # Handled rather than ignored: programs that environments start, and their forks, must still end at a SIGTERM.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    keep_stacks(folder)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+
+
 def process_main(
     name: str,
     events: EventSender,
@@ -187,17 +208,7 @@ def process_main(
         wires: Wires of the run.
         args: Further arguments of `target`.
     """
-    Path("/proc/self/comm").write_text(f"sf-{name}")  # the name shown by top and ps
-    os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds children of environments by it
-    for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    # Handled rather than ignored: programs that environments start, and their forks, must still end at a SIGTERM.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    keep_stacks(folder)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    settle_process(name, folder)
     try:
         target(plan.open(), dataclasses.replace(wires, events=events), *args)
     except SfactoryError as error:
