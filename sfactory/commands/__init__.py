@@ -24,6 +24,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "train": Command("sfactory.train", "train an agent, or resume a run"),
     "eval": Command("sfactory.eval", "play a trained policy and report its returns"),
+    "export": Command("sfactory.commands.export", "a policy as ONNX, for torch.export, or for the Hugging Face Hub"),
     "profile": Command("sfactory.profile", "where a run's time goes, and what limits it"),
     "status": Command("sfactory.status", "what a living run does, or how it has ended"),
 }

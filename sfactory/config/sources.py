@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tyro
-
 from sfactory.config.checking import check_types
 from sfactory.config.declaring import changed, given_names, types_of
 from sfactory.config.env_source import env_name
@@ -148,6 +146,8 @@ def from_command_line(args: Sequence[str], prog: str, description: str = "") -> 
     Raises:
         ConfigError: On a bad YAML file or preset.
     """
+    import tyro
+
     early, rest = _what_chooses_the_preset(args)
     base = load_yaml(early.config) if early.config else {}
     chosen = {name: value for name in _PRESET_DEPENDS_ON if (value := getattr(early, name)) is not None}

@@ -64,9 +64,9 @@ class FlatInput(nn.Module):
         self.register_buffer("offsets", offsets, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.reshape(len(x), -1)
+        x = x.reshape(x.shape[0], -1)
         if self.offsets is not None:
-            return torch.zeros(len(x), self.out_features, device=x.device).scatter_(1, x + self.offsets, 1.0)
+            return torch.zeros(x.shape[0], self.out_features, device=x.device).scatter_(1, x + self.offsets, 1.0)
         if x.dtype == torch.uint8:
             x = x.float()
         return x if self.scale == 1.0 else x * self.scale
