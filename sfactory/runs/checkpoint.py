@@ -107,8 +107,9 @@ class CheckpointStore:
         try:
             for suffix, data in contents.items():
                 write_synced(temporary_for(finals[suffix]), data)
-            for suffix in contents.keys() - {_JSON}:
-                os.replace(temporary_for(finals[suffix]), finals[suffix])
+            for suffix in contents:
+                if suffix != _JSON:
+                    os.replace(temporary_for(finals[suffix]), finals[suffix])
             sync_folder(self.folder)
             os.replace(temporary_for(finals[_JSON]), finals[_JSON])
             sync_folder(self.folder)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from sfactory import __version__
+import sfactory
 from sfactory.commands.export.formats import largest_difference, write_onnx, write_torch
 from sfactory.commands.export.hub import make_folder, measured, push, reported
 from sfactory.commands.export.portable import PortablePolicy
@@ -55,7 +55,7 @@ def export(
     """
     path = _target(run, format, out)
     policy = PortablePolicy(load_policy(run, checkpoint, model=model, trust=trust))
-    about = {"sfactory": __version__, "env": env_name(read_config(run).env), "checkpoint": checkpoint}
+    about = {"sfactory": sfactory.__version__, "env": env_name(read_config(run).env), "checkpoint": checkpoint}
     played = WRITERS[format](policy, path, about)
     return path, largest_difference(policy, played)
 

@@ -100,7 +100,7 @@ def _traced(policy: PortablePolicy) -> torch.export.ExportedProgram:
     try:
         with _quiet(), torch.no_grad():
             return torch.export.export(
-                policy.eval(), (inputs,), dynamic_shapes=({name: {0: batch} for name in inputs},), strict=False
+                policy, (inputs,), dynamic_shapes=({name: {0: batch} for name in inputs},), strict=False
             )
     except Exception as error:  # whatever a user's own model does
         raise ConfigError(

@@ -46,6 +46,7 @@ class PortablePolicy(nn.Module):
         self.action_names = ["/".join((ACTION, *map(str, part.path))) for part in policy.spec.action.parts]
         self.actions = nn.ModuleList(_action_parts(policy.spec.action))
         self.state_size = int(policy.model.state_size)
+        self.eval().requires_grad_(False)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         leaves = self.spec.observation.leaves
