@@ -233,6 +233,9 @@ class LogConfig:
     """Reported returns and lengths are means over at least this many of the last episodes."""
     tensorboard: bool = setting(True, resume=_REPORTS)
     """Write TensorBoard files."""
+    loggers: tuple[Name, ...] = setting((), resume=_REPORTS)
+    """Where reports go besides: wandb, mlflow, or a callable / module:Class that makes a logger
+    (sfactory.telemetry.loggers.Logger)."""
     display: Literal["auto", "live", "plain", "none"] = setting("auto", resume=_REPORTS)
     """auto: live on a terminal, plain lines elsewhere."""
     save_every_s: float = setting(120.0, at_least(0), resume=safe("when to save"))

@@ -129,6 +129,7 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
             plan.config.log,
             display="none",
             tensorboard=False,
+            loggers=(),
             report_every_s=0.5,
             save_every_s=ENDLESS,
             milestone_every=0,

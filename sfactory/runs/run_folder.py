@@ -28,7 +28,7 @@ LOCK_S = 0.2
 """How long a start waits for the folder: whoever asks whether a run lives there (:func:`is_held`) holds it for a
 moment."""
 STATUS, REPORTS = "status.json", "stall-*.txt"
-TENSORBOARD = "events.out.tfevents.*"
+TENSORBOARD, LOGGER_IDS = "events.out.tfevents.*", "logger-*.id"
 
 
 @dataclass(frozen=True)
@@ -230,6 +230,6 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 def _remove_run(path: Path) -> None:
     """Remove a run's files. The config goes last: until then the folder is still known as a run's."""
     CheckpointStore(path / CHECKPOINTS).clear()
-    several = [file for pattern in (REPORTS, TENSORBOARD, f"{TEMPORARY}*") for file in path.glob(pattern)]
+    several = [file for pattern in (REPORTS, TENSORBOARD, LOGGER_IDS, f"{TEMPORARY}*") for file in path.glob(pattern)]
     for file in (path / SPACES, path / METRICS, path / SUMMARY, path / STATUS, *several, path / CONFIG):
         file.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
 from sfactory.telemetry.events import TERM, Episodes, KernelsChosen, Progress
+from sfactory.telemetry.loggers import Loggers
 from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, Summary
 
 Status = Literal["completed", "interrupted", "failed"]
@@ -69,6 +70,7 @@ class Reporter:
         self._display = Display(
             config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag
         )
+        self._loggers = Loggers(config, folder.path, self.note)
         self._episodes = EpisodeWindow(config.log.episode_window)
         self._kernels: dict[str, list[str]] = {}
         self._unwritten = False
@@ -140,6 +142,7 @@ class Reporter:
         )
         self.last, self.news = report, False
         self._write(report)
+        self._loggers.write(report)
         self._display.update(report)
         return report
 
@@ -170,6 +173,7 @@ class Reporter:
             ).write(self._folder.summary)  # fmt: skip
         except OSError as cause:
             self.note(f"summary not written: {cause}")
+        self._loggers.close()
         self._display.close()
         return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path, self._kernels)
 

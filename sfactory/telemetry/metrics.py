@@ -214,7 +214,7 @@ class MetricsWriter:
         append_whole(self._csv, b"".join(self._unwritten), _csv_text(self._columns, [], header=True))
         self._unwritten.clear()
         if self._events is not None:
-            self._events.write(_scalars(report), report.env_steps)
+            self._events.write(scalars(report), report.env_steps)
 
 
 def _mend_csv(path: Path) -> Sequence[str]:
@@ -263,8 +263,8 @@ def _cell(value: float | int) -> str:
     return str(value)
 
 
-def _scalars(report: Report) -> Iterable[tuple[str, float]]:
-    """The tags and values that TensorBoard shows."""
+def scalars(report: Report) -> list[tuple[str, float]]:
+    """The tags and values that TensorBoard and loggers show: what is known, over env steps."""
     named = {each.tag: getattr(report, each.name) for each in METRICS if each.tensorboard}
     named |= {f"extra/{name}": value for name, value in report.extras.items()}
     return [(tag, value) for tag, value in named.items() if not math.isnan(value)]
