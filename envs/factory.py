@@ -141,7 +141,7 @@ def read_spaces(observation: Any, action: Any, request: EnvRequest) -> tuple[Obs
         if not isinstance(space, gymnasium.Space):
             raise ConfigError(f"{env_name(request.env)}: {what} is {shown(space)}; it must be a gymnasium.spaces.Space")
     try:
-        return ObservationSpec.from_space(observation), ActionSpec.from_space(action, request.squash)
+        return ObservationSpec.from_space(observation, request.reading), ActionSpec.from_space(action, request.squash)
     except ConfigError as error:
         raise ConfigError(*(f"{env_name(request.env)}: {problem}" for problem in error.problems)) from None
 

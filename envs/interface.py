@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sfactory.config.env_source import EnvSource
-from sfactory.spaces import ActionSpec, ObservationSpec
+from sfactory.spaces import AS_DECLARED, ActionSpec, ObservationSpec, Reading
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,7 @@ class EnvRequest:
         render_mode: Gymnasium's ``render_mode``, for videos.
         survive_faults: Survive faults of environments, as training does. Evaluation raises them, since a measurement
             must not replace environments.
+        reading: What the model makes of observations whose space does not say it.
     """
 
     env: Any
@@ -186,3 +187,4 @@ class EnvRequest:
     validate: bool = True
     render_mode: str | None = None
     survive_faults: bool = False
+    reading: Reading = AS_DECLARED

@@ -34,11 +34,11 @@ class ObservationWriter:
     """
 
     def __init__(self, spec: EnvSpec, name: Callable[[int], str], validate: bool, compiled: bool = True) -> None:
-        self._all_finite = _all_finite
+        self._all_finite, self._all_known = _all_finite, _all_known
         if compiled:
-            from sfactory.envs.kernels.steps import all_finite
+            from sfactory.envs.kernels.steps import all_finite, all_known
 
-            self._all_finite = all_finite
+            self._all_finite, self._all_known = all_finite, all_known
         self._observation = spec.observation
         self._action = spec.action
         self._name = name
@@ -141,12 +141,15 @@ class ObservationWriter:
         """
         if not self._validate:
             return
-        for leaf, target in zip(self._observation.leaves, out, strict=True):
+        for leaf, store, target in zip(self._observation.leaves, self._stores, out, strict=True):
             if leaf.sizes:
+                if self._all_known(target.reshape(-1), store.sizes):
+                    continue
                 good = (target >= 0) & (target < np.reshape(leaf.sizes, leaf.shape))
+                kinds, first = (x[0] if len({*x}) == 1 else x for x in (leaf.sizes, leaf.start))
                 remedy = (
-                    f"its space has {leaf.sizes} categories from {leaf.start} on; enlarge the space or correct the "
-                    "value"
+                    f"its space has {kinds} categories from {first} on; enlarge the space or correct the value, or set "
+                    "model.categories where a Box's integers are amounts (0) or have more values"
                 )
             elif leaf.dtype == np.float32:
                 if self._all_finite(target.reshape(-1)):
@@ -203,6 +206,12 @@ def _all_finite(values: np.ndarray) -> bool:
     return bool(np.isfinite(values).all())
 
 
+def _all_known(categories: np.ndarray, sizes: np.ndarray) -> bool:
+    """Whether categories ``[N * K]``, K for each row, are all at least 0 and below int64 ``sizes [K]``."""
+    rows = categories.reshape(-1, len(sizes))
+    return bool(((rows >= 0) & (rows < sizes)).all())
+
+
 def _value(observation: Any, leaf: Leaf) -> Any:
     for key in leaf.path:
         observation = observation[key]
@@ -214,7 +223,8 @@ class _LeafStore:
 
     def __init__(self, leaf: Leaf) -> None:
         self.path = leaf.path
-        self.start = np.array(leaf.start, np.int32).reshape(leaf.shape) if any(leaf.start) else None
+        self.start = np.array(leaf.start).astype(leaf.dtype).reshape(leaf.shape) if any(leaf.start) else None
+        self.sizes = np.array(leaf.sizes, np.int64)
         self._is_scalar = not leaf.shape
         self._joined = (-1, *leaf.shape[1:])
         self._is_bytes = leaf.dtype == np.uint8

@@ -75,7 +75,7 @@ class Cost:
 
 def simulation_costs(plan: Plan, seconds: float) -> Iterator[Cost]:
     for processes in _doubling(devices.cores()):
-        (speed,) = measure(plan, [SIMULATION], processes, seconds)
+        (speed,) = measure(plan, {SIMULATION: seconds}, processes)
         yield Cost("simulation", plan.rows, "", 1, processes, speed, 1e6 * processes / speed)
 
 
@@ -83,7 +83,7 @@ def inference_costs(plan: Plan, seconds: float) -> Iterator[Cost]:
     workloads = sorted({*(Workload("forward", rows) for rows in SMALL_ROWS), *inference_workloads(plan)})
     device = device_of(plan, workloads[0])
     for variant, threads, processes in _variants(plan, device):
-        speeds = measure(variant, workloads, processes, seconds)
+        speeds = measure(variant, dict.fromkeys(workloads, seconds), processes)
         for workload, speed in zip(workloads, speeds, strict=True):
             core_us = 1e6 * threads * processes / speed
             yield Cost(
@@ -102,7 +102,7 @@ def training_costs(plan: Plan, seconds: float) -> Iterator[Cost]:
     for variant, threads, processes in _variants(plan, device):
         for times in BATCHES:
             if (sized := _with_batch(variant, times)) is not None:
-                (speed,) = measure(sized, [TRAINING], processes, seconds)
+                (speed,) = measure(sized, {TRAINING: seconds}, processes)
                 core_us = 1e6 * threads * processes / speed
                 yield Cost(
                     "training", sized.config.batch_size, precision_of(sized, device), threads, processes, speed, core_us

@@ -60,9 +60,12 @@ WORKLOADS = {
     "halfcheetah": HALFCHEETAH,
     "halfcheetah-envpool": f"{HALFCHEETAH} --env-backend envpool",
     "vizdoom-basic": f"--env VizdoomBasic-v1 --envs-per-worker 32 {IMAGES}",
+    "gridworld": "--env examples.grid_world:GridWorld-v0",
+    "taxi": "--env Taxi-v4",
 }
 """Throughput settings: one epoch, large groups, and Sample Factory's networks, whose critic has no trunk of its
-own. A vector environment in NumPy is one group, which has half the calls of two."""
+own. A vector environment in NumPy is one group, which has half the calls of two. The last two run with the defaults
+alone, as a newcomer's environment does."""
 START_S = 120.0
 """How long a run may take until it has settled."""
 

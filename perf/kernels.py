@@ -437,7 +437,7 @@ def dense_networks(device: torch.device) -> Iterator[Case]:
         )
         compiled, plain_network = DenseNetwork(ours), TorchNetwork(theirs, device, None, compiled=False)
         versions: dict[str, Call] = {
-            "numba": functools.partial(compiled, obs[0].numpy()),
+            "numba": functools.partial(compiled, (obs[0].numpy(),)),
             f"torch {device}": _step_of(theirs, obs[0].to(device)),
         }
         yield Case("2 x 64 tanh, step", f"{rows} rows", rows, versions, tolerance=1e-4)

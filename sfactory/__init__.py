@@ -19,6 +19,7 @@ _HOME = {
     "LossConfig": "sfactory.config",
     "RuntimeConfig": "sfactory.config",
     "LogConfig": "sfactory.config",
+    "EvalConfig": "sfactory.config",
     "ConfigError": "sfactory.errors",
     "train": "sfactory.runtime.supervisor",
     "evaluate": "sfactory.eval",

@@ -32,6 +32,7 @@ from sfactory.policy import Checkpoint, Policy, load_policy
 from sfactory.runs.run_folder import read_config
 from sfactory.runs.space_codec import check_spaces
 from sfactory.runs.video import VideoRecorder, prepare_rendering
+from sfactory.spaces import Reading
 
 DESCRIPTION = "Play episodes with the policy of a run folder, in fresh environments, and report what they returned."
 MOST_PARALLEL = 16
@@ -93,7 +94,7 @@ def evaluate(
         deterministic: The most probable action; off: draws from the policy.
         seed: Of environments and sampled actions; None: from the run's seed. The same seed plays the same episodes.
         parallel: Environments that step together; None: up to 16, and 1 for a video.
-        checkpoint: latest, or best by the return in training.
+        checkpoint: latest, or best: by evaluation where the run had it, else by the return in training.
         device: auto, cpu, cuda or cuda:N. The precision is float32 everywhere.
         video: Folder for MP4 files, one for each episode.
         max_steps: Env steps after which an episode that still goes on is counted as it stands.
@@ -108,11 +109,11 @@ def evaluate(
         EnvironmentFault: If an environment raises or breaks its API.
     """
     _check_numbers(episodes, parallel, max_steps, video)
-    player = _Player.of_run(run, env, env_kwargs, seed, checkpoint, device, model, trust, renders=video is not None)
+    player = Player.of_run(run, env, env_kwargs, seed, checkpoint, device, model, trust, renders=video is not None)
     return player.play(episodes, deterministic, parallel, max_steps, video)
 
 
-class _Player:
+class Player:
     """Plays a policy.
 
     Args:
@@ -145,7 +146,7 @@ class _Player:
         model: ModelConfig | None,
         trust: bool,
         renders: bool,
-    ) -> _Player:
+    ) -> Player:
         """For the policy of a run; the arguments are those of :func:`evaluate`.
 
         Args:
@@ -155,13 +156,7 @@ class _Player:
         seed = _evaluation_seed(config.seed if seed is None else seed)
         policy = load_policy(run, checkpoint, device, model=model, trust=trust, seed=seed)
         request = _request(config, env, env_kwargs, trust)
-        if renders:
-            prepare_rendering()
-            # few vector environments can render
-            request = dataclasses.replace(
-                request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto")
-            )
-        return cls(policy, request, seed, f"the run in {run}")
+        return cls(policy, rendering(request) if renders else request, seed, f"the run in {run}")
 
     def play(
         self,
@@ -185,6 +180,13 @@ class _Player:
                     _play(self._policy, group, spec, shares, deterministic, max_steps, tally, recorder)
                 first_index += len(shares)
         return tally.evaluation()
+
+
+def rendering(request: EnvRequest) -> EnvRequest:
+    """The same environments, which give pictures for videos."""
+    prepare_rendering()
+    # few vector environments can render
+    return dataclasses.replace(request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto"))
 
 
 def _check_numbers(episodes: int, parallel: int | None, max_steps: int | None, video: object) -> None:
@@ -228,6 +230,7 @@ def _request(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust:
         config.model.squash,
         config.runtime.env_threads,
         config.runtime.validate_observations,
+        reading=Reading.of(config.model),
     )
 
 
@@ -372,7 +375,8 @@ class Options:
     """Draw actions from the policy in all episodes. Otherwise each action is the most probable one, and half as many
     more episodes show beside it what drawn actions return."""
     best: bool = False
-    """The checkpoint with the best return in training instead of the latest."""
+    """The best checkpoint instead of the latest: by evaluation where the run had it (eval.every), else by the return
+    in training."""
     seed: int | None = None
     """Seed of environments and sampled actions; unset: from the run's seed."""
     parallel: int | None = None
@@ -423,7 +427,7 @@ def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
     to end an episode.
     """
     _check_numbers(options.episodes, options.parallel, options.max_steps, options.video)
-    player = _Player.of_run(
+    player = Player.of_run(
         options.run, options.env, options.env_kwargs, options.seed, "best" if options.best else "latest",
         options.device, None,
         options.trust, renders=options.video is not None,

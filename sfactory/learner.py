@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from sfactory.adam import Adam
 from sfactory.config import Config
 from sfactory.config.devices import learner_threads
+from sfactory.config.importing import load_object
 from sfactory.config.lag import least_max_lag, max_lag
 from sfactory.data.arena import FREE
-from sfactory.data.batch import Assembler, Batch, Samples
+from sfactory.data.batch import Assembler, Batch, BatchSource, FreshOnly, Samples
 from sfactory.data.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
 from sfactory.data.plane import DataPlane
 from sfactory.data.scheduler import SlotReleaser, SlotScheduler, reclaim_slots
-from sfactory.data.weights import FlatWeights, WeightPublisher
+from sfactory.data.weights import FlatWeights, PublishedWeights, WeightPublisher
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
 from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, Targets, joint_sums, loss_stats
@@ -31,6 +32,14 @@ from sfactory.telemetry.events import PROGRESS_EVERY_S, TERM, Progress
 from sfactory.telemetry.stopwatch import Stopwatch
 
 LR_RANGE = (1e-6, 1e-2)
+
+
+def batch_source(config: Config) -> BatchSource:
+    """What a configuration makes batches of."""
+    columns = config.batch_size // config.rollout
+    if config.batch_source == "none":
+        return FreshOnly(columns)
+    return load_object(config.batch_source, "batch_source")(columns, config)
 
 
 class _Chunk(NamedTuple):
@@ -87,8 +96,9 @@ class Learner:
         kind = self._network.chunk_kind
         # Without a memory no sample needs the one before it, once the targets are known.
         self._single = model.state_size == 0
-        rows, steps = config.batch_size // config.rollout, 1 if self._single else config.rollout
-        columns = config.batch_size // steps // config.optim.minibatches
+        self._source = batch_source(config)
+        rows, steps = self._source.columns, 1 if self._single else config.rollout
+        columns = rows * config.rollout // steps // config.optim.minibatches
         whole = device.type != "cpu"
         self._batch_chunk = rows if whole else chunk_columns(rows, config.rollout, threads, kind)
         self._minibatch_chunk = columns if whole else chunk_columns(columns, steps, threads, kind)
@@ -177,6 +187,10 @@ class Learner:
         """Of updates, from what was kept of them: sums of the loss, norm of the gradient."""
         return loss_stats(self._config.loss, rows[:, :-1])
 
+    def publish_to(self, published: PublishedWeights, version: int) -> None:
+        """Publish the present weights elsewhere, under a version of the caller's."""
+        published.publish(self._flat.vector, version)
+
     def state(self) -> dict:
         """Everything besides the model's weights that training continues from: tensors, numbers and strings only."""
         return {
@@ -196,7 +210,8 @@ class Learner:
         self.env_steps, self.updates = env_steps, updates
 
     def _train(self, slots: list[int]) -> None:
-        """All epochs over one batch, whose targets are made first; then publish."""
+        """All epochs over one batch, whose targets are made first; then publish. Env steps, lag and normalisation of
+        observations are those of the fresh samples."""
         config, arena = self._config, self._arena
         samples = int((arena.active[slots, :-1] & (arena.owner[slots] == OWN_POLICY)[:, None]).sum())
         if not samples:  # faults of environments have spoiled all of them
@@ -204,7 +219,8 @@ class Learner:
             return
         lags = self.updates - arena.version[slots]
         self._lags.append((float(lags.mean()), int(lags.max()) + config.updates_per_batch - 1))
-        batch = self._assemble(slots)
+        fresh = self._assemble(slots)
+        batch = self._source(fresh)
         self._watch.lap("copying")
         self._publisher.finish(wait=self._tight)
         hold = config.lag_free or self._assemble.is_view
@@ -215,10 +231,11 @@ class Learner:
             self._releaser.hold(slots, time.monotonic())
         self._set_learning_rate()
         first_update = len(self._statistics)
+        if begins := self.updates == 0:  # the first batch would else be trained on as it is
+            self._normalize_by(fresh)
         self._learn(batch)
-        if self._model.normalizer is not None:
-            self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), valid_samples(batch))
-            self._watch.lap("optimizer")
+        if not begins:
+            self._normalize_by(fresh)
         if config.optim.schedule == "adaptive_kl":
             self._adapt_learning_rate(self._stats(torch.stack(self._statistics[first_update:])).kl.mean())
         self.env_steps += samples
@@ -230,6 +247,12 @@ class Learner:
             self._give_back(slots)
         self._releaser.batch_wanted(time.monotonic())
         self._watch.count(samples)
+
+    def _normalize_by(self, batch: Batch) -> None:
+        """Let the normaliser of observations learn of a batch."""
+        if self._model.normalizer is not None:
+            self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), valid_samples(batch))
+            self._watch.lap("optimizer")
 
     def _give_back(self, slots: list[int]) -> None:
         self._arena.state[slots] = FREE

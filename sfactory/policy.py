@@ -28,7 +28,7 @@ from sfactory.model.normalizer import CriticUnits
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_folder import CHECKPOINTS, SPACES, read_config
 from sfactory.runs.space_codec import check_spaces, load_spec
-from sfactory.spaces import ActionSpec, ObservationSpec
+from sfactory.spaces import ActionSpec, ObservationSpec, Reading
 
 Checkpoint = Literal["latest", "best"]
 
@@ -47,7 +47,7 @@ def load_policy(
 
     Args:
         run: The run folder; `config.yaml`, `spaces.json` and `checkpoints/` of it are needed.
-        checkpoint: latest, or best by the return in training.
+        checkpoint: latest, or best: by evaluation where the run had it, else by the return in training.
         device: auto, cpu, cuda or cuda:N.
         env: An environment in which the policy will act; its spaces are compared with the run's.
         model: Fields that take the place of the saved ones: where the run was trained with a class of your own, as in
@@ -63,9 +63,9 @@ def load_policy(
     folder = Path(run)
     config = read_config(folder)
     snapshot = _load_snapshot(folder, checkpoint)
-    spec = load_spec(folder / SPACES, config.model.squash)
+    spec = load_spec(folder / SPACES, config.model.squash, reading := Reading.of(config.model))
     if env is not None:
-        check_spaces(spec, _spec_of(env, config.model.squash), f"the run in {folder}", "the environment")
+        check_spaces(spec, _spec_of(env, config.model.squash, reading), f"the run in {folder}", "the environment")
     target = resolve_device(device)
     network = _build(folder, spec, _complete(config.model, model, trust), snapshot).to(target)
     return Policy(spec, network, target, seed)
@@ -210,7 +210,7 @@ def _load_snapshot(folder: Path, checkpoint: str) -> Snapshot:
     return snapshot
 
 
-def _spec_of(env: Any, squash: Literal["clip", "tanh"]) -> EnvSpec:
+def _spec_of(env: Any, squash: Literal["clip", "tanh"], reading: Reading) -> EnvSpec:
     """The spaces of one environment of whatever kind."""
     from sfactory.envs.factory import is_parallel
 
@@ -220,7 +220,7 @@ def _spec_of(env: Any, squash: Literal["clip", "tanh"]) -> EnvSpec:
     else:
         observation = getattr(env, "single_observation_space", None) or env.observation_space
         action = getattr(env, "single_action_space", None) or env.action_space
-    return EnvSpec(ObservationSpec.from_space(observation), ActionSpec.from_space(action, squash))
+    return EnvSpec(ObservationSpec.from_space(observation, reading), ActionSpec.from_space(action, squash))
 
 
 def _complete(saved: ModelConfig, given: ModelConfig | None, trust: bool) -> ModelConfig:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,8 @@ PROG = "python -m sfactory.profile"
 DESCRIPTION = """Train in a temporary folder for a while, and show where the time of each kind of worker goes, what
 limits the run and which flag to change, and which share of this machine's ceiling is reached. The command's own flags:
 
-  --seconds N      to measure, after the warm-up (30); with --tune: for the whole search
+  --seconds N      to measure (30); warm-up and the ceiling take as long again at most, besides the start of
+                   processes; with --tune: for the whole search
   --sample-only    rollout and policy workers at full speed, without learning
   --json           the last line of the output is one JSON object
   --trace FILE     write a trace of all processes for ui.perfetto.dev
@@ -37,8 +38,8 @@ limits the run and which flag to change, and which share of this machine's ceili
   --tune-out FILE  where --tune writes the best as YAML for --config (tuned.yaml)
 
 and every flag of a training run:"""
-CEILING_S = (3.0, 15.0)
-"""Least and most seconds of the ceiling's measurements."""
+MOST_CEILING_S = 15.0
+"""Most seconds of the ceiling's measurements."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -120,22 +121,33 @@ def _run(options: argparse.Namespace, config: Config, plan: Plan) -> int:
     from sfactory.profiling.report import show, values
 
     console = Console()
-    ceiling_s = min(CEILING_S[1], max(CEILING_S[0], options.seconds / 4))
-    if options.tune:
-        profile, interrupted = _tune(options, config, plan, options.seconds - ceiling_s, console)
-        if interrupted:
-            return interrupted
-    else:
-        profile = profile_run(
-            dataclasses.replace(plan, sample_only=options.sample_only), options.seconds, options.trace
-        )
-    ceiling = _ceiling(profile.plan, ceiling_s)
+    ceiling_s = min(MOST_CEILING_S, options.seconds / 4)
+    with _progress(console) as tell:
+        if options.tune:
+            profile, interrupted = _tune(options, config, plan, options.seconds - ceiling_s, console)
+            if interrupted:
+                return interrupted
+        else:
+            plan = dataclasses.replace(plan, sample_only=options.sample_only)
+            settling_s = options.seconds / 2
+            profile = profile_run(plan, options.seconds, options.trace, settling_s=settling_s, tell=tell)
+        ceiling = _ceiling(profile.plan, ceiling_s, tell)
     bottleneck = find_bottleneck(profile)
     show(console, profile, ceiling, bottleneck)
     if options.json:
         extra = {"tuned": str(options.tune_out)} if options.tune else {}
         print(json.dumps(values(profile, ceiling, bottleneck) | extra, allow_nan=False))
     return 0
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str], object]]:
+    """Gives what shows on a terminal how far the command is."""
+    if not console.is_terminal:
+        yield str
+        return
+    with console.status("starting") as status:
+        yield status.update
 
 
 def _tune(
@@ -162,11 +174,11 @@ def _tune(
     return tuning.profile, 128 + tuning.signal if tuning.signal is not None else 0
 
 
-def _ceiling(plan: Plan, seconds: float) -> float:
+def _ceiling(plan: Plan, seconds: float, tell: Callable[[str], object]) -> float:
     """Ceiling of env steps per second of this machine; of sampling alone where nothing is learned."""
     from sfactory.profiling.ceiling import measure_ceiling
 
-    ceiling = measure_ceiling(plan.config, seconds)
+    ceiling = measure_ceiling(plan.config, seconds, tell)
     if plan.sample_only:
         ceiling = dataclasses.replace(ceiling, training_s=0.0)
     return ceiling.env_steps_per_s

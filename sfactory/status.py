@@ -22,6 +22,7 @@ from rich.text import Text
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.runs.run_folder import CONFIG, SUMMARY, is_held
 from sfactory.runtime.observed_state import RunState, read_status
+from sfactory.telemetry.sparkline import sparkline
 
 DESCRIPTION = """Show what the processes of a living run are doing, or how a run has ended. A SIGUSR2 to the run's
 process has it write the Python stacks of all its processes to a file stall-*.txt in the run folder."""
@@ -150,6 +151,8 @@ def _view(run: str, found: RunStatus) -> RenderableType:
     lines = [
         f"{title}: " + ", ".join(f"{name} {value:,.6g}" for name, value in c.items()) for title, c in counts.items()
     ]
+    if curve := sparkline(state.returns):
+        lines.append(f"returns: {curve}  {min(state.returns):,.6g} to {max(state.returns):,.6g}")
     return Group(table, *map(Text, lines))
 
 

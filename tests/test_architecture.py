@@ -35,14 +35,14 @@ ALLOWED = {
     "learner": {"adam", "config", "data", "kernels", "losses", "model", "networks", "objective", "telemetry"},
     "policy": {"config", "distributions", "envs", "model", "runs", "spaces"},
     "runtime": {
-        "config", "data", "distributions", "envs", "inference", "kernels", "learner", "losses", "model", "networks",
-        "objective", "rollout", "runs", "telemetry",
+        "config", "data", "distributions", "envs", "eval", "inference", "kernels", "learner", "losses", "model",
+        "networks", "objective", "policy", "rollout", "runs", "spaces", "telemetry",
     },
     "profiling": {"config", "data", "envs", "kernels", "learner", "model", "runtime", "spaces", "telemetry"},
     "train": {"config", "runtime"},
-    "eval": {"config", "envs", "policy", "runs"},
+    "eval": {"config", "envs", "policy", "runs", "spaces"},
     "profile": {"config", "profiling", "runtime"},
-    "status": {"runs", "runtime"},
+    "status": {"runs", "runtime", "telemetry"},
     "commands": {
         "config", "data", "distributions", "envs", "eval", "model", "policy", "profiling", "runs", "runtime", "spaces",
         "status", "telemetry", "train",

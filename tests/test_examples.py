@@ -35,6 +35,7 @@ def run(folder: Path, *command: str) -> str:
         ("estimator", "return"),
         ("distribution", "return"),
         ("logger", "last report"),
+        ("replay", "return"),
         ("multi_agent", "return of an agent"),
         ("resume", "completed after"),
         ("evaluate", "episode 4: return"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from sampling_run import SamplingRun
 
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig
+from sfactory.data.batch import Batch
 from sfactory.distributions import ActionDistribution
 from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Objective
@@ -79,6 +81,57 @@ def test_two_epochs_with_fixed_targets_are_those_written_out_by_hand(run: Sampli
     assert learner.updates == 2
     for ours, wanted in zip(run.training._model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=2e-6)
+
+
+class Doubled:
+    """The fresh columns twice, the second time with other rewards."""
+
+    def __init__(self, fresh: int, config: Config) -> None:
+        self.columns, self.seen = 2 * fresh, 0
+
+    def __call__(self, fresh: Batch) -> Batch:
+        self.seen += 1
+        return fresh.beside(dataclasses.replace(fresh, reward=fresh.reward + 1.0))
+
+
+def test_a_batch_source_feeds_the_updates_and_only_fresh_samples_count(tmp_path: Path) -> None:
+    config = Config(
+        env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, batch_source=Doubled,
+        model=ModelConfig(normalize_obs=True), optim=OptimConfig(minibatches=4),
+    )  # fmt: skip
+    run = SamplingRun(config, tmp_path)
+    try:
+        learner, trained = run.learner, []
+        update = learner._update
+        learner._update = lambda chunks, samples, targets: (
+            trained.append(sum(chunk.evaluation.log_prob.shape[1] for chunk in chunks)),
+            update(chunks, samples, targets),
+        )
+        slots = run.sample(learner._per_batch)
+        fresh = int(run.wires.arena.active[slots, :-1].sum())
+        learner._train(slots)
+        assert learner._source.seen == 1
+        assert trained == [64] * 4, "256 samples in four minibatches"
+        assert learner.env_steps == fresh
+        assert float(learner._model.normalizer.count) == fresh
+    finally:
+        run.close()
+
+
+def test_the_first_batch_is_trained_on_as_normalised_as_all_others(tmp_path) -> None:
+    model = ModelConfig(normalize_obs=True)
+    config = Config(env="Pendulum-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, model=model)
+    run, seen = SamplingRun(config, tmp_path), []
+    try:
+        learner, normalizer = run.learner, run.training._model.normalizer
+        learn = learner._learn
+        learner._learn = lambda batch: (seen.append(normalizer((batch.obs[0],))[0].std()), learn(batch))
+        for _ in range(2):
+            learner._train(run.sample(learner._per_batch))
+        assert float(seen[0]) == pytest.approx(1, abs=0.1), "of unlike scales, an angle's and a velocity's"
+        assert float(normalizer.count) == pytest.approx(2 * 128, abs=8), "each batch counts once"
+    finally:
+        run.close()
 
 
 def normalised_run(folder: Path) -> SamplingRun:

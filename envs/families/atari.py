@@ -65,7 +65,10 @@ def probe(request: EnvRequest) -> EnvSpec:
     settings, backend = _settings(request), _backend(request)
     if backend == "auto":
         actions = spaces.Discrete(AtariGroup(settings, [0]).actions)
-        spec = EnvSpec(ObservationSpec.from_space(OBSERVATION_SPACE), ActionSpec.from_space(actions, request.squash))
+        spec = EnvSpec(
+            ObservationSpec.from_space(OBSERVATION_SPACE, request.reading),
+            ActionSpec.from_space(actions, request.squash),
+        )
     else:
         env, read = (
             (_make_vector(request, 1), vector.read_spec) if backend == "vector" else (_make_single(request), read_spec)

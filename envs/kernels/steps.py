@@ -49,3 +49,14 @@ def all_finite(values):
     for i in range(len(values)):
         total += values[i] * np.float32(0)
     return total == 0
+
+
+@njit(cache=True, nogil=True)
+def all_known(categories, sizes):
+    """Whether categories ``[N * K]``, K for each row, are all at least 0 and below int64 ``sizes [K]``."""
+    good = True
+    for begin in range(0, len(categories), len(sizes)):
+        for i in range(len(sizes)):
+            category = np.int64(categories[begin + i])
+            good &= (category >= 0) & (category < sizes[i])
+    return good

@@ -39,7 +39,7 @@ def probe(request: EnvRequest) -> EnvSpec:
         ConfigError: If there is no environment of that name, or it does not take its ``env_kwargs`` or the backend.
     """
     group = _make(request, [0])
-    observation = ObservationSpec.from_space(group.observation_space)
+    observation = ObservationSpec.from_space(group.observation_space, request.reading)
     action = ActionSpec.from_space(group.action_space, request.squash)
     return EnvSpec(observation, action, family="native", render_fps=group.render_fps)
 

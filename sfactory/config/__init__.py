@@ -3,12 +3,13 @@
 from sfactory.config.checking import check_types
 from sfactory.config.declaring import changed, given_values
 from sfactory.config.env_source import env_name
-from sfactory.config.fields import Config, LogConfig, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
+from sfactory.config.fields import Config, EvalConfig, LogConfig, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
 from sfactory.config.fitting import fitted, fitted_anew
 from sfactory.config.sources import from_command_line, from_dict, load_yaml, merged, preset_value, resolve, to_dict
 
 __all__ = [
     "Config",
+    "EvalConfig",
     "LogConfig",
     "LossConfig",
     "ModelConfig",

@@ -50,8 +50,8 @@ class ModelConfig:
     hidden: tuple[int, ...] = setting((64, 64), at_least(1), resume=_WEIGHTS)
     """Widths of the fully connected layers of an MLP encoder."""
     features: int = setting(512, at_least(1), resume=_WEIGHTS)
-    """Width of the last layer of an image encoder, and of the layer that merges several observation leaves if one is an
-    image; else that layer is as wide as the last of `hidden`."""
+    """Width of the last layer of an image encoder, and of the layer that merges it with others; where none reads an
+    image, that layer is as wide as the last of `hidden`."""
     activation: Literal["tanh", "relu", "elu", "silu"] = setting(
         "tanh", resume=refused("the same weights would compute something else")
     )
@@ -80,6 +80,13 @@ class ModelConfig:
     """none, or a whole model instead of encoder, core and heads: a callable / module:Class."""
     kwargs: Mapped = setting({}, resume=_WEIGHTS)
     """Keyword arguments for a user's own encoder, core or model."""
+    categories: int | None = setting(None, between(0, 10_000), resume=_WEIGHTS)
+    """Integers of observations that are names of things, not amounts, enter one-hot. Unset: those of Boxes with at most
+    32 values; n: also those of wider Boxes, whose values are then 0 to n - 1, as a grid of ids that is declared as 0 to
+    255; 0: those of no Box."""
+    channels: Literal["auto", "first", "last"] = setting("auto", resume=_WEIGHTS)
+    """Where an image's channels are: [C, H, W], [H, W, C], or by its shape: beside the two sides of a square, else the
+    smaller of the first and the last dimension."""
     normalize_obs: bool = setting(False, resume=refused("the same weights would see other numbers"))
     """Normalise float observations by their running mean and variance."""
 
@@ -203,8 +210,6 @@ class RuntimeConfig:
     """Threads inside one vector environment that has its own (ALE, EnvPool)."""
     spare_batches: int = setting(1, at_least(1), resume=safe("the lag's bound follows"))
     """Training batches' worth of slots beyond those being filled: more keeps workers busier and raises the lag."""
-    spin: bool = setting(False, resume=_PLACE)
-    """Poll queues without sleeping; only with cores to spare."""
     step_timeout_s: float = setting(300.0, above(0), resume=_GIVE_UP)
     """A rollout worker that has shown no sign of life for this long, as when an environment hangs, is replaced."""
     restarts: int = setting(10, at_least(0), resume=_GIVE_UP)
@@ -236,6 +241,8 @@ class LogConfig:
     loggers: tuple[Name, ...] = setting((), resume=_REPORTS)
     """Where reports go besides: wandb, mlflow, or a callable / module:Class that makes a logger
     (sfactory.telemetry.loggers.Logger)."""
+    report: bool = setting(True, resume=_REPORTS)
+    """Write report.html into the run folder at the end: curves, configuration, machine and phases on one page."""
     display: Literal["auto", "live", "plain", "none"] = setting("auto", resume=_REPORTS)
     """auto: live on a terminal, plain lines elsewhere."""
     save_every_s: float = setting(120.0, at_least(0), resume=safe("when to save"))
@@ -243,9 +250,26 @@ class LogConfig:
     keep: int = setting(
         3, at_least(1), resume=safe("the next save removes what is beyond it, never the best or milestones")
     )
-    """Latest checkpoints kept; the best by return is kept besides."""
+    """Latest checkpoints kept; the best, by evaluation or by return, is kept besides."""
     milestone_every: int = setting(0, at_least(0), resume=safe("milestones so far stay"))
     """Keep a checkpoint for good every so many env steps; 0: none."""
+
+
+@settings_group
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation beside training, in a process of its own at a low priority."""
+
+    every: int = setting(
+        0, at_least(0), resume=safe("once there is an evaluation, the best checkpoint is that of the best one")
+    )
+    """Evaluate the policy every so many env steps, or as often as one core allows; 0: off."""
+    episodes: int = setting(10, at_least(1), resume=safe("evaluations are means over other numbers from here on"))
+    """Episodes of an evaluation."""
+    sampled: bool = setting(False, resume=safe("evaluations draw actions, or not, from here on"))
+    """Draw actions from the policy instead of taking the most probable ones."""
+    video_every: int = setting(0, at_least(0), resume=_REPORTS)
+    """Record one more episode as videos/ENV_STEPS.mp4 in the run folder every so many env steps; 0: none."""
 
 
 @settings_group
@@ -298,6 +322,9 @@ class Config:
     batch_size: int = setting(1024, at_least(1), resume=_UPDATES)
     """Samples per training batch: a multiple of rollout x rows of a group. Where it is left to the preset, the nearest
     such multiple."""
+    batch_source: Name = setting("none", resume=warned("other samples beside the fresh ones from here on"))
+    """none: batches are fresh segments; or a callable / module:Class that puts others beside them, as replay does
+    (sfactory.data.batch.BatchSource)."""
     epochs: int = setting(1, at_least(1), resume=_UPDATES)
     """Passes over each batch."""
     sync: bool = setting(False, resume=warned("another policy lag"))
@@ -311,6 +338,7 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
 
     @property
     def run_dir(self) -> Path:

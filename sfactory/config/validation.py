@@ -62,6 +62,11 @@ def _size_problems(config: Config, rows_per_env: int) -> list[str]:
             f"try {near}"
         ]
     problems = []
+    if config.eval.video_every and not config.eval.every:
+        problems.append(
+            f"eval.video_every is {config.eval.video_every} and eval.every is 0, so no episode is evaluated; set "
+            "--eval.every"
+        )
     if (slots := slot_count(config, rows)) > MOST_SLOTS:
         problems.append(
             f"these sizes make {slots} slots; at most {MOST_SLOTS} are possible; lower batch_size, spare_batches or "

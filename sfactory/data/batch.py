@@ -23,6 +23,11 @@ WITHOUT_TIME = ("rnn_state", "owner")
 """Fields without a time dimension: one entry per segment and row."""
 
 
+def time_dims(name: str) -> int:
+    """Number of time dimensions of a batch's field, which is the dimension of its columns."""
+    return 0 if name in WITHOUT_TIME else 1
+
+
 class Flattens(Protocol):
     """Targets of a batch: tensors ``[T, B]``."""
 
@@ -81,13 +86,31 @@ class Batch:
 
     def select(self, columns: Columns) -> Batch:
         """The given columns as a batch; views for a slice."""
+        return Batch.of(
+            {name: select_columns(tensor, columns, time_dims(name)) for name, tensor in self.tensors().items()}
+        )
 
-        def part(name: str, value: Tensor | tuple[Tensor, ...] | None) -> Tensor | tuple[Tensor, ...] | None:
-            if isinstance(value, tuple):
-                return tuple(part(name, leaf) for leaf in value)
-            return None if value is None else select_columns(value, columns, 0 if name in WITHOUT_TIME else 1)
+    def beside(self, other: Batch) -> Batch:
+        """A batch of this one's columns, and then the other's."""
+        more = other.tensors()
+        return Batch.of(
+            {name: torch.cat((tensor, more[name]), time_dims(name)) for name, tensor in self.tensors().items()}
+        )
 
-        return Batch(**{f.name: part(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)})
+    def copy(self) -> Batch:
+        """The same numbers in memory of their own."""
+        return Batch.of({name: tensor.clone() for name, tensor in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name; those of the observation are ``obs0``, ``obs1`` and so on."""
+        named = {name: value for name, value in vars(self).items() if name != "obs" and value is not None}
+        return {f"obs{i}": leaf for i, leaf in enumerate(self.obs)} | named
+
+    @staticmethod
+    def of(tensors: dict[str, Tensor]) -> Batch:
+        """A batch of what :meth:`tensors` gives."""
+        obs = tuple(tensor for name, tensor in tensors.items() if name.startswith("obs"))
+        return Batch(obs, *(tensors.get(f.name) for f in _FIELDS[1:]))
 
     def samples(self, targets: TargetsT, single: bool) -> Samples[TargetsT]:
         """The T steps that the policy is trained on, as views of this batch.
@@ -109,6 +132,38 @@ class Batch:
         state = self.rnn_state.new_zeros(first.shape[1], self.rnn_state.shape[1])
         actions = flat(self.categorical), flat(self.continuous)
         return Samples(tuple(map(flat, obs)), mask, first, state, *actions, flat(self.reward), targets.flat())
+
+
+_FIELDS = dataclasses.fields(Batch)
+
+
+class BatchSource(Protocol):
+    """What a learner's batches are made of; a user's own is named by ``batch_source`` as a callable that takes the
+    number of fresh columns and the Config.
+
+    Attributes:
+        columns: Columns of every batch that it makes.
+    """
+
+    columns: int
+
+    def __call__(self, fresh: Batch) -> Batch:
+        """A batch whose first columns are the fresh ones, and which may have others behind them.
+
+        Args:
+            fresh: Segments that no batch has had, on the learner's device; valid until the next call, so what is to be
+                kept must be copied.
+        """
+
+
+class FreshOnly:
+    """The batch source of a run that does not name one: finished segments, each in one batch."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+
+    def __call__(self, fresh: Batch) -> Batch:
+        return fresh
 
 
 @dataclass(frozen=True)
@@ -170,7 +225,7 @@ class Assembler:
         staged = device.type == "cuda" if staged is None else staged
         self._arena, self._segments = arena, segments
         self.is_view = segments == 1 and not staged
-        sources = {f.name: getattr(arena, f.name) for f in dataclasses.fields(Batch) if f.name != "obs"}
+        sources = {f.name: getattr(arena, f.name) for f in _FIELDS if f.name != "obs"}
         sources |= {f"obs{i}": leaf for i, leaf in enumerate(arena.obs)}
         self._sources: dict[str, np.ndarray] = {name: array for name, array in sources.items() if array is not None}
         shapes = [(self._shape(name, array), array.dtype) for name, array in self._sources.items()]
@@ -190,19 +245,17 @@ class Assembler:
         return self._batch(packed.tensors)
 
     def _batch(self, tensors: list[Tensor]) -> Batch:
-        named = {"mask": None} | dict(zip(self._sources, tensors, strict=True))
-        obs = tuple(named.pop(f"obs{i}") for i in range(len(self._arena.obs)))
-        return Batch(obs=obs, **named)
+        return Batch.of(dict(zip(self._sources, tensors, strict=True)))
 
     def _shape(self, name: str, source: np.ndarray) -> tuple[int, ...]:
         rows = self._arena.rows * self._segments
-        return (rows, *source.shape[2:]) if name in WITHOUT_TIME else (source.shape[1], rows, *source.shape[3:])
+        return (source.shape[1], rows, *source.shape[3:]) if time_dims(name) else (rows, *source.shape[2:])
 
     def _gather(self, name: str, source: np.ndarray, target: np.ndarray, slots: list[int]) -> None:
         rows = self._arena.rows
         for i, slot in enumerate(slots):
             part = slice(i * rows, (i + 1) * rows)
-            if name in WITHOUT_TIME:
-                target[part] = source[slot]
-            else:
+            if time_dims(name):
                 target[:, part] = source[slot]
+            else:
+                target[part] = source[slot]

@@ -60,7 +60,7 @@ def _observations(leaf: Leaf, generator: torch.Generator) -> Tensor:
     shape = (STEPS + 1, COLUMNS, *leaf.shape)
     if leaf.sizes:
         sizes = torch.tensor(leaf.sizes).reshape(leaf.shape)
-        return (torch.rand(shape, generator=generator) * sizes).to(torch.int32)
+        return (torch.rand(shape, generator=generator) * sizes).to(getattr(torch, leaf.dtype.name))
     if leaf.dtype == "uint8":
         return torch.randint(0, int(leaf.high) + 1, shape, generator=generator, dtype=torch.uint8)
     return torch.randn(shape, generator=generator)

@@ -40,17 +40,17 @@ class Engine(Protocol):
 
 
 class DirectNetwork(Protocol):
-    """A model of one observation leaf that answers without tensor operations."""
+    """A model that answers without tensor operations."""
 
     def refresh(self) -> None:
         """Take note that the weights have changed."""
 
-    def __call__(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Policy parameters ``[N, P]`` and values ``[N]`` for observations ``[N, *shape]``."""
+    def __call__(self, obs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Policy parameters ``[N, P]`` and values ``[N]`` for leaves ``[N, *shape]``."""
 
 
 class DirectEngine:
-    """Answers each request by itself, from where its observation lies.
+    """Answers each request by itself, from where its observations lie.
 
     Args:
         network: Answers with the weights in `flat`.
@@ -58,7 +58,7 @@ class DirectEngine:
     """
 
     def __init__(self, network: DirectNetwork, flat: FlatWeights, arena: Arena) -> None:
-        self._network, self._flat, self._obs = network, flat, arena.obs[0]
+        self._network, self._flat, self._obs = network, flat, arena.obs
 
     def refresh(self, weights: PublishedWeights) -> int:
         version = weights.read(self._flat.vector)
@@ -67,7 +67,7 @@ class DirectEngine:
 
     def answers(self, requests: list[Request]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for slot, _, t, _ in requests:
-            yield self._network(self._obs[slot, t])
+            yield self._network(tuple(leaf[slot, t] for leaf in self._obs))
 
 
 class TorchEngine:

@@ -100,12 +100,71 @@ def _before_activation(gradient, y, tanh, width):
                 line[r] = line[r] if result[r] > 0 else np.float32(0)
 
 
+_TOGETHER = 16
+"""Rows whose entries of a table are added up before they go into a tile, or come out of one: a line of the cache."""
+
+
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
-def forward_pass(x, mean, scale, limit, layers, tanh, kept, outs):
-    """All layers of ``x [N, F]``.
+def _add_entries(codes, table, y, n):
+    """Add to the columns of a tile the sums of the lines of a table that its rows' codes name."""
+    outputs = table.shape[1]
+    sums = np.empty((_TOGETHER, outputs), np.float32)
+    for begin in range(0, n, _TOGETHER):
+        count = min(_TOGETHER, n - begin)
+        for r in range(count):
+            own = sums[r]
+            own[:] = 0
+            for k in range(codes.shape[1]):
+                line = table[_within(codes[begin + r, k], table)]
+                for j in range(outputs):
+                    own[j] += line[j]
+        for j in range(outputs):
+            for r in range(count):
+                y[j, begin + r] += sums[r, j]
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+def _add_to_entries(codes, gradient, of_table, n):
+    """Add the columns of a tile's gradient to the lines of a table's that its rows' codes name."""
+    outputs = of_table.shape[1]
+    own = np.empty((_TOGETHER, outputs), np.float32)
+    for begin in range(0, n, _TOGETHER):
+        count = min(_TOGETHER, n - begin)
+        for j in range(outputs):
+            for r in range(count):
+                own[r, j] = gradient[j, begin + r]
+        for r in range(count):
+            of_row = own[r]
+            for k in range(codes.shape[1]):
+                line = of_table[_within(codes[begin + r, k], of_table)]
+                for j in range(outputs):
+                    line[j] += of_row[j]
+
+
+@njit(cache=True, nogil=True)
+def _within(code, table):
+    """A code that names a line of a table, whatever an environment's observation has been."""
+    return min(max(code, 0), len(table) - 1)
+
+
+@njit(cache=True, nogil=True)
+def transpose(weight, table):
+    """Write the last columns of a weight ``[outputs, F + V]`` into the lines of a table ``[V, at least outputs]``."""
+    columns = weight[:, weight.shape[1] - len(table) :]
+    for begin in range(0, len(table), _TOGETHER):
+        end = min(begin + _TOGETHER, len(table))
+        for j in range(len(weight)):
+            for v in range(begin, end):
+                table[v, j] = columns[j, v]
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+def forward_pass(x, codes, mean, scale, limit, table, layers, tanh, kept, outs):
+    """All layers of numbers ``x [N, F]`` and categories, int32 ``codes [N, K]``.
 
     Args:
         mean, scale, limit: The first layer takes ``(x - mean) * scale``, at most `limit` in size.
+        table: What each category adds to the first layer's outputs, ``[V, out]``.
         layers: Weights ``[out, in]`` and biases ``[out]``, filled up with zeros to multiples of four; the last one has
             no activation.
         tanh: The activation; else relu.
@@ -130,6 +189,8 @@ def forward_pass(x, mean, scale, limit, layers, tanh, kept, outs):
             line += weight.shape[1]
             y = own[line : line + weight.shape[0]]
             _product(weight, bias, below, y, width)
+            if i == 0 and len(table):
+                _add_entries(codes[begin : begin + n], table, y, n)
             if i < len(layers) - 1:
                 _activate(y, tanh, width)
         for out, count in outs:
@@ -140,13 +201,13 @@ def forward_pass(x, mean, scale, limit, layers, tanh, kept, outs):
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
-def backward_pass(gradients, layers, tanh, kept, of_layers):
+def backward_pass(gradients, codes, layers, tanh, kept, of_table, of_layers):
     """The gradients of what :func:`forward_pass` computed and kept.
 
     Args:
         gradients: With respect to `outs`, likewise.
-        layers, tanh, kept: As they were there.
-        of_layers: Takes the gradients with respect to weights and biases: zeros like the layers.
+        codes, layers, tanh, kept: As they were there.
+        of_table, of_layers: Take the gradients with respect to table, weights and biases: zeros like these.
     """
     rows = len(gradients[0][0])
     widest = 0
@@ -175,6 +236,8 @@ def backward_pass(gradients, layers, tanh, kept, of_layers):
                 _before_activation(above, y, tanh, width)
             of_weight, of_bias = of_layers[i]
             _add_gradients(above, x, of_weight, of_bias, width)
+            if i == 0 and len(of_table):
+                _add_to_entries(codes[begin : begin + n], above, of_table, n)
             if i > 0:
                 _product(weight.T, zeros, above, below, width)
                 above, below = below, above
@@ -182,13 +245,20 @@ def backward_pass(gradients, layers, tanh, kept, of_layers):
 
 
 @njit(cache=True, nogil=True)
-def add_to(of_layers, hidden, heads):
-    """Add layers' gradients to those of their weights and biases; the heads' are one after another in the last
-    layer's."""
+def add_to(of_table, of_layers, hidden, heads):
+    """Add layers' gradients to those of their weights and biases; the table's are the first weight's last columns, and
+    the heads' are one after another in the last layer's."""
     for i in range(len(hidden)):  # zip, with one layer more in `of_layers`, would never give that one's memory back
         (of_weight, of_bias), (weight, bias) = of_layers[i], hidden[i]
-        weight += of_weight[: weight.shape[0], : weight.shape[1]]
+        numbers = weight.shape[1] - (len(of_table) if i == 0 else 0)
+        own = weight[:, :numbers]
+        own += of_weight[: weight.shape[0], :numbers]
         bias += of_bias[: len(bias)]
+    weight = hidden[0][0][:, hidden[0][0].shape[1] - len(of_table) :]
+    for begin in range(0, len(of_table), _TOGETHER):
+        for j in range(len(weight)):
+            for v in range(begin, min(begin + _TOGETHER, len(of_table))):
+                weight[j, v] += of_table[v, j]
     of_weight, of_bias = of_layers[-1]
     row = 0
     for weight, bias in heads:

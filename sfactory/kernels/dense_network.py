@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from threading import Lock
 
 import numpy as np
@@ -20,27 +21,32 @@ from torch import Tensor, nn
 
 from sfactory.data.batch import Batch, Samples
 from sfactory.data.chunks import ChunkKind, Columns, select_columns
-from sfactory.kernels.dense import TILE, add_to, backward_pass, forward_pass
+from sfactory.kernels.dense import TILE, add_to, backward_pass, forward_pass, transpose
 from sfactory.model import ActorCritic
+from sfactory.model.actor_critic import Trunk
 from sfactory.model.encoders import MLPEncoder
 from sfactory.model.heads import LOG_STD_RANGE, PolicyHead
 from sfactory.model.normalizer import OBSERVATION_LIMIT
 from sfactory.networks import Outputs
 
 Array = NDArray[np.float32]
+Codes = NDArray[np.int32]
 Layer = tuple[Array, Array]
 """Weight ``[out, in]`` and bias ``[out]``."""
 
 ACTIVATIONS = ("tanh", "relu")
 WIDEST = 256
 """Above this width a matrix product of the BLAS is faster than the loops here."""
+MOST_NUMBERS = 1024
+"""Of an observation; with more, a tile does not stay in the cache."""
 
 
 class DenseNetwork:
-    """An :class:`ActorCritic` with fully connected encoders of one float leaf and no core.
+    """An :class:`ActorCritic` with fully connected encoders and no core.
 
     The passes are one for trunk and both heads, or where the critic has a trunk of its own, the policy's and the
-    critic's.
+    critic's. Categories are not multiplied one-hot: each adds its line of a table, the transpose of its columns of the
+    first weight.
 
     Args:
         model: One that :meth:`fits`, whose parameters stay where they are in memory. For training they have their
@@ -51,18 +57,23 @@ class DenseNetwork:
 
     def __init__(self, model: ActorCritic) -> None:
         self._model, self._lock = model, Lock()
-        features = math.prod(model.observation.leaves[0].shape)
-        self._mean, self._scale = np.zeros(features, np.float32), np.ones(features, np.float32)
+        self._columns = _Columns(model)
         self._limit = np.float32(np.inf if model.normalizer is None else OBSERVATION_LIMIT)
         self._tanh = model.actor.encoders[0].activation == "tanh"
         hidden = [trunk.encoders[0].linears for trunk in (model.actor, model.critic) if trunk is not None]
         heads = [model.policy.linear, model.value.linear]
         self._linears = [(hidden[0], heads)] if len(hidden) == 1 else [(hidden[0], heads[:1]), (hidden[1], heads[1:])]
-        self._layers, self._copies = [], []
-        for hidden_layers, last in self._linears:
-            stacks = [_side_by_side(linears) for linears in (*([linear] for linear in hidden_layers), last)]
+        self._layers, self._copies, self._tables = [], [], []
+        for (first, *others), last in self._linears:
+            inputs = [self._columns.numbers, *(linear.in_features for linear in (*others, last[0]))]
+            stacks = [
+                _side_by_side(*stack)
+                for stack in zip(([first], *([linear] for linear in others), last), inputs, strict=True)
+            ]
             self._layers.append(tuple(layer for layer, _ in stacks))
             self._copies += [copy for _, copies in stacks for copy in copies]
+            weight, (_, bias) = first.weight.detach().numpy(), stacks[0][0]
+            self._tables.append((weight, np.zeros((weight.shape[1] - self._columns.numbers, len(bias)), np.float32)))
         self._log_std = np.zeros(0 if model.policy.log_std is None else model.action.continuous, np.float32)
         self.refresh()
         self._scratch = self._tiles(1)
@@ -72,40 +83,43 @@ class DenseNetwork:
         """Whether this class can stand in for a model."""
         if type(model) is not ActorCritic or autocast is not None or next(model.parameters()).device.type != "cpu":
             return False
-        if type(model.policy) is not PolicyHead or model.state_size or len(model.observation.leaves) > 1:
+        if type(model.policy) is not PolicyHead or model.state_size:
             return False
-        encoders = [trunk.encoders[0] for trunk in (model.actor, model.critic) if trunk is not None]
-        return model.observation.leaves[0].dtype == "float32" and all(map(_is_small, encoders))
+        return all(map(_is_small, (trunk for trunk in (model.actor, model.critic) if trunk is not None)))
 
     def refresh(self) -> None:
         """Take over the model's present weights; to be called after each change of them."""
         model = self._model
-        if model.normalizer is not None:
-            self._mean, self._scale = (moment.numpy().reshape(-1) for moment in model.normalizer.mean_and_scale(0))
+        self._columns.refresh()
         for place, source in self._copies:
             np.copyto(place, source)
+        for weight, table in self._tables:
+            transpose(weight, table)
         if self._log_std.size:
             self._log_std = model.policy.log_std.detach().clamp(*LOG_STD_RANGE).numpy()
 
-    def __call__(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, obs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
         """One step.
 
         Args:
-            obs: float32 ``[N, *shape]``.
+            obs: Leaves ``[N, *shape]`` as they are stored.
 
         Returns:
             Policy parameters float32 ``[N, P]`` and values ``[N]``, as the model's forward gives them.
         """
-        return self._forward(obs, self._scratch)
+        return self._forward(*self._columns(obs), self._scratch)
 
     def outputs(self, samples: Batch | Samples, columns: Columns) -> Outputs:
         """As :class:`sfactory.networks.Network` has it."""
-        obs = select_columns(samples.obs[0], columns, 1)
-        steps, width = obs.shape[:2]
+        obs = [select_columns(leaf, columns, 1) for leaf in samples.obs]
+        steps, width = obs[0].shape[:2]
+        numbers, codes = self._columns(tuple(leaf.numpy().reshape(steps * width, -1) for leaf in obs))
         kept = self._tiles(-(-steps * width // TILE))
-        params, value = self._forward(np.ascontiguousarray(obs.numpy()).reshape(steps * width, -1), kept)
+        params, value = self._forward(numbers, codes, kept)
         return Outputs(
-            torch.from_numpy(params.reshape(steps, width, -1)), torch.from_numpy(value.reshape(steps, width)), kept
+            torch.from_numpy(params.reshape(steps, width, -1)),
+            torch.from_numpy(value.reshape(steps, width)),
+            (codes, kept),
         )
 
     def backward(
@@ -118,24 +132,27 @@ class DenseNetwork:
             of_params[..., -dims:] *= (log_std > lowest) & (log_std < highest)
         shares = self._shares(of_params.numpy().reshape(-1, of_params.shape[-1]), of_value.numpy().reshape(-1, 1))
         found = []
-        for layers, kept, share in zip(self._layers, outputs.kept, shares, strict=True):
+        codes, tiles = outputs.kept
+        for layers, (_, table), kept, share in zip(self._layers, self._tables, tiles, shares, strict=True):
             of_layers = tuple((np.zeros_like(weight), np.zeros_like(bias)) for weight, bias in layers)
-            backward_pass(share, layers, self._tanh, kept, of_layers)
-            found.append(of_layers)
+            of_table = np.zeros_like(table)
+            backward_pass(share, codes, layers, self._tanh, kept, of_table, of_layers)
+            found.append((of_table, of_layers))
         with self._lock:
-            for of_layers, gradients in zip(found, self._gradients, strict=True):
-                add_to(of_layers, *gradients)
+            for of_both, gradients in zip(found, self._gradients, strict=True):
+                add_to(*of_both, *gradients)
             if self._log_std.size:
                 log_std = self._model.policy.log_std
                 log_std.grad += of_params[..., -dims:].sum((0, 1)) * ((log_std >= lowest) & (log_std <= highest))
 
-    def _forward(self, obs: Array, kept: list[Array]) -> tuple[Array, Array]:
-        """Policy parameters ``[N, P]`` and values ``[N]`` of observations ``[N, ...]``."""
-        action, x = self._model.action, obs.reshape(len(obs), -1)
-        params = np.empty((len(obs), action.logits + 2 * action.continuous), np.float32)
-        value = np.empty((len(obs), 1), np.float32)
-        for layers, tiles, share in zip(self._layers, kept, self._shares(params, value), strict=True):
-            forward_pass(x, self._mean, self._scale, self._limit, layers, self._tanh, tiles, share)
+    def _forward(self, numbers: Array, codes: Codes, kept: list[Array]) -> tuple[Array, Array]:
+        """Policy parameters ``[N, P]`` and values ``[N]`` of numbers ``[N, F]`` and categories ``[N, K]``."""
+        action, inputs, limit = self._model.action, self._columns, self._limit
+        params = np.empty((len(numbers), action.logits + 2 * action.continuous), np.float32)
+        value = np.empty((len(numbers), 1), np.float32)
+        passes = zip(self._layers, self._tables, kept, self._shares(params, value), strict=True)
+        for layers, (_, table), tiles, share in passes:
+            forward_pass(numbers, codes, inputs.mean, inputs.scale, limit, table, layers, self._tanh, tiles, share)
         if self._log_std.size:
             params[:, -action.continuous :] = self._log_std
         elif action.continuous:
@@ -165,24 +182,72 @@ class DenseNetwork:
         ]
 
 
-def _is_small(encoder: nn.Module) -> bool:
-    if type(encoder) is not MLPEncoder or encoder.activation not in ACTIVATIONS:
+class _Columns:
+    """The leaves of observations as matrices: numbers, and categories that are counted through all leaves.
+
+    Attributes:
+        numbers: Columns of numbers.
+        mean, scale: What is subtracted from these, and what they are then multiplied with.
+    """
+
+    def __init__(self, model: ActorCritic) -> None:
+        flat, leaves = model.actor.encoders[0].flat, model.observation.leaves
+        self._normalizer, self._number_leaves, self._category_leaves = model.normalizer, flat.numbers, flat.categories
+        self._offsets = flat.offsets.numpy().astype(np.int32)
+        scales = zip(flat.numbers, flat.scales, strict=True)
+        parts = [np.full(math.prod(leaves[i].shape), scale, np.float32) for i, scale in scales]
+        self.scale = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        self.mean, self.numbers = np.zeros_like(self.scale), len(self.scale)
+        ends = accumulate(map(len, parts))
+        self._spans = [slice(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
+        self._as_they_are = [leaves[i].dtype for i in flat.numbers] == ["float32"]
+
+    def refresh(self) -> None:
+        """Take over the normaliser's present moments."""
+        if self._normalizer is None:
+            return
+        for i, span in zip(self._number_leaves, self._spans, strict=True):
+            if self._normalizer.floats[i]:
+                moments = self._normalizer.mean_and_scale(i)
+                self.mean[span], self.scale[span] = (moment.numpy().reshape(-1) for moment in moments)
+
+    def __call__(self, obs: Sequence[np.ndarray]) -> tuple[Array, Codes]:
+        """Numbers float32 ``[N, F]`` and categories int32 ``[N, K]`` of leaves ``[N, ...]``."""
+        rows = len(obs[0])
+        numbers, codes = np.empty((rows, 0), np.float32), np.empty((rows, 0), np.int32)
+        if self._as_they_are:
+            numbers = np.ascontiguousarray(obs[self._number_leaves[0]].reshape(rows, -1))
+        elif self._number_leaves:
+            numbers = np.concatenate([obs[i].reshape(rows, -1) for i in self._number_leaves], 1, dtype=np.float32)
+        if self._category_leaves:
+            codes = np.concatenate([obs[i].reshape(rows, -1) for i in self._category_leaves], 1, dtype=np.int32)
+            codes += self._offsets
+        return numbers, codes
+
+
+def _is_small(trunk: Trunk) -> bool:
+    """Whether a trunk is one MLP of narrow layers."""
+    encoder = trunk.encoders[0]
+    if type(encoder) is not MLPEncoder or len(trunk.encoders) > 1 or encoder.activation not in ACTIVATIONS:
         return False
-    widths = [linear.out_features for linear in encoder.linears]
-    return bool(widths) and max(widths) <= WIDEST
+    widths, numbers = (
+        [linear.out_features for linear in encoder.linears],
+        encoder.flat.out_features - encoder.flat.entries,
+    )
+    return bool(widths) and max(widths) <= WIDEST and numbers <= MOST_NUMBERS
 
 
-def _side_by_side(linears: Sequence[nn.Linear]) -> tuple[Layer, list[tuple[Array, Array]]]:
-    """Layers of the same input as one, filled up with zeros to multiples of four: views of the parameters if nothing is
-    to be added.
+def _side_by_side(linears: Sequence[nn.Linear], columns: int) -> tuple[Layer, list[tuple[Array, Array]]]:
+    """The first columns of layers of the same input as one layer, filled up with zeros to multiples of four: views of
+    the parameters if they are all of it.
 
     Returns:
         The layer, and the places in it with the parameters that have to be copied there when they change.
     """
-    parameters = [(linear.weight.detach().numpy(), linear.bias.detach().numpy()) for linear in linears]
-    rows, columns = sum(len(bias) for _, bias in parameters), parameters[0][0].shape[1]
+    parameters = [(linear.weight.detach().numpy()[:, :columns], linear.bias.detach().numpy()) for linear in linears]
+    rows = sum(len(bias) for _, bias in parameters)
     shape = -(-rows // 4) * 4, -(-columns // 4) * 4
-    if len(linears) == 1 and shape == (rows, columns):
+    if len(linears) == 1 and shape == linears[0].weight.shape:
         return parameters[0], []
     weight, bias = np.zeros(shape, np.float32), np.zeros(shape[0], np.float32)
     copies, row = [], 0

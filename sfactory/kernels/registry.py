@@ -143,7 +143,7 @@ def _dense_differences(use: Use) -> list[float]:
         plain = _passes(TorchNetwork(use.model, _CPU, None, compiled=False), use)
         return _relative_differences(_passes(network, use), plain)
     batch = example_batch(use.model.observation, use.model.action, 0)
-    found = network(batch.obs[0][0].numpy())
+    found = network(tuple(leaf[0].numpy() for leaf in batch.obs))
     return _relative_differences([torch.from_numpy(x) for x in found], _answers(use.model, None))
 
 

@@ -23,7 +23,7 @@ CORES = {"gru": GRUCore, "lstm": LSTMCore}
 
 
 class Trunk(nn.Module):
-    """Observations to features: an encoder for each leaf, a layer that merges several, and a core.
+    """Observations to features: encoders of the leaves, a layer that merges several, and a core.
 
     Attributes:
         out_features: Width H of the features.
@@ -32,7 +32,7 @@ class Trunk(nn.Module):
 
     def __init__(self, observation: ObservationSpec, config: ModelConfig) -> None:
         super().__init__()
-        self.encoders = build_encoders(observation.leaves, config)
+        self.encoders, self._reads = build_encoders(observation.leaves, config)
         width = sum(encoder.out_features for encoder in self.encoders)
         self.merge = None
         if len(self.encoders) > 1:
@@ -54,9 +54,8 @@ class Trunk(nn.Module):
         return features if self.core is None else self.core.unroll(features, first, state)
 
     def _encode(self, obs: tuple[Tensor, ...]) -> Tensor:
-        if self.merge is None:
-            return self.encoders[0](obs[0])
-        return self.merge(torch.cat([encoder(leaf) for encoder, leaf in zip(self.encoders, obs, strict=True)], -1))
+        features = [encoder(*(obs[i] for i in read)) for encoder, read in zip(self.encoders, self._reads, strict=True)]
+        return features[0] if self.merge is None else self.merge(torch.cat(features, -1))
 
 
 class ActorCritic(nn.Module):

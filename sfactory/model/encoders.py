@@ -1,4 +1,4 @@
-"""Encoders: one leaf of an observation to a feature vector."""
+"""Encoders: leaves of an observation to a feature vector."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ NATURE_MIN_SIDE = 36
 
 
 class MLPEncoder(nn.Module):
-    """Fully connected layers on a flattened leaf.
+    """Fully connected layers on flattened leaves.
 
     Args:
-        leaf: Of any kind; categories enter one-hot, pixels divided by their largest value.
+        leaves: Of any kind; categories enter one-hot, pixels divided by their largest value.
         hidden: Widths of the layers; with none the flat input itself is the feature vector.
         activation: tanh, relu, elu or silu.
     """
 
-    def __init__(self, leaf: Leaf, hidden: Sequence[int] = (64, 64), activation: str = "tanh") -> None:
+    def __init__(self, leaves: Sequence[Leaf], hidden: Sequence[int] = (64, 64), activation: str = "tanh") -> None:
         super().__init__()
-        flat = FlatInput(leaf)
-        widths = (flat.out_features, *hidden)
-        layers: list[nn.Module] = [flat]
+        self.flat = FlatInput(leaves)
+        widths = (self.flat.out_features, *hidden)
+        layers: list[nn.Module] = []
         for width, following in pairwise(widths):
             layers += [Dense(width, following), ACTIVATIONS[activation]()]
         self.layers = nn.Sequential(*layers)
@@ -47,8 +47,8 @@ class MLPEncoder(nn.Module):
     def linears(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+    def forward(self, *obs: Tensor) -> Tensor:
+        return self.layers(self.flat(*obs))
 
 
 class NatureCNN(nn.Module):
@@ -149,11 +149,11 @@ IMAGE_ENCODERS = {"nature_cnn": NatureCNN, "impala_resnet": ImpalaResNet}
 KNOWN = ("auto", "mlp", *IMAGE_ENCODERS)
 
 
-def build_encoders(leaves: Sequence[Leaf], config: ModelConfig) -> nn.ModuleList:
-    """One encoder for each leaf.
+def build_encoders(leaves: Sequence[Leaf], config: ModelConfig) -> tuple[nn.ModuleList, list[tuple[int, ...]]]:
+    """The encoders, and the positions of the leaves that each of them reads.
 
-    `auto` gives images a NatureCNN and everything else an MLP; a named image encoder is for the images among the
-    leaves.
+    Each image has an image encoder of its own, `auto` a NatureCNN, and one MLP reads all other leaves. A user's encoder
+    is made for each leaf.
 
     Raises:
         ConfigError: On an unknown name, an image encoder without an image, or a user's encoder that breaks its
@@ -164,14 +164,22 @@ def build_encoders(leaves: Sequence[Leaf], config: ModelConfig) -> nn.ModuleList
         if name in IMAGE_ENCODERS and not any(leaf.is_image for leaf in leaves):
             shapes = ", ".join(f"{leaf.name} {leaf.shape}" for leaf in leaves)
             raise ConfigError(f"model.encoder {name} needs an image, but the observation has {shapes}; use auto or mlp")
-        image = NatureCNN if name == "auto" else IMAGE_ENCODERS.get(name)
-        return nn.ModuleList(_named_encoder(leaf, image if leaf.is_image else None, config) for leaf in leaves)
+        return _named_encoders(leaves, IMAGE_ENCODERS.get(name, NatureCNN), config)
     if isinstance(name, str) and ":" not in name:
         raise ConfigError(f"unknown model.encoder {name!r}; known: {', '.join(KNOWN)}, or a callable or module:Class")
     role = f"model.encoder {name}"
     make = load_object(name, "model.encoder")
-    return nn.ModuleList(checked_encoder(construct(make, role, leaf, **config.kwargs), role, leaf) for leaf in leaves)
+    own = (checked_encoder(construct(make, role, leaf, **config.kwargs), role, leaf) for leaf in leaves)
+    return nn.ModuleList(own), [(i,) for i in range(len(leaves))]
 
 
-def _named_encoder(leaf: Leaf, image: type[nn.Module] | None, config: ModelConfig) -> nn.Module:
-    return MLPEncoder(leaf, config.hidden, config.activation) if image is None else image(leaf, config.features)
+def _named_encoders(
+    leaves: Sequence[Leaf], image: type[nn.Module], config: ModelConfig
+) -> tuple[nn.ModuleList, list[tuple[int, ...]]]:
+    """An encoder for each image, in their order, and then one for everything else."""
+    reads: list[tuple[int, ...]] = [(i,) for i, leaf in enumerate(leaves) if leaf.is_image]
+    encoders: list[nn.Module] = [image(leaves[i], config.features) for (i,) in reads]
+    if flat := tuple(i for i, leaf in enumerate(leaves) if not leaf.is_image):
+        encoders.append(MLPEncoder([leaves[i] for i in flat], config.hidden, config.activation))
+        reads.append(flat)
+    return nn.ModuleList(encoders), reads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -28,45 +29,72 @@ class PixelConv(nn.Conv2d):
     """The first convolution of an image encoder: takes the observation as it is stored.
 
     Pixels stay uint8 until here and are converted once, to the dtype in which the convolution runs. Division by the
-    largest pixel value happens in the weights. Both image layouts enter in channels-last memory order, in which all
-    later layers then run.
+    largest pixel value happens in the weights. An image of categories has a plane for each of them, one-hot. Both
+    layouts enter in channels-last memory order, in which all later layers then run.
 
     Attributes:
         leaf: The image that it reads.
+        categories: Of each of its entries; 0 where they are quantities.
         scale: By which pixels are multiplied.
     """
 
     def __init__(self, leaf: Leaf, out_channels: int, kernel_size: int, stride: int, padding: int = 0) -> None:
-        channels = leaf.shape[2] if leaf.channels_last else leaf.shape[0]
-        super().__init__(channels, out_channels, kernel_size, stride, padding)
+        categories = leaf.sizes[0] if leaf.sizes else 0
+        super().__init__(leaf.channels * max(1, categories), out_channels, kernel_size, stride, padding)
         orthogonal(self)
-        self.leaf = leaf
-        self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
+        self.leaf, self.categories = leaf, categories
+        self.scale = _scale(leaf)
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(self.weight)
-        if self.leaf.channels_last:
+        if self.categories:
+            x = self.planes(x, dtype)
+        elif self.leaf.channels_last:
             x = x.permute(0, 3, 1, 2).to(dtype)
         else:
             x = x.to(dtype, memory_format=torch.channels_last)
         return F.conv2d(x, self.weight * self.scale, self.bias, self.stride, self.padding)
 
+    def planes(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Categories as stored, one-hot: ``[N, channels * categories, H, W]``."""
+        x = x if self.leaf.channels_last else x.permute(0, 2, 3, 1)
+        hot = x.unsqueeze(-1) == torch.arange(self.categories, device=x.device, dtype=x.dtype)
+        return hot.flatten(3).to(dtype).permute(0, 3, 1, 2)
+
 
 class FlatInput(nn.Module):
-    """A leaf as float32 ``[N, out_features]``: categories one-hot, uint8 divided by the largest value, floats as they
-    are."""
+    """Leaves as float32 ``[N, out_features]``: first all numbers, uint8 divided by the largest value and floats as they
+    are, then all categories, one-hot.
 
-    def __init__(self, leaf: Leaf) -> None:
+    Attributes:
+        numbers, categories: The leaves of each kind, by their positions.
+        entries: Categories of all entries together.
+        offsets: int64, where the categories of each entry begin among them.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
         super().__init__()
-        self.scale = 1.0 / leaf.high if leaf.dtype == "uint8" else 1.0
-        self.out_features = sum(leaf.sizes) if leaf.sizes else math.prod(leaf.shape)
-        offsets = torch.tensor([0, *accumulate(leaf.sizes[:-1])]) if leaf.sizes else None
+        self.numbers = [i for i, leaf in enumerate(leaves) if not leaf.sizes]
+        self.categories = [i for i, leaf in enumerate(leaves) if leaf.sizes]
+        sizes = [size for i in self.categories for size in leaves[i].sizes]
+        self.scales, self.entries = [_scale(leaves[i]) for i in self.numbers], sum(sizes)
+        self.out_features = sum(math.prod(leaves[i].shape) for i in self.numbers) + self.entries
+        offsets = torch.tensor([0, *accumulate(sizes[:-1])]) if sizes else torch.zeros(0, dtype=torch.int64)
         self.register_buffer("offsets", offsets, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.reshape(x.shape[0], -1)
-        if self.offsets is not None:
-            return torch.zeros(x.shape[0], self.out_features, device=x.device).scatter_(1, x + self.offsets, 1.0)
-        if x.dtype == torch.uint8:
-            x = x.float()
-        return x if self.scale == 1.0 else x * self.scale
+    def forward(self, *obs: Tensor) -> Tensor:
+        flat = [leaf.reshape(leaf.shape[0], -1) for leaf in obs]
+        parts = [
+            flat[i] if scale == 1.0 and flat[i].is_floating_point() else flat[i].float() * scale
+            for i, scale in zip(self.numbers, self.scales, strict=True)
+        ]
+        if self.entries:
+            codes = torch.cat([flat[i] for i in self.categories], -1) + self.offsets
+            hot = torch.zeros(codes.shape[0], self.entries, device=codes.device)
+            parts.append(hot.scatter_(1, codes, 1.0))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def _scale(leaf: Leaf) -> float:
+    """What a leaf's numbers are multiplied by."""
+    return 1.0 / leaf.high if leaf.dtype == "uint8" and not leaf.sizes else 1.0

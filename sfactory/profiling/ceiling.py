@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import cycle
@@ -109,12 +109,13 @@ MOST_GROUPS = 4
 """Most groups that the policy worker answers at once: every process allocates segments for them."""
 
 
-def measure_ceiling(config: Config, seconds: float) -> Ceiling:
+def measure_ceiling(config: Config, seconds: float, tell: Callable[[str], object] = str) -> Ceiling:
     """Measure the ceiling of this machine for a run.
 
     Args:
         config: Configuration of the run, resolved (:func:`sfactory.config.resolve`).
         seconds: Seconds for all measurements together; starting processes takes additional time.
+        tell: Is told how far it is.
 
     Raises:
         ConfigError: If the configuration cannot work.
@@ -123,16 +124,23 @@ def measure_ceiling(config: Config, seconds: float) -> Ceiling:
     with fork_server():
         plan = with_threads(make_plan(config), 1)
         config, cores, share = plan.config, devices.cores(), seconds / 3
-        workloads = inference_workloads(plan)
-        places = device_of(plan, workloads[0]), device_of(plan, TRAINING)
-        at_inference, at_training = (cores if device.type == "cpu" else 1 for device in places)
-        (simulation,) = measure(plan, [SIMULATION], cores, share)
-        answers = measure(plan, workloads, at_inference, share / len(workloads))
-        best = int(np.argmax(answers))
-        (training,) = measure(plan, [TRAINING], at_training, share)
+        inference = inference_workloads(plan)
+        processes = {
+            workload: cores if device_of(plan, workload).type == "cpu" else 1
+            for workload in (SIMULATION, *inference, TRAINING)
+        }
+        speeds: dict[Workload, float] = {}
+        for number in sorted(set(processes.values())):
+            lengths = {
+                w: share / len(inference) if w in inference else share for w in processes if processes[w] == number
+            }
+            tell(f"ceiling: {', '.join(sorted({w.kind for w in lengths}))}, for {sum(lengths.values()):.0f} s")
+            speeds |= zip(lengths, measure(plan, lengths, number), strict=True)
+        costs = {workload: processes[workload] / speed for workload, speed in speeds.items()}
+        best = min(inference, key=costs.__getitem__)
+        places = device_of(plan, best), device_of(plan, TRAINING)
     return Ceiling(
-        cores / simulation, at_inference / answers[best], at_training / training, cores, rows_of(plan, workloads[best]),
-        config.batch_size,
+        costs[SIMULATION], costs[best], costs[TRAINING], cores, rows_of(plan, best), config.batch_size,
         1, precision_of(plan, places[1]), places[0].type, places[1].type,
     )  # fmt: skip
 
@@ -166,27 +174,26 @@ def with_threads(plan: Plan, threads: int) -> Plan:
     return dataclasses.replace(plan, config=dataclasses.replace(plan.config, runtime=runtime))
 
 
-def measure(plan: Plan, workloads: Sequence[Workload], processes: int, seconds: float) -> list[float]:
-    """Env steps per second of all processes together, for each of the workloads.
+def measure(plan: Plan, seconds: Mapping[Workload, float], processes: int) -> list[float]:
+    """Env steps per second of all processes together, for each of some workloads.
 
     Args:
         plan: Plan of the run.
-        workloads: Measured one after the other, each in all processes at the same time.
+        seconds: Seconds for each workload. They are measured one after the other, each in all processes at the same
+            time.
         processes: Number of processes.
-        seconds: Seconds for each workload.
 
     Raises:
         RunFailed: If a process fails.
     """
-    flags = SharedArray((len(workloads) + 1, processes), np.int8)
+    flags = SharedArray((len(seconds) + 1, processes), np.int8)
     wires = make_wires(plan, local=True)  # the processes share nothing of it but the control block
     with fork_server(), WorkerProcesses() as children:
         for process in range(processes):
-            given = PickledPlan(plan), wires, flags, process, tuple(workloads), seconds
+            given = PickledPlan(plan), wires, flags, process, dict(seconds)
             children.start(f"measure-{process}", workers.process_main, _measure_main, *given)
-        return np.sum(
-            _results(children, processes, plan.config.runtime.step_timeout_s + seconds * len(workloads)), 0
-        ).tolist()
+        timeout = plan.config.runtime.step_timeout_s + sum(seconds.values())
+        return np.sum(_results(children, processes, timeout), 0).tolist()
 
 
 def _results(children: WorkerProcesses, processes: int, timeout: float) -> list[list[float]]:
@@ -214,7 +221,7 @@ def _results(children: WorkerProcesses, processes: int, timeout: float) -> list[
 
 
 def _measure_main(
-    plan: Plan, wires: Wires, flags: SharedArray, process: int, workloads: Sequence[Workload], seconds: float
+    plan: Plan, wires: Wires, flags: SharedArray, process: int, seconds: Mapping[Workload, float]
 ) -> None:
     """Measure at the same time as the other processes: all begin when all are ready, and none stops working while
     another still measures."""
@@ -226,15 +233,15 @@ def _measure_main(
             meanwhile()
 
     with ExitStack() as stack:
-        repetitions = [stack.enter_context(prepare(plan, workload, process)) for workload in workloads]
-        for workload, repeat in zip(workloads, repetitions, strict=True):
+        repetitions = {workload: stack.enter_context(prepare(plan, workload, process)) for workload in seconds}
+        for workload, repeat in repetitions.items():
             torch.set_num_threads(_torch_threads(plan, workload))
             repeat()  # compiles kernels and takes memory
         meet(0, lambda: time.sleep(0.001))
         speeds = []
-        for stage, (workload, repeat) in enumerate(zip(workloads, repetitions, strict=True), 1):
+        for stage, (workload, repeat) in enumerate(repetitions.items(), 1):
             torch.set_num_threads(_torch_threads(plan, workload))
-            speeds.append(_speed(repeat, seconds, device_of(plan, workload)))
+            speeds.append(_speed(repeat, seconds[workload], device_of(plan, workload)))
             meet(stage, repeat)
         wires.events.put(speeds)
 

@@ -7,12 +7,14 @@ import dataclasses
 import math
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from sfactory.config import EvalConfig
 from sfactory.config.lag import settling_steps
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.errors import RunFailed, SfactoryError
@@ -67,6 +69,8 @@ class Profile:
         levels: Levels of the queues (``requests``: all policy workers together, if they have processes of their own;
             ``free``, ``finished``) and of the slots by state (``slots free``, ``slots filling``, ``slots finished``).
         lag_mean, lag_max: Policy lag in learner updates; NaN where nothing was learned.
+        settled: Whether the run had settled when the measurement began; else it may have trained faster than it can
+            sample.
         kernels: Names of the kernels with which each kind of worker ran.
     """
 
@@ -78,6 +82,7 @@ class Profile:
     levels: dict[str, Level]
     lag_mean: float
     lag_max: float
+    settled: bool = True
     kernels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -110,7 +115,14 @@ class Profile:
         return self.interval.batch_sizes("policy")
 
 
-def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_s: float = PATIENCE_S) -> Profile:
+def profile_run(
+    plan: Plan,
+    seconds: float,
+    trace: Path | None = None,
+    patience_s: float = PATIENCE_S,
+    settling_s: float = math.inf,
+    tell: Callable[[str], object] = str,
+) -> Profile:
     """Run a plan in a temporary folder and measure it. Nothing is shown, and nothing is kept.
 
     Args:
@@ -119,6 +131,8 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
             run has settled (:func:`sfactory.config.lag.settling_steps`).
         trace: File to write a trace of the measured time to.
         patience_s: Seconds in which the first batch must be trained; what has not settled by then is measured as it is.
+        settling_s: Seconds after the first batch within which the run must have settled, else likewise.
+        tell: Is told how far it is.
 
     Raises:
         Interrupted: After SIGINT or SIGTERM.
@@ -130,12 +144,15 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
             display="none",
             tensorboard=False,
             loggers=(),
+            report=False,
             report_every_s=0.5,
             save_every_s=ENDLESS,
             milestone_every=0,
         )
         config = dataclasses.replace(plan.config, run=str(folder / "run"), overwrite=False, steps=ENDLESS, log=log)
-        observer = _Observer(seconds, patience_s, settling_steps(plan.config, plan.rows))
+        config = dataclasses.replace(config, eval=EvalConfig())
+        patience = Patience(patience_s, settling_s, settling_steps(plan.config, plan.rows))
+        observer = _Observer(seconds, patience, tell)
         parts = folder / "trace" if trace is not None else None
         if parts is not None:
             parts.mkdir()
@@ -148,11 +165,26 @@ def profile_run(plan: Plan, seconds: float, trace: Path | None = None, patience_
         return profile
 
 
+class Patience(NamedTuple):
+    """How long a run may warm up.
+
+    Attributes:
+        first_batch_s: Seconds to the first batch.
+        settling_s: Seconds after it.
+        settling_steps: Env steps after which it has settled.
+    """
+
+    first_batch_s: float
+    settling_s: float
+    settling_steps: int
+
+
 class _Observer:
     """Observes a run from its start to the end of the measurement."""
 
-    def __init__(self, seconds: float, patience_s: float, settling_steps: int) -> None:
-        self._seconds, self._patience_s, self._settling_steps = seconds, patience_s, settling_steps
+    def __init__(self, seconds: float, patience: Patience, tell: Callable[[str], object]) -> None:
+        self._seconds, self._patience, self._tell = seconds, patience, tell
+        self._settled = False
         self._made = self._first_batch = self._begin = self._end = self._sampled = math.nan
         self._before = self._after = np.empty(0)
         self._names: list[str] = []
@@ -177,6 +209,7 @@ class _Observer:
         if not now - self._sampled < SAMPLE_EVERY_S:
             self._sample(wires, now)
         if now - self._begin < self._seconds:
+            self._tell(f"measuring: {now - self._begin:.0f} of {self._seconds:g} s")
             return True
         if math.isnan(self._end):
             self._end, self._after = now, wires.control.snapshot()
@@ -190,7 +223,8 @@ class _Observer:
         """
         if math.isnan(self._begin):
             raise RunFailed(
-                f"no batch was trained within {self._patience_s:.0f} s; lower batch_size, now {plan.config.batch_size}"
+                f"no batch was trained within {self._patience.first_batch_s:.0f} s; lower batch_size, "
+                f"now {plan.config.batch_size}"
             )
         interval = Interval(self._names, self._before, self._after)
         fps = interval.rate("learner")
@@ -207,7 +241,7 @@ class _Observer:
         lag_max = max((most for _, most in self._lags), default=math.nan)
         return Profile(
             plan, self._begin - self._made, self._end - self._begin, fps, interval, levels,
-            math.nan if plan.sample_only else lag_mean, math.nan if plan.sample_only else lag_max,
+            math.nan if plan.sample_only else lag_mean, math.nan if plan.sample_only else lag_max, self._settled,
         )  # fmt: skip
 
     def _warm_up(self, wires: Wires, now: float) -> bool:
@@ -216,11 +250,14 @@ class _Observer:
         batches = control.total("learner", "batches")
         if batches and math.isnan(self._first_batch):
             self._first_batch = now
-        settled = batches >= WARM_UP_BATCHES and now - self._first_batch >= WARM_UP_S
-        settled = settled and control.total("learner", "rows") >= self._settling_steps
-        late = now - self._made > self._patience_s
+        steps, goal = int(control.total("learner", "rows")), self._patience.settling_steps
+        since_first = now - self._first_batch
+        settled = batches >= WARM_UP_BATCHES and since_first >= WARM_UP_S and steps >= goal
+        late = now - self._made > self._patience.first_batch_s or since_first > self._patience.settling_s
         if settled or (late and batches):
-            self._begin, self._before = now, control.snapshot()
+            self._begin, self._before, self._settled = now, control.snapshot(), settled
+        else:
+            self._tell(f"warming up: {steps:,} of {goal:,} env steps")
         return batches > 0 or not late
 
     def _sample(self, wires: Wires, now: float) -> None:

@@ -22,6 +22,9 @@ def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottlen
     """
     for table in (_time_table(profile), _store_table(profile), _speed_table(profile, ceiling)):
         console.print(table)
+    if not profile.settled:
+        text = "Measured before the run had settled: it may have trained faster than it can sample. Use more --seconds."
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     for worker, kernels in profile.kernels.items():
         text = f"Kernels of the {worker}: {', '.join(kernels) or 'none'}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -102,6 +105,7 @@ def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str
             "levels": {name: level._asdict() for name, level in profile.levels.items()},
             "lag_mean": profile.lag_mean,
             "lag_max": profile.lag_max,
+            "settled": profile.settled,
             "kernels": profile.kernels,
             "settings": settings_of(profile.plan.config),
         }

@@ -13,6 +13,7 @@ only to be played has no trainer state. Nothing is ever unpickled beyond what ``
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -56,8 +57,11 @@ class Snapshot:
         frames: Frames simulated so far: env steps x frameskip.
         updates: Learner updates so far, which is the policy version.
         wall_s: Seconds trained so far, over all resumes.
-        episode_return: Mean return of recent episodes, by which the best checkpoint is chosen; None (or NaN) if none
-            has ended.
+        episode_return: Mean return of recent episodes; None (or NaN) before a whole window of them has ended, so that a
+            few lucky ones at the start of a command do not count. The best checkpoint is chosen by it where there is no
+            evaluation.
+        eval_return: Mean return of an evaluation of these weights; None if there was none. A checkpoint that has one
+            is better than any that has none.
     """
 
     model: dict[str, Tensor]
@@ -67,6 +71,12 @@ class Snapshot:
     updates: int
     wall_s: float
     episode_return: float | None
+    eval_return: float | None = None
+
+    def frozen(self) -> Snapshot:
+        """A copy that training does not change."""
+        model = {name: _own_copy(tensor) for name, tensor in self.model.items()}
+        return dataclasses.replace(self, model=model, trainer=_plain(self.trainer, "trainer"))
 
 
 class CheckpointStore:
@@ -84,8 +94,11 @@ class CheckpointStore:
         self.keep = keep
         self.milestone_every = milestone_every
 
-    def save(self, snapshot: Snapshot) -> Path:
+    def save(self, snapshot: Snapshot, now: int | None = None) -> Path:
         """Write a checkpoint, then remove those that are no longer wanted.
+
+        Args:
+            now: Env steps of the run, where the snapshot is an earlier one.
 
         Returns:
             The checkpoint's JSON file.
@@ -118,7 +131,7 @@ class CheckpointStore:
                 final.unlink(missing_ok=True)
                 temporary_for(final).unlink(missing_ok=True)
             raise
-        self._rotate(stem)
+        self._rotate(stem, snapshot.env_steps if now is None else now)
         return finals[_JSON]
 
     def load_latest(self) -> Snapshot | None:
@@ -150,12 +163,18 @@ class CheckpointStore:
         return snapshot
 
     def load_best(self) -> Snapshot | None:
-        """The checkpoint with the highest return, the later of equals; where no episode had ended, the latest.
+        """The checkpoint with the highest return of an evaluation, or without any the highest in training, the later of
+        equals; where no episode had ended, the latest.
 
         Raises:
             CheckpointError: As :meth:`load_latest`.
         """
         return self._load_first(self._best_first)
+
+    def best_evaluation(self) -> float:
+        """The highest return of an evaluation; minus infinity if there was none."""
+        described = self._described(self._newest_first()).values()
+        return max((found for each in described if (found := each.get("eval_return")) is not None), default=-math.inf)
 
     def is_empty(self) -> bool:
         """Whether there is no checkpoint, readable or not."""
@@ -197,11 +216,11 @@ class CheckpointStore:
         last = next((_age(stem)[0] for stem, description in described.items() if description.get("milestone")), 0)
         return env_steps // self.milestone_every > last // self.milestone_every
 
-    def _rotate(self, newest: str) -> None:
+    def _rotate(self, newest: str, now: int) -> None:
         """Remove what is neither recent, best nor a milestone; the JSON first, so that a crash leaves no half of a
         checkpoint.
 
-        Checkpoints with more env steps than the newest belong to a future that the run fell back from, for example
+        Checkpoints with more env steps than the run has now belong to a future that the run fell back from, for example
         because they could not be read. They count neither as recent nor as best, or they would displace those of the
         run as it is.
         """
@@ -210,7 +229,7 @@ class CheckpointStore:
             raise FileNotFoundError(
                 f"{self._path(newest, _JSON)} has gone since it was written; has somebody moved its folder?"
             )
-        past = [stem for stem in described if _age(stem) <= _age(newest)]
+        past = [stem for stem in described if _age(stem)[0] <= now]
         kept = {*past[: self.keep], max(past, key=lambda stem: _rank(described[stem]))}
         kept |= {stem for stem, description in described.items() if description.get("milestone")}
         for stem in described.keys() - kept:
@@ -271,6 +290,7 @@ class CheckpointStore:
             model=_unpack_model(contents[_WEIGHTS]),
             trainer=_unpack_trainer(contents[_TRAINER]) if _TRAINER in contents else {},
             **{name: description[name] for name in ("env_steps", "frames", "updates", "wall_s", "episode_return")},
+            eval_return=description.get("eval_return"),
         )
 
 
@@ -285,9 +305,10 @@ def _age(stem: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or 0)
 
 
-def _rank(description: Mapping[str, Any]) -> float:
-    value = description.get("episode_return")
-    return -math.inf if value is None else value
+def _rank(description: Mapping[str, Any]) -> tuple[float, float]:
+    """Sort key: the return of an evaluation, then that in training."""
+    evaluated, trained = description.get("eval_return"), description.get("episode_return")
+    return -math.inf if evaluated is None else evaluated, -math.inf if trained is None else trained
 
 
 def _sha256(data: bytes) -> str:
@@ -300,18 +321,22 @@ def _seal(description: Mapping[str, Any]) -> str:
 
 
 def _describe(snapshot: Snapshot, milestone: bool, contents: Mapping[str, bytes]) -> bytes:
-    value = snapshot.episode_return
     description = {
         "format": FORMAT,
         "env_steps": int(snapshot.env_steps),
         "frames": int(snapshot.frames),
         "updates": int(snapshot.updates),
-        "episode_return": float(value) if value is not None and math.isfinite(value) else None,
+        "episode_return": _finite(snapshot.episode_return),
+        "eval_return": _finite(snapshot.eval_return),
         "wall_s": float(snapshot.wall_s),
         "milestone": milestone,
         "files": {suffix: {"bytes": len(data), "sha256": _sha256(data)} for suffix, data in contents.items()},
     }
     return (json.dumps(description | {"sha256": _seal(description)}, indent=2) + "\n").encode()
+
+
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _parse_description(data: bytes) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ LOCK_S = 0.2
 moment."""
 STATUS, REPORTS = "status.json", "stall-*.txt"
 TENSORBOARD, LOGGER_IDS = "events.out.tfevents.*", "logger-*.id"
+PAGE, EVALUATION, VIDEOS = "report.html", "evaluation.json", "videos"
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def _check_environment(path: Path, env: EnvSpec | None) -> None:
     """
     if env is not None and (path / SPACES).exists():
         with contextlib.suppress(CheckpointError):  # nothing to compare with
-            check_environment(path, load_spec(path / SPACES, env.action.squash), env)
+            check_environment(path, load_spec(path / SPACES, env.action.squash, env.observation.reading), env)
 
 
 @contextlib.contextmanager
@@ -172,6 +174,8 @@ def _saved_values(path: Path) -> dict[str, Any] | None:
     """
     if (path / CONFIG).exists():
         values = load_yaml(path / CONFIG)
+        if isinstance(runtime := values.get("runtime"), dict):
+            runtime.pop("spin", None)  # of version 0.1, where it had no effect
         if all(f.name in values for f in dataclasses.fields(Config) if f.name in ("env", "steps", "seed", "log")):
             return values
         raise ConfigError(f"{path / CONFIG} is not the config of a run; name another folder with --run")
@@ -231,5 +235,8 @@ def _remove_run(path: Path) -> None:
     """Remove a run's files. The config goes last: until then the folder is still known as a run's."""
     CheckpointStore(path / CHECKPOINTS).clear()
     several = [file for pattern in (REPORTS, TENSORBOARD, LOGGER_IDS, f"{TEMPORARY}*") for file in path.glob(pattern)]
-    for file in (path / SPACES, path / METRICS, path / SUMMARY, path / STATUS, *several, path / CONFIG):
+    if not (path / VIDEOS).is_symlink():
+        shutil.rmtree(path / VIDEOS, ignore_errors=True)
+    single = (path / name for name in (SPACES, METRICS, SUMMARY, STATUS, PAGE, EVALUATION))
+    for file in (*single, *several, path / CONFIG):
         file.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from sfactory.config.env_source import EnvSource
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.files import write_atomically
-from sfactory.spaces import ActionSpec, ObservationSpec, spaces
+from sfactory.spaces import AS_DECLARED, ActionSpec, ObservationSpec, Reading, spaces
 
 FORMAT = 1
 """Version of the file's layout."""
@@ -49,11 +49,12 @@ def save_spec(path: Path, spec: EnvSpec) -> None:
     write_atomically(path, (json.dumps(described, allow_nan=False) + "\n").encode())
 
 
-def load_spec(path: Path, squash: Literal["clip", "tanh"]) -> EnvSpec:
+def load_spec(path: Path, squash: Literal["clip", "tanh"], reading: Reading = AS_DECLARED) -> EnvSpec:
     """Read what :func:`save_spec` wrote.
 
     Args:
         squash: How the run's continuous actions get into bounded boxes.
+        reading: What the run's model makes of observations.
 
     Raises:
         ConfigError: If there is no such file.
@@ -66,7 +67,7 @@ def load_spec(path: Path, squash: Literal["clip", "tanh"]) -> EnvSpec:
                 f"{path} has format {described['format']}, this sfactory reads up to {FORMAT}; upgrade sfactory"
             )
         return EnvSpec(
-            ObservationSpec.from_space(decode_space(described["observation"])),
+            ObservationSpec.from_space(decode_space(described["observation"]), reading),
             ActionSpec.from_space(decode_space(described["action"]), squash),
             **{name: described[name] for name in ("agents", "frameskip", "masked", "family", "render_fps")},
             source=_decode_source(described.get("source")),

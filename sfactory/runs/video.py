@@ -18,6 +18,18 @@ def prepare_rendering() -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 
+def check_video() -> None:
+    """Check that videos can be written.
+
+    Raises:
+        ConfigError: If imageio-ffmpeg is not installed.
+    """
+    try:
+        import imageio_ffmpeg  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"a video needs imageio-ffmpeg: {error}; pip install -e .[video]") from error
+
+
 class VideoRecorder:
     """Writes the frames of one environment, in order, to ``episode_000.mp4`` and so on.
 
@@ -30,10 +42,9 @@ class VideoRecorder:
     """
 
     def __init__(self, folder: Path, fps: float) -> None:
-        try:
-            import imageio_ffmpeg
-        except ImportError as error:
-            raise ConfigError(f"a video needs imageio-ffmpeg: {error}; pip install -e .[video]") from error
+        check_video()
+        import imageio_ffmpeg
+
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

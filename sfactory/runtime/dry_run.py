@@ -1,4 +1,5 @@
-"""A dry run of a user's own distribution, estimator and loss terms on a small chunk of made-up experience."""
+"""A dry run of a user's own distribution, batch source, estimator and loss terms on a small chunk of made-up
+experience."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.config import Config
-from sfactory.data.batch import Batch
+from sfactory.data.batch import Batch, time_dims
 from sfactory.data.examples import example_batch
 from sfactory.distributions import ActionDistribution, Distribution
 from sfactory.errors import ConfigError
+from sfactory.learner import batch_source
 from sfactory.losses import Targets
 from sfactory.model.normalizer import CriticUnits
 from sfactory.networks import Outputs, TorchNetwork
@@ -31,6 +33,8 @@ def check_extensions(config: Config, model: nn.Module) -> None:
     """
     if type(model.distribution) is not ActionDistribution:
         _check_distribution(config, model.distribution)
+    if config.batch_source != "none":
+        _check_batch_source(config, model)
     if config.loss.estimator in ("auto", *ESTIMATORS) and config.loss.terms == "none":
         return
     batch = example_batch(model.observation, model.action, model.state_size)
@@ -79,6 +83,31 @@ def _check_distribution(config: Config, distribution: Distribution) -> None:
     _require(role, "continuous actions of mode", mode[1], (rows, action.continuous), "(2, D)")
 
 
+def _check_batch_source(config: Config, model: nn.Module) -> None:
+    """Have the source make two batches from the same fresh columns."""
+    role, fresh = f"batch_source {config.batch_source}", config.batch_size // config.rollout
+    source = _called(role, lambda: batch_source(config))
+    columns = _called(role, lambda: source.columns)
+    if not isinstance(columns, int) or columns < fresh or columns % fresh:
+        raise ConfigError(f"{role}: columns is {columns!r}; it must be a multiple of the {fresh} fresh columns")
+    example = example_batch(model.observation, model.action, model.state_size)
+    given = example.select(torch.arange(fresh) % example.first.shape[1])
+    for _ in range(2):
+        made = _called(role, lambda: source(given))
+        if not isinstance(made, Batch):
+            raise ConfigError(f"{role} returned {_described(made)}; it must return a sfactory.data.batch.Batch")
+        found = made.tensors()
+        for name, tensor in given.tensors().items():
+            dim, shape = time_dims(name), list(tensor.shape)
+            shape[dim] = columns
+            _require(role, name, found.get(name), tuple(shape), f"of {columns} columns", tensor.dtype, finite=False)
+            first = found[name].narrow(dim, 0, fresh)
+            if not bool((first.eq(tensor) | (first.ne(first) & tensor.ne(tensor))).all()):
+                raise ConfigError(
+                    f"{role}: the first {fresh} columns of {name} are not the fresh ones; put others behind"
+                )
+
+
 def _check_terms(config: Config, objective: Objective, batch: Batch, targets: Targets, outputs: Outputs) -> None:
     """Call the loss terms once, and see to what they give."""
     role, samples = f"loss.terms {config.loss.terms}", batch.samples(targets, single=False)
@@ -110,14 +139,20 @@ def _called(role: str, function: Callable[[], T]) -> T:
 
 
 def _require(
-    role: str, what: str, value: Any, shape: tuple[int, ...], meaning: str, dtype: torch.dtype = torch.float32
+    role: str,
+    what: str,
+    value: Any,
+    shape: tuple[int, ...],
+    meaning: str,
+    dtype: torch.dtype = torch.float32,
+    finite: bool = True,
 ) -> None:
-    """A finite tensor of a shape and dtype."""
+    """A tensor of a shape and dtype, and finite where it must be."""
     if not isinstance(value, Tensor) or tuple(value.shape) != shape or value.dtype != dtype:
         raise ConfigError(
             f"{role}: {what} is {_described(value)}; it must be a {str(dtype)[6:]} tensor {meaning} = {shape}"
         )
-    if not bool(value.isfinite().all()):
+    if finite and not bool(value.isfinite().all()):
         raise ConfigError(f"{role}: {what} is not finite on made-up samples: {value.detach().flatten()[:5].tolist()}")
 
 

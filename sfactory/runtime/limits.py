@@ -37,6 +37,8 @@ larger."""
 LEARNER_MIB, POLICY_MIB, ROLLOUT_MIB = 70, 15, 12
 """Private memory of each kind of worker besides trajectories, weights and environments, as measured
 (docs/decisions/022-faults-and-memory.md)."""
+EVALUATOR_MIB = 60
+"""The same of the evaluator, with the libraries that only it imports."""
 OWN_DESCRIPTORS, DESCRIPTORS_PER_PROCESS = 24, 4
 """Descriptors that the runner opens for a run (shared blocks, reports, the server), and for each process (its pipe, its
 sentinel, and two while it starts)."""
@@ -145,14 +147,16 @@ def memory_needed(plan: Plan, model: nn.Module) -> int:
         segment_fields(plan.env, model.state_size), segments_per_batch(config, plan.rows), config.rollout, plan.rows
     )
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    kept = 7 * plan.evaluates  # published twice, in the evaluator, and a candidate with its optimizer's state
     if config.serial:
         copies, processes = 6 + plan.policies, 0
     else:
         copies = 6 + 2 * plan.policies
         processes = LEARNER_MIB + POLICY_MIB * plan.policies + ROLLOUT_MIB * config.workers
+        processes += EVALUATOR_MIB * plan.evaluates
         pid = server_pid()
         processes += max(0, SERVER_MIB - (psutil.Process(pid).memory_info().rss // MIB if pid is not None else 0))
-    return trajectory_bytes(plan, model) + batch + copies * weights + processes * MIB
+    return trajectory_bytes(plan, model) + batch + (copies + kept) * weights + processes * MIB
 
 
 def trajectory_bytes(plan: Plan, model: nn.Module) -> int:
@@ -224,7 +228,8 @@ def descriptors_needed(plan: Plan) -> int:
     needed = len(os.listdir("/proc/self/fd")) + OWN_DESCRIPTORS + SPARE_DESCRIPTORS
     if plan.config.serial:
         return needed
-    return needed + DESCRIPTORS_PER_PROCESS * (1 + plan.config.runtime.policy_workers + plan.config.workers)
+    processes = 1 + plan.config.runtime.policy_workers + plan.config.workers + plan.evaluates
+    return needed + DESCRIPTORS_PER_PROCESS * processes
 
 
 def _descriptors(plan: Plan, model: nn.Module) -> str | None:
@@ -245,7 +250,7 @@ def threads_needed(plan: Plan) -> int:
         return 1
     learner, policy = 3 + devices.learner_threads(config), 2 + devices.inference_threads(config)
     rollout = 2 + (config.runtime.env_threads if config.runtime.env_threads > 1 else 0) * config.runtime.groups
-    return 3 + learner + policy * plan.policies + rollout * config.workers
+    return 3 + learner + policy * plan.policies + rollout * config.workers + 3 * plan.evaluates
 
 
 def _processes(plan: Plan, model: nn.Module) -> str | None:

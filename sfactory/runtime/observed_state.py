@@ -76,6 +76,7 @@ class RunState:
         slots: Number of slots by state: free, filling, finished.
         queues: Number of waiting messages, by queue.
         figures: Selected fields of the last report: env steps, speed, return, faults and so on.
+        returns: Mean returns of the reports so far, thinned out.
     """
 
     time: float
@@ -84,6 +85,7 @@ class RunState:
     slots: dict[str, int]
     queues: dict[str, int]
     figures: dict[str, float] = field(default_factory=dict)
+    returns: list[float] = field(default_factory=list)
 
 
 def observe(

@@ -14,6 +14,9 @@ import numpy as np
 from sfactory.config import Config, changed
 from sfactory.envs.interface import EnvSpec
 
+EVALUATOR = "evaluator"
+"""Name of the worker that evaluates beside training."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -54,11 +57,16 @@ class Plan:
         return self.config.runtime.policy_workers or self.config.workers
 
     @property
+    def evaluates(self) -> bool:
+        """Whether there is evaluation beside training."""
+        return self.config.eval.every > 0 and not self.sample_only
+
+    @property
     def worker_names(self) -> list[str]:
         """Names of all workers, in the order of the control block's rows."""
         policies = (f"policy-{i}" for i in range(self.policies))
         rollouts = (f"rollout-{i}" for i in range(self.config.workers))
-        return ["learner", *policies, *rollouts]
+        return ["learner", *policies, *rollouts, *([EVALUATOR] if self.evaluates else [])]
 
     def rollout_of(self, group: int) -> int:
         """Number of the rollout worker that steps a group."""

@@ -14,9 +14,11 @@ from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError
 from sfactory.model import build_model, shares_trunk
 from sfactory.runs.checkpoint import Snapshot
+from sfactory.runs.video import check_video
 from sfactory.runtime.dry_run import check_extensions
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.plan import Plan
+from sfactory.spaces import Reading
 
 T = TypeVar("T")
 FEW_UPDATES = 500
@@ -37,6 +39,7 @@ def make_plan(config: Config) -> Plan:
         config.env_backend,
         config.model.squash,
         validate=config.runtime.validate_observations,
+        reading=Reading.of(config.model),
     )
     problems: list[str] = []
 
@@ -52,6 +55,8 @@ def make_plan(config: Config) -> Plan:
     workers = devices.rollout_processes(config, env is not None and env.observation.has_images)
     config = changed(fitted(config, agents), workers=workers)
     found(lambda: validate(config, agents))
+    if config.eval.video_every:
+        found(check_video)
     if not problems:
         found(lambda: devices.learner_device(config))
         found(lambda: devices.inference_devices(config))

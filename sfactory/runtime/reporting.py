@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from sfactory.config import env_name
 from sfactory.config.lag import max_lag, slot_count
+from sfactory.errors import said
 from sfactory.runs.checkpoint import Snapshot
-from sfactory.runs.run_folder import RunFolder
+from sfactory.runs.machine import describe_machine
+from sfactory.runs.report_page import write_page
+from sfactory.runs.run_folder import PAGE, RunFolder
 from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
-from sfactory.telemetry.events import TERM, Episodes, KernelsChosen, Progress
+from sfactory.telemetry.events import TERM, Episodes, Evaluated, KernelsChosen, Progress
 from sfactory.telemetry.loggers import Loggers
 from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, Summary
 
@@ -23,6 +27,8 @@ FIGURES = (
     "wall_s", "env_steps", "fps", "episode_return_mean", "learner_updates", "skipped_updates", "policy_lag_max",
     "restarts", "env_faults",
 )  # fmt: skip
+CURVE_POINTS = 60
+"""Most points of the curve of returns that a run's status has."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,8 @@ class Reporter:
     Attributes:
         progress: The newest progress event of the learner.
         last: The newest report.
+        settled_return: Mean return of recent episodes, once a whole window of them has ended since the command; NaN
+            before.
         news: Whether anything new has arrived since the newest report.
     """
 
@@ -73,8 +81,11 @@ class Reporter:
         self._loggers = Loggers(config, folder.path, self.note)
         self._episodes = EpisodeWindow(config.log.episode_window)
         self._kernels: dict[str, list[str]] = {}
+        self._evaluation: Evaluated | None = None
+        self._evaluated = math.nan
         self._unwritten = False
         self.last: Report | None = None
+        self.settled_return = math.nan
 
     def begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
         """Begin training, or continue from a checkpoint.
@@ -102,6 +113,16 @@ class Reporter:
         """Add episodes that ended."""
         self._episodes.add(episodes.returns, episodes.lengths, episodes.extras)
         self.news = True
+
+    def add_evaluation(self, evaluated: Evaluated) -> None:
+        """Add an evaluation to the next report, which has room for one."""
+        self._evaluation, self._evaluated = evaluated, evaluated.return_mean
+        self.news = True
+
+    @property
+    def has_evaluation(self) -> bool:
+        """Whether the next report has an evaluation already."""
+        return self._evaluation is not None
 
     def add_progress(self, new: Progress) -> None:
         """Add a progress event of the learner. Statistics that it lacks, because nothing was trained since the last
@@ -137,10 +158,13 @@ class Reporter:
             totals={"frames": frames},
             progress=progress,
             episodes=episodes,
+            evaluation=self._evaluation or {},
             losses=progress.losses,
             load=load,
         )
-        self.last, self.news = report, False
+        self.last, self.news, self._evaluation = report, False, None
+        if episodes.counted >= self._plan.config.log.episode_window:
+            self.settled_return = episodes.return_mean
         self._write(report)
         self._loggers.write(report)
         self._display.update(report)
@@ -152,16 +176,31 @@ class Reporter:
 
     def figures(self) -> dict[str, float]:
         """Selected fields of the last report; empty before the first."""
-        return {} if self.last is None else {name: getattr(self.last, name) for name in FIGURES}
+        if self.last is None:
+            return {}
+        evaluated = {} if math.isnan(self._evaluated) else {"eval_return_mean": self._evaluated}
+        return {name: getattr(self.last, name) for name in FIGURES} | evaluated
 
-    def close(self, status: Status, env_steps: int, error: str | None, signal: int | None) -> Result:
-        """Write the summary, and close the display.
+    def returns(self) -> list[float]:
+        """Mean returns of the reports so far, thinned out."""
+        return self._display.returns.means(CURVE_POINTS)
+
+    def close(
+        self,
+        status: Status,
+        env_steps: int,
+        error: str | None,
+        signal: int | None,
+        phases: Mapping[str, Mapping[str, float]],
+    ) -> Result:
+        """Write the summary and the run's page, and close the display.
 
         Args:
             status: How the run ended.
             env_steps: Env steps trained on.
             error: Why the run failed, else None.
             signal: The signal that interrupted the run, else None.
+            phases: Share of every phase in the time of each kind of worker, 0 to 1.
         """
         config, wall_s, fps = self._plan.config, self.wall_s, self._speed.overall_fps(env_steps)
         returns = self.last.episode_return_mean if self.last else self._episodes.report().return_mean
@@ -170,10 +209,13 @@ class Reporter:
                 status=status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
                 frames=env_steps * self._plan.env.frameskip, wall_s=wall_s, fps=fps, episode_return_mean=returns,
                 extras=self.last.extras if self.last else {}, error=error,
+                phases=phases, machine=describe_machine(),
             ).write(self._folder.summary)  # fmt: skip
         except OSError as cause:
             self.note(f"summary not written: {cause}")
         self._loggers.close()
+        if config.log.report:
+            self._write_page()
         self._display.close()
         return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path, self._kernels)
 
@@ -187,6 +229,13 @@ class Reporter:
         return Result(
             "completed", steps, snapshot.wall_s, steps / max(snapshot.wall_s, 1e-9), returns, None, self._folder.path
         )
+
+    def _write_page(self) -> None:
+        """Write report.html. Whatever goes wrong with it, the run has ended as it has."""
+        try:
+            write_page(self._folder.path, ended=True)
+        except Exception as error:
+            self.note(f"{PAGE} not written: {said(error)}")
 
     def _write(self, report: Report) -> None:
         """Write a report to the run folder. Training goes on without it; rows that could not be written are written

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import signal
 import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import psutil
 import torch
 
 from sfactory.config import Config, devices, resolve
 from sfactory.data.arena import FINISHED, FREE
-from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError
+from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError, said
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runs.run_folder import RunFolder, open_run
+from sfactory.runs.run_folder import VIDEOS, RunFolder, open_run
 from sfactory.runtime import workers
 from sfactory.runtime.budgets import FaultBudget, RestartBudget
 from sfactory.runtime.interrupts import end_at_once
 from sfactory.runtime.observed_state import observe, remove_status, write_report, write_status
-from sfactory.runtime.plan import PickledPlan, Plan
+from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.planning import check_fit, make_plan, notes_on
 from sfactory.runtime.processes import WorkerProcesses, fork_server
 from sfactory.runtime.reporting import Reporter, Result, Status
@@ -34,15 +37,20 @@ from sfactory.telemetry.control_block import STARTING_S
 from sfactory.telemetry.events import (
     CheckpointResult,
     Episodes,
+    Evaluated,
     Event,
     Failure,
     KernelsChosen,
+    Note,
     Progress,
     SurvivedFaults,
     TrainingEnded,
 )
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.stopwatch import COLUMNS, WORKING, Interval
+
+if TYPE_CHECKING:
+    from sfactory.runtime.evaluator import Evaluator
 
 Callback = Callable[[Report], bool | None]
 Observer = Callable[[Wires], bool]
@@ -53,6 +61,8 @@ CLOSING_S = 2.0
 COMPUTE_TIMEOUT_S = 120.0
 """Seconds without a heartbeat after which a learner or policy worker is replaced, where runtime.step_timeout_s is
 shorter."""
+EVALUATOR_RESTARTS = 3
+"""How often in a row an evaluator that has failed, died or hung is started anew without an evaluation in between."""
 SAVING_S = 60.0
 """Seconds that the learner has for its current batch and its last checkpoint. A second Ctrl-C ends the wait."""
 
@@ -128,6 +138,8 @@ class _Supervisor:
         self._ended: TrainingEnded | None = None
         self._signal: int | None = None
         self._cancelled = self._report_asked = False
+        self._evaluator_restarts, self._evaluator_failure = RestartBudget(EVALUATOR_RESTARTS), ""
+        self._evaluations = 0
         self._processes = WorkerProcesses()
         self._pickled_plan = None if config.serial else PickledPlan(plan)
 
@@ -227,6 +239,7 @@ class _Supervisor:
             workers.make_rollout_worker(self._plan, self._wires, i, generation)
             for i in range(self._plan.config.workers)
         ]
+        self._evaluator = self._serial_evaluator()
         end = training.rescue
         try:
             training.learner.start()
@@ -235,8 +248,12 @@ class _Supervisor:
             while not training.learner.done and not self._ending():
                 for worker in (*policies, *rollouts, training.learner):
                     worker.poll(0)
+                training.evaluate_if_due()
+                self._poll_evaluator()
                 training.save_if_due()
                 self._watch(self._wires.events.take())
+            if not self._ending():
+                training.evaluate_last(self._poll_evaluator)
             end = training.finish
         except SfactoryError as error:
             self._failure = Failure("serial", str(error), "", isinstance(error, EnvironmentFault))
@@ -251,11 +268,30 @@ class _Supervisor:
             self._watch(self._wires.events.take(), report=False)
             torch.set_num_threads(threads)
 
+    def _serial_evaluator(self) -> Evaluator | None:
+        if not self._plan.evaluates:
+            return None
+        from sfactory.runtime.evaluator import Evaluator
+
+        return Evaluator(self._plan, self._wires, self._folder.path / VIDEOS)
+
+    def _poll_evaluator(self) -> bool:
+        """Let the evaluator take its turn, if there is one; where its environments fail, the run goes on without it."""
+        try:
+            if self._evaluator is not None:
+                self._evaluator.poll(0)
+        except Exception as error:
+            self._reporter.note(f"the run goes on without evaluation, which has failed: {said(error)}")
+            self._evaluator = None
+        return self._evaluator is not None
+
     # Worker processes
 
     def _run_processes(self) -> None:
         with self._processes:
             self._start_learner()
+            if self._plan.evaluates:
+                self._start_evaluator()
             self._start_sampling()
             try:
                 while self._ended is None and not self._ending():
@@ -280,6 +316,10 @@ class _Supervisor:
             self._start(f"rollout-{i}", workers.rollout_main, i, generation)
         self._watchdog = self._new_watchdog()
 
+    def _start_evaluator(self) -> None:
+        self._wires.control.expect(EVALUATOR)
+        self._start(EVALUATOR, workers.evaluator_main, self._folder.path / VIDEOS)
+
     def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
         self._processes.start(name, workers.process_main, target, self._pickled_plan, self._wires, *args)
 
@@ -294,7 +334,8 @@ class _Supervisor:
         control = self._wires.control
         table = control.snapshot()
         heartbeats = dict(zip(control.names, table[:, COLUMNS.index("heartbeat")].tolist(), strict=True))
-        work = float(table[:, [COLUMNS.index(phase) for phase in WORKING]].sum())
+        training = [name != EVALUATOR for name in control.names]  # an evaluation shows no progress of the run
+        work = float(table[training][:, [COLUMNS.index(phase) for phase in WORKING]].sum())
         if not lost and (lost := self._watchdog.look(heartbeats, work)):
             self._write_report("; ".join(f"{name}: {problem}" for name, problem in lost.items()))
         return lost
@@ -304,7 +345,11 @@ class _Supervisor:
         # Only environments hang by themselves; learner and policy workers may compute for long.
         patient = max(limit, COMPUTE_TIMEOUT_S)
         return Watchdog(
-            {name: limit if name.startswith("rollout") else patient for name in self._wires.control.names},
+            {
+                name: limit if name.startswith("rollout") or name == EVALUATOR else patient
+                for name in self._wires.control.names
+                if name != EVALUATOR or name in self._processes.names
+            },
             patient + STARTING_S,
         )
 
@@ -324,6 +369,10 @@ class _Supervisor:
         groups. So with one sampling process all of them are restarted. The learner shares no lock with them and stays.
         Without the learner everything is restarted from the newest checkpoint.
         """
+        if EVALUATOR in lost:
+            self._replace_evaluator(lost.pop(EVALUATOR))
+        if not lost:
+            return
         what = "; ".join(f"{name}: {problem}" for name, problem in lost.items())
         whole = "learner" in lost
         restarts = self._learner_restarts if whole else self._sampling_restarts
@@ -344,13 +393,27 @@ class _Supervisor:
         )
         self._reporter.note(f"worker process lost: {what}; {consequence}")
         if whole:
+            evaluates = EVALUATOR in self._processes.names
             self._processes.kill(self._processes.names)
             self._begin(snapshot, self._reporter.wall_s)
             self._start_learner()
+            if evaluates:
+                self._start_evaluator()
         else:
-            self._processes.kill([name for name in self._processes.names if name != "learner"])
+            self._processes.kill([name for name in self._processes.names if name not in ("learner", EVALUATOR)])
             self._wires = renew_sampling(self._plan, self._wires)
         self._start_sampling()
+
+    def _replace_evaluator(self, problem: str) -> None:
+        """Start the evaluator anew, or go on without it if it has failed too often in a row."""
+        problem, self._evaluator_failure = self._evaluator_failure or problem, ""
+        self._processes.kill([EVALUATOR])
+        if self._evaluator_restarts.allow(self._evaluations):
+            self._reporter.note(f"evaluation starts anew: {problem}")
+            self._start_evaluator()
+        else:
+            self._reporter.note(f"the run goes on without evaluation, which has failed too often: {problem}")
+        self._watchdog = self._new_watchdog()
 
     def _await_end(self) -> None:
         """Wait until the learner has saved, if it has trained, and all processes have ended. Events are still taken,
@@ -383,6 +446,12 @@ class _Supervisor:
                     self._reporter.add_kernels(event)
                 case CheckpointResult(error=str() as error):
                     self._reporter.note(error)
+                case Evaluated():
+                    self._add_evaluation(event)
+                case Note():
+                    self._reporter.note(event.text)
+                case Failure(process=process) if process == EVALUATOR:
+                    self._evaluator_failure = event.message
                 case TrainingEnded():
                     self._ended = event
                     if event.unsaved:
@@ -401,6 +470,13 @@ class _Supervisor:
         if report and self._observer is not None:
             self._cancelled |= not self._observer(self._wires)
 
+    def _add_evaluation(self, event: Evaluated) -> None:
+        """Put an evaluation into the next report, after one that waits for it."""
+        if self._reporter.has_evaluation:
+            self._report()
+        self._evaluations += 1
+        self._reporter.add_evaluation(event)
+
     def _survive_faults(self, event: SurvivedFaults) -> None:
         """Show faults of environments, and end the run if there are too many."""
         self._budget.add(event)
@@ -415,9 +491,8 @@ class _Supervisor:
 
     def _write_status(self) -> None:
         """Write the state of the run for `python -m sfactory.status`."""
-        write_status(
-            self._folder.path, observe(self._wires, self._processes, self._last_status[1], self._reporter.figures())
-        )
+        state = observe(self._wires, self._processes, self._last_status[1], self._reporter.figures())
+        write_status(self._folder.path, dataclasses.replace(state, returns=self._reporter.returns()))
         self._last_status = (time.monotonic(), self._wires.control.snapshot())
 
     def _report_rest(self) -> None:
@@ -428,7 +503,7 @@ class _Supervisor:
     def _report(self) -> None:
         """Write a report, show it, and call the callbacks."""
         report = self._reporter.report(self._load())
-        self._wires.control.episode_return = report.episode_return_mean
+        self._wires.control.episode_return = self._reporter.settled_return
         if self._error is not None:
             return
         try:
@@ -463,8 +538,19 @@ class _Supervisor:
             status = "failed"
         env_steps = self._ended.env_steps if self._ended else self._reporter.progress.env_steps
         return self._reporter.close(
-            status, env_steps, _describe(self._failure) if self._failure else None, self._signal
+            status,
+            env_steps,
+            _describe(self._failure) if self._failure else None,
+            self._signal,
+            self._phases(),
         )
+
+    def _phases(self) -> dict[str, dict[str, float]]:
+        """Share of every phase in the time of each kind of worker, since the workers' start."""
+        control = self._wires.control
+        table = control.snapshot()
+        whole = Interval(control.names, np.zeros_like(table), table)
+        return {kind: whole.phases(kind) for kind in dict.fromkeys(name.split("-")[0] for name in control.names)}
 
 
 def _describe(failure: Failure) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from sfactory.config import devices
+from sfactory.data.evaluation import EvaluationBoard
 from sfactory.errors import said
 from sfactory.learner import Learner
 from sfactory.model import build_model
@@ -18,6 +20,9 @@ from sfactory.runtime.null_learner import NullLearner
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.wires import Wires
 from sfactory.telemetry.events import CheckpointResult, KernelsChosen, TrainingEnded
+
+LAST_EVALUATION_S = 60.0
+"""Longest wait for the evaluation of a run's last weights."""
 
 
 class Training:
@@ -49,7 +54,54 @@ class Training:
             self._wall_before, self._saved_steps = snapshot.wall_s, snapshot.env_steps
         self._saved_at = time.monotonic()
         self._saves_requested = 0
-        self._next_milestone = self._milestone_after(self.learner.env_steps)
+        self._next_milestone = _multiple_after(self.learner.env_steps, config.log.milestone_every)
+        self._board: EvaluationBoard | None = wires.evaluation
+        self._candidate: Snapshot | None = None
+        self._next_evaluation = _multiple_after(self.learner.env_steps, config.eval.every)
+        self._best_evaluation = store.best_evaluation() if wires.evaluation is not None else 0.0
+
+    def evaluate_if_due(self) -> None:
+        """Hand the weights to the evaluator if it is time and it is free, and save those that it found the best."""
+        learner, board, candidate = self.learner, self._board, self._candidate
+        if board is None:
+            return
+        if candidate is not None and board.evaluated == candidate.env_steps:
+            self._candidate, result = None, board.result_of(candidate.env_steps)
+            if result >= self._best_evaluation:
+                self._best_evaluation = result
+                self.save(dataclasses.replace(candidate, eval_return=result))
+        if self._candidate is None and learner.env_steps >= self._next_evaluation:
+            self._hand_out(board)
+
+    def evaluate_last(self, wait: Callable[[], bool]) -> None:
+        """At the end of a completed run, have the last weights evaluated, unless that takes longer than
+        `LAST_EVALUATION_S`.
+
+        Args:
+            wait: Lets a moment pass for the evaluator; whether it is still there.
+        """
+        if self._board is None:
+            return
+        self.learner.report()
+        deadline, handed_out = time.monotonic() + LAST_EVALUATION_S, False
+        while time.monotonic() < deadline and not self._control.stopping:
+            self.evaluate_if_due()
+            if self._candidate is None:
+                if handed_out:
+                    return
+                self._hand_out(self._board)
+                handed_out = True
+            if not wait():
+                return
+            self._watch.lap("waiting")
+
+    def _hand_out(self, board: EvaluationBoard) -> None:
+        """Give the present weights to the evaluator, and keep them until their evaluation is known."""
+        steps = self.learner.env_steps
+        self._next_evaluation = _multiple_after(steps, self._plan.config.eval.every)
+        self._candidate = self.snapshot().frozen()
+        self.learner.publish_to(board.weights, steps)
+        self._watch.lap("weights")
 
     def save_if_due(self) -> None:
         """Write a checkpoint if it is time for one, or if one was requested."""
@@ -64,17 +116,19 @@ class Training:
         """Write a checkpoint. If that fails, training goes on and the next save tries again.
 
         Args:
-            snapshot: The current state; None: it is taken here.
+            snapshot: The current state, or an earlier one that was evaluated; None: the current one is taken here.
 
         Returns:
             Why the checkpoint could not be written, else None. It is reported to the runner too.
         """
-        self._saved_at = time.monotonic()
-        self._next_milestone = self._milestone_after(self.learner.env_steps)
+        snapshot, now = self.snapshot() if snapshot is None else snapshot, self.learner.env_steps
+        if snapshot.env_steps == now:
+            self._saved_at = time.monotonic()
+            self._next_milestone = _multiple_after(now, self._plan.config.log.milestone_every)
         message = None
         try:
-            self._store.save(self.snapshot() if snapshot is None else snapshot)
-            self._saved_steps = self.learner.env_steps
+            self._store.save(snapshot, now)
+            self._saved_steps = max(self._saved_steps, snapshot.env_steps)
         except OSError as error:
             message = f"checkpoint not written: {error}"
         self._emit(CheckpointResult(self.learner.env_steps, message))
@@ -97,6 +151,7 @@ class Training:
     def finish(self) -> None:
         """Report the last statistics, save what is new since the last checkpoint, and report the end."""
         self.learner.report()
+        self.evaluate_if_due()
         error = self.save() if self.learner.env_steps > self._saved_steps else None
         self._emit(TrainingEnded(self.learner.env_steps, self.learner.done, error))
 
@@ -134,9 +189,10 @@ class Training:
         ]
         return names + [name for name, part in snapshot.trainer.items() if not _is_finite(part)]
 
-    def _milestone_after(self, env_steps: int) -> float:
-        every = self._plan.config.log.milestone_every
-        return (env_steps // every + 1) * every if every else float("inf")
+
+def _multiple_after(env_steps: int, every: int) -> float:
+    """The next multiple of `every`; infinity without any."""
+    return (env_steps // every + 1) * every if every else float("inf")
 
 
 def _is_finite(value: Any) -> bool:
@@ -170,6 +226,12 @@ class NullTraining:
 
     def save_if_due(self) -> None:
         """Do nothing: there is nothing to save."""
+
+    def evaluate_if_due(self) -> None:
+        """Do nothing: there is nothing to evaluate."""
+
+    def evaluate_last(self, wait: Callable[[], bool]) -> None:
+        """Do nothing: there is nothing to evaluate."""
 
     def finish(self) -> None:
         """Report the last statistics and the end."""

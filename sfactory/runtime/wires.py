@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sfactory.config.lag import slot_count
 from sfactory.data.arena import Arena, segment_fields
+from sfactory.data.evaluation import EvaluationBoard
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import IndexQueue, LocalQueue, PipeQueue, Queue
 from sfactory.data.shared_memory import SharedArray
@@ -19,13 +20,14 @@ from sfactory.telemetry.events import Event
 
 @dataclass(frozen=True)
 class Wires(DataPlane):
-    """The data plane of a run and its control block.
+    """The data plane of a run, its control block, and what learner and evaluator share (None without evaluation).
 
     With inline inference the run shares no queues of requests and of ready groups: every rollout process makes its own
     with :func:`inline_wires`.
     """
 
     control: ControlBlock
+    evaluation: EvaluationBoard | None = None
 
 
 class LocalEvents:
@@ -55,9 +57,10 @@ def make_wires(plan: Plan, local: bool) -> Wires:
     model = build_model(plan.env.observation, plan.env.action, config.model)
     slots = slot_count(config, plan.rows)
     requests, ready = ([], []) if plan.inline_inference and not local else _sampling_queues(plan, local)
+    size = FlatWeights(model).vector.numel()
     return Wires(
         arena=Arena(segment_fields(plan.env, model.state_size), slots, config.rollout, plan.rows),
-        weights=PublishedWeights(FlatWeights(model).vector.numel()),
+        weights=PublishedWeights(size),
         requests=requests,
         ready=ready,
         free=LocalQueue() if local else PipeQueue(slots),
@@ -66,6 +69,7 @@ def make_wires(plan: Plan, local: bool) -> Wires:
         policy_of=tuple(map(plan.policy_of, range(plan.groups))),
         rollout_of=tuple(map(plan.rollout_of, range(plan.groups))),
         control=ControlBlock(plan.worker_names, SharedArray, plan.trace),
+        evaluation=EvaluationBoard(size) if plan.evaluates else None,
     )
 
 

@@ -32,15 +32,20 @@ from sfactory.model import build_model
 from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime.allocator import keep_freed_memory
-from sfactory.runtime.plan import PickledPlan, Plan
+from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_tree
 from sfactory.runtime.stacks import keep_stacks
 from sfactory.runtime.training import make_training
 from sfactory.runtime.wires import Wires, inline_wires
+from sfactory.telemetry.control_block import ControlBlock
 from sfactory.telemetry.events import Failure, KernelsChosen
 
 POLL_S = 0.05
 """Longest wait for a message, in seconds, before a worker looks at the stop flag again."""
+EVALUATOR_NICE = 10
+"""By how much the evaluator's priority is below the learner's."""
+EVALUATOR_SILENT_S = 10.0
+"""Seconds without a heartbeat after which the end of a run does not wait for the evaluator."""
 RECLAIM_POLL_S = 0.005
 """Seconds between two looks at whether the learner has reclaimed all slots."""
 
@@ -99,7 +104,9 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
         while not wires.control.stopping and not training.learner.done:
             wires.control.reclaim_slots_if_requested(training.learner.reclaim_slots)
             training.learner.poll(POLL_S)
+            training.evaluate_if_due()
             training.save_if_due()
+        training.evaluate_last(lambda: _evaluator_lives(wires.control))
     except BaseException:
         training.rescue()
         raise
@@ -139,6 +146,25 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
         with contextlib.suppress(Exception):  # at the end of the run, or while another error is raised
             worker.report()
             worker.close()
+
+
+def evaluator_main(plan: Plan, wires: Wires, videos: Path) -> None:
+    """Main function of the evaluator's process, which takes what is left of one core."""
+    from sfactory.runtime.evaluator import Evaluator, Stopped  # brings the command's libraries, which no other needs
+
+    os.nice(EVALUATOR_NICE)
+    _schedule_as_batch()
+    torch.set_num_threads(1)
+    evaluator = Evaluator(plan, wires, videos)
+    with contextlib.suppress(Stopped):
+        while not wires.control.stopping:
+            evaluator.poll(POLL_S)
+
+
+def _evaluator_lives(control: ControlBlock) -> bool:
+    """Wait a moment, and tell whether the evaluator has shown a sign of life."""
+    time.sleep(POLL_S)
+    return time.monotonic() - control.total(EVALUATOR, "heartbeat") < EVALUATOR_SILENT_S
 
 
 def process_main(

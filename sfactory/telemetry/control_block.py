@@ -105,6 +105,10 @@ class ControlBlock:
         sampling = [i for i, name in enumerate(self.names) if name != "learner"]
         self._table.array[sampling, 0] = time.monotonic() + STARTING_S
 
+    def expect(self, name: str) -> None:
+        """Give a worker's new process time for its start."""
+        self._table.array[self.names.index(name), 0] = time.monotonic() + STARTING_S
+
     @property
     def slots_reclaimed(self) -> bool:
         """Whether the learner has reclaimed the slots of dead sampling processes. New ones may take slots only then."""

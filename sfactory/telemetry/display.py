@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 from sfactory.telemetry.metrics import METRICS, Metric, Report
+from sfactory.telemetry.sparkline import History, sparkline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -19,6 +20,8 @@ _SPEEDS = 6
 """Reports over which the speed for the estimate of the remaining time is averaged."""
 _WIDTH = 100
 """Width of the live panel on a wide terminal, in characters."""
+_AROUND_CURVE = 14
+"""Characters of the panel's width that the curve of returns leaves to its name and to the frame."""
 _EXTRAS = 8
 """Most extras that are shown. TensorBoard has all of them."""
 
@@ -36,6 +39,9 @@ class Display:
         slots: Slots of the arena.
         max_lag: The bound on the policy lag, in learner updates.
         console: Where to draw the live panel; None: standard output.
+
+    Attributes:
+        returns: Mean returns of the reports so far.
     """
 
     def __init__(
@@ -54,6 +60,8 @@ class Display:
         self._slots = slots
         self._max_lag = max_lag
         self._speeds: deque[float] = deque(maxlen=_SPEEDS)
+        self.returns = History()
+        self._evaluation = math.nan
         self._console = console
         self._live: Live | None = None
 
@@ -61,6 +69,9 @@ class Display:
         """Show a report."""
         if not math.isnan(report.fps):
             self._speeds.append(report.fps)
+        self.returns.add(report.episode_return_mean)
+        if not math.isnan(report.eval_return_mean):
+            self._evaluation = report.eval_return_mean
         if self.mode == "plain":
             print(self._line(report), flush=True)
         elif self.mode == "live":
@@ -106,6 +117,7 @@ class Display:
             f"{_count(report.fps)}/s",
             f"{_count(report.frames_per_s)} frames/s",
             f"return {_number(report.episode_return_mean)}",
+            *([] if math.isnan(self._evaluation) else [f"evaluation {_number(self._evaluation)}"]),
             f"length {_number(report.episode_length_mean)}",
             f"lag {self._lag(report)}",
             f"left {_clock(self._left_s(report))}",
@@ -139,12 +151,17 @@ class Display:
             body.add_row(_pairs(extras[:half]), _pairs(extras[half:]))
         title = Text(f" {self._title} ", style="bold")
         width = min(_WIDTH, self._running().console.width)
-        return Panel(
-            Group(head, "", body), title=title, title_align="left", box=box.ROUNDED, padding=(0, 1), width=width
-        )
+        curve = sparkline(self.returns.means(max(2, width - _AROUND_CURVE)))
+        parts = [head, "", body, *(["", Text.assemble(("return  ", "dim"), (curve, "cyan"))] if curve else [])]
+        return Panel(Group(*parts), title=title, title_align="left", box=box.ROUNDED, padding=(0, 1), width=width)
 
     def _results(self, report: Report) -> Table:
-        return _pairs([(each.label, self._text(each, report)) for each in _shown_metrics() if each.section != "load"])
+        shown = [
+            each
+            for each in _shown_metrics()
+            if each.section != "load" and not (each.section == "eval" and math.isnan(self._evaluation))
+        ]
+        return _pairs([(each.label, self._text(each, report)) for each in shown])
 
     def _load(self, report: Report) -> Table:
         from rich.table import Table
@@ -162,6 +179,8 @@ class Display:
         value = getattr(report, metric.name)
         if metric.name == "policy_lag_mean":
             return self._lag(report)
+        if metric.name == "eval_return_mean":
+            return _number(self._evaluation)
         if metric.name == "episode_return_min":
             return f"{_number(value)} to {_number(report.episode_return_max)}"
         if metric.unit == "share":

@@ -95,6 +95,33 @@ class CheckpointResult:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """The evaluator has played its episodes.
+
+    Attributes:
+        env_steps: Env steps behind the weights.
+        length_mean: In env steps.
+        seconds: What it took.
+    """
+
+    env_steps: int
+    episodes: int
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+    length_mean: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line of text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class TrainingEnded:
     """The learner has reached the run's number of env steps, or was told to stop.
 
@@ -126,4 +153,6 @@ class Failure:
     environment_fault: bool = False
 
 
-Event = Episodes | SurvivedFaults | Progress | KernelsChosen | CheckpointResult | TrainingEnded | Failure
+Event = (
+    Episodes | SurvivedFaults | Progress | KernelsChosen | CheckpointResult | Evaluated | Note | TrainingEnded | Failure
+)

@@ -19,6 +19,7 @@ import numpy as np
 from sfactory.config import Config
 from sfactory.errors import ConfigError
 from sfactory.files import append_whole, write_atomically
+from sfactory.telemetry.events import TERM
 from sfactory.telemetry.tensorboard import EventFile
 
 REQUIRED: Any = dataclasses.MISSING
@@ -104,6 +105,18 @@ class Report:
     """Highest return."""
     episode_length_mean: float = metric("episodes.length_mean", "env steps", section="episode", label="length")
     """Mean length."""
+    eval_env_steps: float = metric("evaluation.env_steps", "env steps", section="eval", tensorboard=False)
+    """Env steps behind the weights whose evaluation has come in since the last report, as have the next five."""
+    eval_return_mean: float = metric("evaluation.return_mean", section="eval", label="evaluation")
+    """Mean return of an evaluation's episodes."""
+    eval_return_std: float = metric("evaluation.return_std", section="eval")
+    """Their standard deviation."""
+    eval_return_min: float = metric("evaluation.return_min", section="eval")
+    """Lowest return."""
+    eval_return_max: float = metric("evaluation.return_max", section="eval")
+    """Highest return."""
+    eval_length_mean: float = metric("evaluation.length_mean", "env steps", section="eval")
+    """Mean length."""
     policy_lag_mean: float = metric("progress.lag_mean", "updates", section="lag", label="policy lag")
     """Mean policy lag of the samples trained on since the last report."""
     policy_lag_max: float = metric("progress.lag_max", "updates", section="lag")
@@ -153,8 +166,7 @@ class Report:
     rss_mb: float = metric("load", "MiB", label="memory")
     """Resident memory of all processes."""
     extras: Mapping[str, float] = field(default_factory=dict)
-    """Means of the numeric entries of ``info`` at episode ends, and of a user's own loss terms (``term/NAME``). Not in
-    metrics.csv, whose columns are fixed."""
+    """Means of the numeric entries of ``info`` at episode ends, and of a user's own loss terms (``term/NAME``)."""
 
     @classmethod
     def gathered(cls, extras: Mapping[str, float], **sources: Any) -> Report:
@@ -183,6 +195,10 @@ _ALWAYS_THERE = {f.name for f in dataclasses.fields(Report) if f.metadata and f.
 """Columns without which a file is no metrics.csv of any sfactory."""
 
 
+MOST_COLUMNS = 256
+"""Of metrics.csv: an environment may give its extras ever new names."""
+
+
 class MetricsWriter:
     """Appends reports to metrics.csv and, with `log.tensorboard`, to TensorBoard files in the run folder.
 
@@ -200,21 +216,36 @@ class MetricsWriter:
     def __init__(self, run_folder: str | os.PathLike[str], config: Config, env_steps: int = 0) -> None:
         self._csv = Path(run_folder) / "metrics.csv"
         self._columns = _mend_csv(self._csv) if self._csv.exists() else _COLUMNS
-        self._unwritten: list[bytes] = []
+        self._unwritten: list[dict[str, str]] = []
         self._events = EventFile(run_folder, env_steps) if config.log.tensorboard else None
 
     def write(self, report: Report) -> None:
-        """Add one row; it is in the file when this returns. The first row brings the header.
+        """Add one row; it is in the file when this returns. The first row brings the header, and an extra that has not
+        been reported before its column.
 
         Raises:
             OSError: For example if the disk is full. metrics.csv has whole rows only, and gets those that it lacks the
                 next time.
         """
-        self._unwritten.append(_csv_text(self._columns, [{name: _cell(getattr(report, name)) for name in _COLUMNS}]))
-        append_whole(self._csv, b"".join(self._unwritten), _csv_text(self._columns, [], header=True))
+        values = {name: getattr(report, name) for name in _COLUMNS} | _extras(report)
+        self._unwritten.append({name: _cell(value) for name, value in values.items()})
+        self._add_columns([name for name in values if name not in self._columns])
+        header = _csv_text(self._columns, [], header=True)
+        append_whole(self._csv, _csv_text(self._columns, self._unwritten), header)
         self._unwritten.clear()
         if self._events is not None:
             self._events.write(scalars(report), report.env_steps)
+
+    def _add_columns(self, names: Sequence[str]) -> None:
+        """Write the file anew with further columns, of which it has at most :data:`MOST_COLUMNS`."""
+        names = names[: max(0, MOST_COLUMNS - len(self._columns))]
+        if not names:
+            return
+        columns = (*self._columns, *names)
+        if self._csv.exists():
+            rows = csv.DictReader(io.StringIO(self._csv.read_text()))
+            write_atomically(self._csv, _csv_text(columns, rows, header=True))
+        self._columns = columns
 
 
 def _mend_csv(path: Path) -> Sequence[str]:
@@ -266,8 +297,12 @@ def _cell(value: float | int) -> str:
 def scalars(report: Report) -> list[tuple[str, float]]:
     """The tags and values that TensorBoard and loggers show: what is known, over env steps."""
     named = {each.tag: getattr(report, each.name) for each in METRICS if each.tensorboard}
-    named |= {f"extra/{name}": value for name, value in report.extras.items()}
-    return [(tag, value) for tag, value in named.items() if not math.isnan(value)]
+    return [(tag, value) for tag, value in (named | _extras(report)).items() if not math.isnan(value)]
+
+
+def _extras(report: Report) -> dict[str, float]:
+    """Extras by names that no metric has: ``extra/NAME``, or ``term/NAME`` for a loss term."""
+    return {name if name.startswith(TERM) else f"extra/{name}": value for name, value in report.extras.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +314,8 @@ class Summary:
         fps: Env steps per second over the whole run.
         extras: Means of the last report.
         error: What made a failed run fail.
+        phases: Share of every phase in the time of each kind of worker, 0 to 1.
+        machine: Facts about the machine, for a reader.
     """
 
     status: Literal["completed", "interrupted", "failed"]
@@ -291,6 +328,8 @@ class Summary:
     episode_return_mean: float
     extras: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    phases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file as one step. NaN becomes null."""

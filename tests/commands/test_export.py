@@ -25,7 +25,7 @@ from sfactory import ModelConfig, load_policy
 from sfactory.commands import main
 from sfactory.commands.export import export
 from sfactory.commands.export.formats import write_onnx, write_torch
-from sfactory.commands.export.portable import PortablePolicy
+from sfactory.commands.export.portable import PortablePolicy, given_dtype
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
 from sfactory.model import ActorCritic, build_model
@@ -61,6 +61,7 @@ class Own(ActorCritic):
 CASES: dict[str, tuple[spaces.Space, spaces.Space, ModelConfig]] = {
     "flat": (FLAT, spaces.Discrete(4), ModelConfig(normalize_obs=True)),
     "image": (spaces.Box(0, 255, (12, 12, 3), np.uint8), spaces.Discrete(3, start=2), ModelConfig(features=16)),
+    "grid": (spaces.Box(0, 9, (7, 7, 2), np.uint8), spaces.Discrete(3), ModelConfig(features=16)),
     "dict": (MIXED, spaces.MultiDiscrete([3, 2, 5]), ModelConfig(normalize_obs=True)),
     "masks": (MASKED, spaces.Tuple((spaces.Discrete(4), spaces.Discrete(3))), ModelConfig()),
     "clip": (FLAT, spaces.Dict({"gas": HALF_OPEN, "horn": spaces.MultiBinary(2)}), ModelConfig(adaptive_std=True)),
@@ -104,8 +105,7 @@ def by_name(policy: Policy, batch: Any, state: Tensor | None, state_size: int) -
     """The inputs of an exported file."""
     inputs = {}
     for leaf, value in zip(policy.spec.observation.leaves, policy.spec.observation.values(batch), strict=True):
-        kind = np.int64 if leaf.sizes else leaf.dtype
-        inputs[leaf.name] = torch.from_numpy(np.asarray(value).astype(kind))
+        inputs[leaf.name] = torch.from_numpy(np.asarray(value).astype(given_dtype(leaf)))
     if policy.spec.masked:
         inputs["action_mask"] = torch.from_numpy(batch["action_mask"].astype(bool))
     if state_size:

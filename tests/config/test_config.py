@@ -21,7 +21,7 @@ from sfactory.config import (
     to_dict,
 )
 from sfactory.config.lag import least_max_lag, max_lag, slot_count
-from sfactory.config.presets import PRESETS
+from sfactory.config.presets import PRESETS, family_of
 from sfactory.config.validation import validate
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.interface import EnvRequest
@@ -321,6 +321,22 @@ def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, 
     )
     assert devices.rollout_processes(Config(workers=3), images) == 3
     assert devices.rollout_processes(Config(serial=True), images) == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "family"),
+    [
+        ("CarRacing-v3", "car_racing"),
+        ("LunarLander-v3", "box2d"),
+        ("MiniGrid-DoorKey-6x6-v0", "grid"),
+        ("sfactory/MemoryGrid", "memory"),
+        ("procgen:procgen-coinrun-v0", "procgen"),
+        ("MountainCar-v0", "classic"),
+        ("MountainCarContinuous-v0", "mountain_car_continuous"),
+    ],
+)
+def test_a_family_is_that_of_unlike_tasks_apart(env, family):
+    assert family_of(env) == family
 
 
 def test_presets_know_the_algorithm():

@@ -53,6 +53,13 @@ def test_a_batch_is_what_its_slots_hold(slots: list[int], staged: bool, masked: 
     check(assemble(others), arena, others)
 
 
+def test_batches_stand_beside_each_other():
+    arena = random_arena()
+    assemble = Assembler(arena, 2, CPU)
+    first = assemble([3, 1]).copy()
+    check(first.beside(assemble([4, 0])), arena, [3, 1, 4, 0])
+
+
 def test_a_copied_batch_outlives_its_slots_and_a_view_does_not():
     arena = random_arena()
     several, single = Assembler(arena, 2, CPU), Assembler(arena, 1, CPU)

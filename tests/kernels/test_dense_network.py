@@ -40,24 +40,56 @@ MODELS = {
 }
 
 
+SPACES = {
+    "vector": spaces.Box(-np.inf, np.inf, (3, 5)),
+    "category": spaces.Discrete(30, start=2),
+    "grid": spaces.Dict({"agent": spaces.Box(0, 4, (2,), int), "target": spaces.Box(-2, 2, (2,), int)}),
+    "mixed": spaces.Tuple(
+        (
+            spaces.MultiDiscrete([3, 4]),
+            spaces.Box(-1, 1, (5,)),
+            spaces.MultiBinary(3),
+            spaces.Box(0, 255, (4,), np.uint8),
+            spaces.Discrete(2),
+            spaces.Box(-np.inf, np.inf, ()),
+        )
+    ),
+}
+
+
 def normalized(model):
     """The model, which has seen observations."""
     if model.normalizer is not None:
-        model.normalizer.update((torch.randn(4, 50, 3, 5) * 3 + 1,), torch.ones(4, 50, dtype=torch.bool))
+        model.normalizer.update(observations(model, 4, 50), torch.ones(4, 50, dtype=torch.bool))
     return model
 
 
-@pytest.mark.parametrize("rows", [1, 2, 7, 130, 600])
-@pytest.mark.parametrize("action", [DISCRETE, MIXED], ids=["discrete", "mixed"])
+def observations(model, *shape: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Made-up leaves ``[*shape, ...]``, floats among them far from their means."""
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf):
+        whole = (*shape, *leaf.shape)
+        if leaf.sizes:
+            return rng.integers(0, np.reshape(leaf.sizes, leaf.shape), whole).astype(leaf.dtype)
+        if leaf.dtype == np.uint8:
+            return rng.integers(0, leaf.high + 1, whole).astype(np.uint8)
+        return rng.normal(1, 20, whole).astype(np.float32)
+
+    return tuple(torch.from_numpy(draw(leaf)) for leaf in model.observation.leaves)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 600])
+@pytest.mark.parametrize(("action", "space"), [(DISCRETE, name) for name in SPACES] + [(MIXED, "vector")])
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-def test_a_step_gives_what_the_model_gives(config: dict, action: spaces.Space, rows: int) -> None:
-    model = normalized(model_of(spaces.Box(-np.inf, np.inf, (3, 5)), action, **config))
+def test_a_step_gives_what_the_model_gives(config: dict, action: spaces.Space, space: str, rows: int) -> None:
+    model = normalized(model_of(SPACES[space], action, **config))
     assert DenseNetwork.fits(model, None)
-    network, obs = DenseNetwork(model), np.random.default_rng(rows).normal(0, 20, (rows, 3, 5)).astype(np.float32)
+    network, obs = DenseNetwork(model), observations(model, rows, seed=rows)
     for _ in range(2):
         with torch.inference_mode():
-            params, value, _ = model((torch.from_numpy(obs),))
-        got_params, got_value = network(obs)
+            params, value, _ = model(obs)
+        got_params, got_value = network(tuple(leaf.numpy() for leaf in obs))
         np.testing.assert_allclose(got_params, params.numpy(), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(got_value, value.numpy(), rtol=1e-4, atol=1e-5)
         with torch.no_grad():  # as when newer weights have been read
@@ -74,8 +106,8 @@ def test_a_step_gives_what_the_model_gives(config: dict, action: spaces.Space, r
         (spaces.Box(-1, 1, (4,)), {"hidden": (512,)}, None),
         (spaces.Box(-1, 1, (4,)), {"hidden": ()}, None),
         (spaces.Box(-1, 1, (4,)), {}, torch.bfloat16),
-        (spaces.Discrete(4), {}, None),
-        (spaces.Dict({"a": spaces.Box(-1, 1, (4,)), "b": spaces.Box(-1, 1, (2,))}), {}, None),
+        (spaces.Box(0, 255, (9, 9, 1), np.uint8), {}, None),
+        (spaces.Box(0, 255, (40, 40, 1), np.uint8), {"encoder": "mlp"}, None),
     ],
 )
 def test_other_models_run_as_they_are(observation: spaces.Space, config: dict, autocast: torch.dtype | None) -> None:
@@ -83,12 +115,12 @@ def test_other_models_run_as_they_are(observation: spaces.Space, config: dict, a
 
 
 @pytest.mark.parametrize("columns", [slice(2, 5), torch.tensor([6, 0, 3, 1])], ids=["slice", "indices"])
-@pytest.mark.parametrize("action", [DISCRETE, MIXED], ids=["discrete", "mixed"])
+@pytest.mark.parametrize(("action", "space"), [(DISCRETE, name) for name in SPACES] + [(MIXED, "vector")])
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_training_has_the_outputs_and_gradients_of_autograd(
-    config: dict, action: spaces.Space, columns: slice | torch.Tensor
+    config: dict, action: spaces.Space, space: str, columns: slice | torch.Tensor
 ) -> None:
-    model = normalized(model_of(spaces.Box(-np.inf, np.inf, (3, 5)), action, **config))
+    model = normalized(model_of(SPACES[space], action, **config))
     with torch.no_grad():  # some of the deviations beyond their limits
         if config.get("adaptive_std"):
             model.policy.linear.weight.mul_(20)
@@ -96,7 +128,7 @@ def test_training_has_the_outputs_and_gradients_of_autograd(
             model.policy.log_std.copy_(torch.tensor([2.5, 2.0]))
     flat = FlatWeights(model, gradients=True)
     steps, width = 130, 7  # several tiles, the last one not full
-    batch = batch_of(torch.randn(steps, width, 3, 5) * 3)
+    batch = batch_of(observations(model, steps, width))
     found = []
     for network in (TorchNetwork(model, torch.device("cpu"), None, False), DenseNetwork(model)):
         outputs = network.outputs(batch, columns)
@@ -107,10 +139,10 @@ def test_training_has_the_outputs_and_gradients_of_autograd(
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
 
 
-def batch_of(obs: torch.Tensor) -> Batch:
+def batch_of(obs: tuple[torch.Tensor, ...]) -> Batch:
     """With nothing but observations ``[T+1, B, *shape]``."""
-    values = {field.name: torch.zeros(obs.shape[:2]) for field in dataclasses.fields(Batch)}
-    return Batch(**values | {"obs": (obs,), "rnn_state": torch.zeros(obs.shape[1], 0)})
+    values = {field.name: torch.zeros(obs[0].shape[:2]) for field in dataclasses.fields(Batch)}
+    return Batch(**values | {"obs": obs, "rnn_state": torch.zeros(obs[0].shape[1], 0)})
 
 
 def test_tanh_is_exact_to_3e7_and_keeps_nan() -> None:

@@ -32,6 +32,9 @@ OBSERVATIONS = {
     "image_chw": spaces.Box(0, 255, (4, 40, 44), np.uint8),
     "image_hwc": spaces.Box(0, 255, (36, 40, 3), np.uint8),
     "grid": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+    "ids": spaces.Box(0, 10, (7, 7, 3), np.uint8),
+    "ids_chw": spaces.MultiDiscrete(np.full((2, 9, 9), 4)),
+    "cells": spaces.Dict({"agent": spaces.Box(0, 4, (2,), int), "target": spaces.Box(-2, 2, (2,), int)}),
     "small": spaces.Box(0, 255, (3, 28, 20), np.uint8),
     "float_image": spaces.Box(0, 1, (3, 12, 12), np.float32),
     "discrete": spaces.Discrete(6, start=2),
@@ -49,7 +52,7 @@ def _observations(spec: ObservationSpec, *shape: int, seed: int = 0) -> tuple[Te
 
     def draw(leaf: Leaf) -> np.ndarray:
         if leaf.sizes:
-            return rng.integers(0, np.reshape(leaf.sizes, leaf.shape), (*shape, *leaf.shape)).astype(np.int32)
+            return rng.integers(0, np.reshape(leaf.sizes, leaf.shape), (*shape, *leaf.shape)).astype(leaf.dtype)
         if leaf.dtype == np.uint8:
             return rng.integers(0, leaf.high + 1, (*shape, *leaf.shape)).astype(np.uint8)
         return rng.normal(2.0, 3.0, (*shape, *leaf.shape)).astype(np.float32)
@@ -85,7 +88,10 @@ def _step_through(
         *((kind, "auto") for kind in OBSERVATIONS),
         ("image_chw", "impala_resnet"),
         ("grid", "impala_resnet"),
+        ("ids", "impala_resnet"),
         ("grid", "mlp"),
+        ("ids", "mlp"),
+        ("dict", "mlp"),
     ],
 )
 def test_steps_and_unroll_agree(kind: str, encoder: str, core: str, shared: bool) -> None:
@@ -200,6 +206,25 @@ def test_pixels_are_scaled_to_one(kind: str) -> None:
         x = torch.conv2d(x, convolution.weight, convolution.bias, convolution.stride).relu()
     expected = encoder.linear(x.permute(0, 2, 3, 1).flatten(1)).relu()
     torch.testing.assert_close(encoder(pixels), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["ids", "ids_chw"])
+def test_an_image_of_categories_has_a_plane_for_each(kind: str) -> None:
+    model = _model(OBSERVATIONS[kind])
+    first, (ids,) = model.actor.encoders[0].convolutions[0], _observations(model.observation, ROWS)
+    hot = torch.nn.functional.one_hot(ids.long(), first.categories).float()
+    order = (0, 3, 4, 1, 2) if kind == "ids" else (0, 1, 4, 2, 3)
+    planes = hot.permute(*order).flatten(1, 2)
+    expected = torch.conv2d(planes, first.weight, first.bias, first.stride, first.padding)
+    torch.testing.assert_close(first(ids), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_one_mlp_reads_all_leaves_but_images_numbers_first() -> None:
+    model = _model(OBSERVATIONS["dict"], hidden=())
+    image, flat = model.actor.encoders
+    assert (type(image).__name__, model.actor._reads) == ("NatureCNN", [(2,), (0, 1)])
+    position, level = torch.tensor([[0.5, -2.0]]), torch.tensor([1], dtype=torch.int32)
+    assert flat(level, position).tolist() == [[0.5, -2.0, 0.0, 1.0, 0.0]]
 
 
 def test_categories_enter_one_hot_and_bits_as_they_are() -> None:

@@ -132,5 +132,5 @@ class Falling(Counting):
 
 def test_an_environment_that_raises_ends_the_measurement_with_its_words():
     with pytest.raises(RunFailed, match="fell over"):
-        measure(small_plan(Falling), [SIMULATION], 2, 0.2)
+        measure(small_plan(Falling), {SIMULATION: 0.2}, 2)
     assert not multiprocessing.active_children()

@@ -70,7 +70,7 @@ def server():
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     """A working folder in which nothing but the files that were asked for may be left."""
-    ceiling = types.SimpleNamespace(measure_ceiling=lambda config, seconds: FixedCeiling())
+    ceiling = types.SimpleNamespace(measure_ceiling=lambda config, seconds, tell: FixedCeiling())
     monkeypatch.setitem(sys.modules, "sfactory.profiling.ceiling", ceiling)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -91,6 +91,17 @@ def test_what_was_sampled_before_the_first_update_is_not_measured(monkeypatch):
     assert expected == 2 * 128 * 61
     interval = profiling.profile_run(plan, 0.3).interval
     assert interval.before[interval.names.index("learner"), COLUMNS.index("rows")] >= expected
+
+
+def test_a_run_that_does_not_settle_in_time_is_measured_as_it_is_and_says_so(monkeypatch):
+    monkeypatch.setattr(profiling, "WARM_UP_S", 0.0)
+    plan = make_plan(from_command_line(["--env", "CartPole-v1", *SMALL, "--runtime.spare-batches", "60"], "test"))
+    told: list[str] = []
+    early = profiling.profile_run(plan, 0.3, settling_s=0.0, tell=told.append)
+    assert not early.settled
+    assert profiling.profile_run(plan, 0.3).settled
+    assert any(text.startswith("warming up: ") and text.endswith("of 15,616 env steps") for text in told)
+    assert any(text.startswith("measuring: ") for text in told)
 
 
 def test_a_profile_accounts_for_all_time_and_leaves_only_its_trace(place, capsys):

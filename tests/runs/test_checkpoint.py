@@ -560,3 +560,32 @@ def test_a_second_living_run_is_refused_and_a_dead_one_is_not(tmp_path: Path) ->
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
         with pytest.raises(ConfigError, match=f"pid {os.getpid()}"):
             open_run(config(tmp_path))
+
+
+def test_a_checkpoint_with_an_evaluation_is_better_than_any_without(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    assert store.best_evaluation() == -float("inf")
+    store.save(snapshot(10, episode_return=100.0))
+    store.save(dataclasses.replace(snapshot(20), eval_return=-5.0))
+    store.save(dataclasses.replace(snapshot(30), eval_return=-7.0))
+    store.save(snapshot(40, episode_return=200.0))
+    assert saved_steps(tmp_path) == [20, 40]
+    best = store.load_best()
+    assert best is not None and (best.env_steps, best.eval_return, store.best_evaluation()) == (20, -5.0, -5.0)
+
+
+def test_an_evaluated_snapshot_that_is_saved_late_removes_nothing_newer(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for steps in (30, 40):
+        store.save(snapshot(steps))
+    store.save(dataclasses.replace(snapshot(20), eval_return=3.0), now=45)
+    assert saved_steps(tmp_path) == [20, 30, 40]
+    assert store.load_latest().env_steps == 40 and store.load_best().env_steps == 20
+
+
+def test_a_frozen_snapshot_is_not_changed_by_training() -> None:
+    living = snapshot(10)
+    frozen = living.frozen()
+    living.model["weight"].zero_()
+    living.trainer["optimizer"]["state"][0]["step"].zero_()
+    assert frozen.model["weight"].any() and frozen.trainer["optimizer"]["state"][0]["step"] == 1

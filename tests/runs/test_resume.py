@@ -27,8 +27,9 @@ OTHERS: dict[str, Any] = {
     "workers": 3,
     "model.encoder": "nature_cnn", "model.core": "lstm", "model.model": "mine:Model", "model.kwargs": {"a": 1},
     "model.hidden": [8], "model.distribution": "mine:Distribution", "loss.estimator": "gae", "loss.terms": "mine:terms",
+    "batch_source": "mine:Source",
     "loss.term_coefs": {"a": 1.0},
-    "model.shared_critic": True,
+    "model.shared_critic": True, "model.categories": 5,
     "optim.betas": [0.5, 0.9], "loss.max_lag": 99, "runtime.inference_device": "cpu", "runtime.learner_threads": 2,
     "runtime.inference_threads": 2, "runtime.policy_workers": 2,
 }  # fmt: skip
@@ -184,3 +185,14 @@ def test_a_run_goes_on_with_a_changed_field(field, begun, tmp_path):
         assert snapshot.trainer["lr"] == 0.125
         with (run / "metrics.csv").open() as file:
             assert float(list(csv.DictReader(file))[-1]["lr"]) == 0.125
+
+
+def test_a_run_of_an_earlier_version_with_a_field_that_there_is_no_more_resumes(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    config = merged(Config(), BASE | {"run": str(folder), "log": {"display": "none", "tensorboard": False}})
+    train(config)
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    saved["runtime"]["spin"] = False
+    (folder / "config.yaml").write_text(yaml.safe_dump(saved))
+    assert read_config(folder).steps == 128
+    assert train(dataclasses.replace(config, steps=256)).env_steps >= 256

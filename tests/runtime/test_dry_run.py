@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from whole_runs import config_for
 
 from sfactory import ConfigError
 from sfactory.config import Config, LossConfig, ModelConfig
+from sfactory.data.batch import Batch
 from sfactory.distributions import ActionDistribution, Distribution
 from sfactory.runtime.planning import make_plan
 from sfactory.train import main as train_main
@@ -114,10 +116,66 @@ def test_distributions_that_break_their_contract(distribution: Any, said: str) -
     assert text.startswith("model.distribution")
 
 
-@pytest.mark.parametrize("flag", ["--loss.terms", "--loss.estimator", "--model.distribution"])
+class Source:
+    def __init__(self, fresh: int, config: Config) -> None:
+        self.columns = fresh
+
+
+class WithoutCall(Source):
+    pass
+
+
+class Odd(Source):
+    def __init__(self, fresh: int, config: Config) -> None:
+        self.columns = fresh + 1
+
+
+class Short(Source):
+    def __init__(self, fresh: int, config: Config) -> None:
+        self.columns = 2 * fresh
+
+    def __call__(self, fresh: Batch) -> Batch:
+        return fresh
+
+
+class Backwards(Short):
+    def __call__(self, fresh: Batch) -> Batch:
+        return dataclasses.replace(fresh, reward=fresh.reward + 1).beside(fresh)
+
+
+class Wider(Short):
+    def __call__(self, fresh: Batch) -> Batch:
+        both = fresh.beside(fresh)
+        return dataclasses.replace(both, reward=both.reward.double())
+
+
+class AsNumbers(Source):
+    def __call__(self, fresh: Batch) -> dict:
+        return vars(fresh)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (lambda fresh: None, "TypeError"),
+        (WithoutCall, "not callable"),
+        (Odd, "columns is 9; it must be a multiple of the 8 fresh columns"),
+        (Short, "it must be a float32 tensor of 16 columns"),
+        (Backwards, "the first 8 columns of reward are not the fresh ones"),
+        (Wider, "reward is a float64 tensor (3, 16); it must be a float32 tensor of 16 columns"),
+        (AsNumbers, "returned a dict; it must return a sfactory.data.batch.Batch"),
+    ],
+)
+def test_batch_sources_that_break_their_contract(source: Any, said: str) -> None:
+    text = problem(batch_source=source)
+    assert said in text
+    assert text.startswith("batch_source")
+
+
+@pytest.mark.parametrize("flag", ["--batch-source", "--loss.terms", "--loss.estimator", "--model.distribution"])
 def test_a_name_that_is_not_there_ends_the_command_with_status_2(flag: str, tmp_path: Path, capsys) -> None:
     assert train_main(["--env", "CartPole-v1", "--run", str(tmp_path / "run"), flag, "nowhere:Thing"]) == 2
-    assert f"{flag[2:]} 'nowhere:Thing'" in capsys.readouterr().err
+    assert f"{flag[2:].replace('-', '_')} 'nowhere:Thing'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

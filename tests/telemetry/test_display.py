@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import pty
@@ -84,6 +85,16 @@ def test_the_live_panel_says_all_at_80_columns() -> None:
 @pytest.mark.parametrize("report", [EARLY, REPORT])
 def test_other_terminals_and_unknown_figures_do_no_harm(width: int, report: Report) -> None:
     assert "nan" not in live_text(width, report)
+
+
+def test_returns_are_a_small_curve_and_an_evaluation_stays_in_view() -> None:
+    reports = [dataclasses.replace(REPORT, episode_return_mean=float(value)) for value in range(8)]
+    evaluated = dataclasses.replace(reports[3], eval_return_mean=77.5)
+    text = live_text(80, *reports[:3], evaluated, *reports[4:])
+    assert "▁▂▃▄▅▆▇█" in text and re.search(r"evaluation +77.5", text)
+    assert "evaluation" not in live_text(80, REPORT) and "▁" not in live_text(80, REPORT)
+    many = live_text(80, *(dataclasses.replace(REPORT, episode_return_mean=float(i)) for i in range(300)))
+    assert max(map(len, many.splitlines())) <= 80 and "…" not in many
 
 
 def test_a_plain_report_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from sfactory.losses import BatchStats, LossStats
 from sfactory.telemetry.events import Progress
 from sfactory.telemetry.metrics import (
     METRICS,
+    MOST_COLUMNS,
     EpisodeStatistics,
     EpisodeWindow,
     MetricsWriter,
@@ -127,6 +128,25 @@ SOURCES = {
     "episodes": set(EpisodeStatistics._fields),
     "losses": {f.name for kind in (LossStats, BatchStats) for f in dataclasses.fields(kind)} | {"grad_norm"},
 }
+
+
+def test_extras_get_a_column_when_they_are_first_reported(tmp_path: Path) -> None:
+    """Under names that no metric has."""
+    for extras in ({}, {"loss": 0.5, "term/pull": 2.0}, {"depth": 7.0}):  # each by a process of its own
+        writer = MetricsWriter(tmp_path, QUIET)
+        writer.write(Report(wall_s=1.0, env_steps=1, frames=1, extras=extras))
+        writer.write(Report(wall_s=1.0, env_steps=2, frames=2, loss=3.0, extras=extras))
+    found = [tuple(row[name] for name in ("extra/loss", "term/pull", "extra/depth", "loss")) for row in rows(tmp_path)]
+    first, second, third = ("", "", ""), ("0.5", "2", ""), ("", "", "7")
+    assert found == [(*each, loss) for each in (first, second, third) for loss in ("", "3")]
+
+
+def test_ever_new_extras_do_not_make_ever_more_columns(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path, QUIET)
+    for i in range(5):
+        writer.write(Report(wall_s=1.0, env_steps=i, frames=i, extras={f"key {100 * i + j}": 1.0 for j in range(100)}))
+    assert [row["env_steps"] for row in rows(tmp_path)] == ["0", "1", "2", "3", "4"]
+    assert len(rows(tmp_path)[0]) == MOST_COLUMNS
 
 
 def test_every_metric_has_a_source_that_knows_it() -> None:

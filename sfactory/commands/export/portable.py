@@ -23,7 +23,7 @@ class PortablePolicy(nn.Module):
 
     | input | shape | dtype | |
     |---|---|---|---|
-    | ``obs``, ``obs/KEY`` | leaf's | uint8, float32, int64 (categories) | for each leaf of the observation space |
+    | ``obs``, ``obs/KEY`` | leaf's | uint8, float32, int64 (others' categories) | for each leaf of the space |
     | ``action_mask`` | ``[N, L]`` | bool | of all L categories in order; only if trained with masks |
     | ``state`` | ``[N, S]`` | float32 | zeros where an episode begins; only if the model has memory |
 
@@ -74,15 +74,16 @@ class PortablePolicy(nn.Module):
 
 
 class _StoredLeaf(nn.Module):
-    """A leaf as the environment gives it to the leaf as the model reads it: categories from 0, as int32."""
+    """A leaf as the environment gives it to the leaf as the model reads it: categories from 0, in the stored dtype."""
 
     def __init__(self, leaf: Leaf) -> None:
         super().__init__()
+        self.dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
         start = torch.tensor(leaf.start).reshape(leaf.shape) if leaf.sizes else None
         self.register_buffer("start", start, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x if self.start is None else (x - self.start).to(torch.int32)
+        return x if self.start is None else (x - self.start).to(self.dtype)
 
 
 def _action_parts(action: ActionSpec) -> Iterator[nn.Module]:
@@ -131,10 +132,15 @@ def _torch_dtype(space: spaces.Space) -> torch.dtype:
     return torch.from_numpy(np.empty(0, space.dtype)).dtype
 
 
+def given_dtype(leaf: Leaf) -> np.dtype:
+    """The dtype in which a leaf is given: as it is stored, but int64 for categories that need more than a byte."""
+    return np.dtype(np.int64) if leaf.dtype == np.int32 else leaf.dtype
+
+
 def _random_leaf(leaf: Leaf, rows: int, random: np.random.Generator) -> np.ndarray:
     if leaf.sizes:
         sizes, start = (np.reshape(values, leaf.shape) for values in (leaf.sizes, leaf.start))
-        return start + random.integers(sizes, size=(rows, *leaf.shape))
+        return (start + random.integers(sizes, size=(rows, *leaf.shape))).astype(given_dtype(leaf))
     if leaf.dtype == np.uint8:
         return random.integers(0, leaf.high + 1, (rows, *leaf.shape), np.uint8)
     return random.normal(size=(rows, *leaf.shape)).astype(np.float32)

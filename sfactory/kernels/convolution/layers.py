@@ -52,7 +52,7 @@ def in_blocks(first: PixelConv) -> bool:
     """Whether a first convolution is computed over blocks of pixels, in the dtype of the moment."""
     leaf, side = first.leaf, first.kernel_size[0]
     fits = first.stride[0] == BLOCK and first.padding[0] == 0 and not any(s % BLOCK for s in (side, *leaf.sides))
-    return fits and leaf.dtype == "uint8" and compute_dtype(first.weight) in BLOCK_TYPES
+    return fits and leaf.dtype == "uint8" and not leaf.sizes and compute_dtype(first.weight) in BLOCK_TYPES
 
 
 def pixels(first: PixelConv, x: Tensor) -> Tensor:
@@ -60,6 +60,8 @@ def pixels(first: PixelConv, x: Tensor) -> Tensor:
     dtype = compute_dtype(first.weight)
     if in_blocks(first):
         return pixel_blocks(x, first.leaf.channels_last, dtype)
+    if first.categories:
+        return first.planes(x, dtype)
     return x.permute(0, 3, 1, 2).to(dtype) if first.leaf.channels_last else _to_channels_last(x, dtype)
 
 

@@ -1,0 +1,102 @@
+"""``sfactory report``: the page of a run made anew, with a final evaluation and a video of an episode if wanted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from sfactory.config.flags import Mapped, Name
+from sfactory.errors import ConfigError, SfactoryError
+from sfactory.files import write_atomically
+from sfactory.runs.report_page import write_page
+from sfactory.runs.run_folder import CHECKPOINTS, CONFIG, EVALUATION, VIDEOS
+
+DESCRIPTION = """Write report.html into a run folder: curves, configuration, machine, phases, and the last evaluation
+with its video. The page needs no other file and no network."""
+FINAL = "final"
+"""Folder of the video below the run's videos."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command takes."""
+
+    run: Annotated[str, tyro.conf.Positional]
+    """Run folder."""
+    episodes: int = 0
+    """Evaluate so many episodes first; 0: the page shows the evaluation before, if there was one."""
+    video: bool = False
+    """Record a video of one episode first."""
+    best: bool = False
+    """Play the best checkpoint instead of the latest."""
+    sampled: bool = False
+    """Draw actions from the policy instead of taking the most probable ones."""
+    max_steps: int | None = None
+    """Env steps after which an episode that still goes on is cut off."""
+    env: Name = None
+    """Environment instead of the saved one: a Gymnasium id, module:Id or module:callable."""
+    env_kwargs: Mapped | None = None
+    """Keyword arguments of the environment; unset: those of the run."""
+    trust: bool = False
+    """Import the environment and the classes that the run's config names as module:Name."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0 done, 1 failed, 2 bad configuration, 130 interrupted.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    options = tyro.cli(Options, args=args, prog="sfactory report", description=DESCRIPTION)
+    try:
+        _play(options)
+        print(write_page(Path(options.run)))
+    except SfactoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _play(options: Options) -> None:
+    """Evaluate and record what the options ask for."""
+    folder = Path(options.run)
+    if options.episodes < 0:
+        raise ConfigError(f"episodes is {options.episodes}; it must be 0 or more")
+    if not (folder / CONFIG).exists():
+        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder")
+    if not (options.episodes or options.video):
+        return
+    from sfactory.eval import evaluate
+    from sfactory.runs.checkpoint import CheckpointStore
+
+    shared: dict[str, Any] = {
+        "env": options.env, "env_kwargs": options.env_kwargs, "deterministic": not options.sampled,
+        "checkpoint": "best" if options.best else "latest", "max_steps": options.max_steps, "trust": options.trust,
+    }  # fmt: skip
+    if options.episodes:
+        result = evaluate(folder, options.episodes, **shared)
+        store = CheckpointStore(folder / CHECKPOINTS)
+        snapshot = store.load_best() if options.best else store.load_latest()
+        played = {"checkpoint": shared["checkpoint"], "env_steps": snapshot.env_steps if snapshot else 0}
+        values = played | dataclasses.asdict(result)
+        write_atomically(folder / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
+    if options.video:
+        evaluate(folder, 1, video=folder / VIDEOS / FINAL, **shared)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Learning curves: read from run folders and CSV files, and put together over seeds.
+
+Several runs are told by the conventions of rliable (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of
+the Statistical Precipice"): the interquartile mean over runs, with an interval from a bootstrap that draws runs within
+each environment.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfactory.config import load_yaml
+from sfactory.errors import ConfigError
+from sfactory.runs.run_folder import CONFIG, METRICS, is_held
+
+STEPS = "env_steps"
+RESAMPLES = 2000
+"""Draws of the bootstrap."""
+CONFIDENCE = 0.95
+_TRIMMED = 0.25
+"""Share of runs that the interquartile mean leaves out at either end."""
+_SEED = re.compile(r"[-.]\d+$")
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The reports of a run, or of a CSV file.
+
+    Attributes:
+        name: Name of the folder, or of the file without its suffix.
+        columns: float64 ``[rows]`` by name, NaN for an empty cell; rows in the order of their env steps.
+        settings: The config of a run folder by dotted names; empty for a file.
+        living: Whether the run still goes on.
+    """
+
+    name: str
+    columns: Mapping[str, np.ndarray]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    living: bool = False
+
+    @property
+    def env(self) -> str:
+        """The environment; of a file, what its name says without a seed at its end."""
+        return str(self.settings.get("env") or _SEED.sub("", self.name))
+
+    @property
+    def rows(self) -> int:
+        """Number of reports."""
+        return len(next(iter(self.columns.values()), ()))
+
+    def series(self, x: str, y: str) -> tuple[np.ndarray, np.ndarray]:
+        """Two columns, float64 ``[n]`` each, of the reports that have both; empty if a column is not there."""
+        if x not in self.columns or y not in self.columns:
+            return np.empty(0), np.empty(0)
+        known = np.isfinite(self.columns[x]) & np.isfinite(self.columns[y])
+        return self.columns[x][known], self.columns[y][known]
+
+
+def read_curve(path: str | Path) -> Curve:
+    """The curve of a run folder, which may belong to a living run, or of a CSV file.
+
+    Raises:
+        ConfigError: If there is neither.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if not (path / CONFIG).exists() and not (path / METRICS).exists():
+            raise ConfigError(f"{path} holds no run (no {CONFIG}, no {METRICS}); name run folders or CSV files")
+        settings = flattened(load_yaml(path / CONFIG)) if (path / CONFIG).exists() else {}
+        return Curve(path.resolve().name, read_table(path / METRICS), settings, is_held(path))
+    if path.suffix != ".csv" or not path.exists():
+        raise ConfigError(f"{path} is no run folder and no CSV file; name run folders or CSV files with {STEPS}")
+    return Curve(path.stem, read_table(path))
+
+
+def read_table(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a CSV file of reports; without rows if there is no such file.
+
+    A row that is written at this moment is left out, and so are those of a future that the run fell back from: where it
+    went on from a checkpoint, its env steps repeat, and the later report counts.
+
+    Raises:
+        ConfigError: If it has no column of env steps, or is no text.
+    """
+    try:
+        text = path.read_text() if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        rows = [row for row in csv.DictReader(io.StringIO(whole)) if None not in row and None not in row.values()]
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; name run folders or CSV files") from None
+    if not rows:
+        return {}
+    if STEPS not in rows[0]:
+        raise ConfigError(f"{path} has no column {STEPS}; a curve needs one (its columns: {', '.join(rows[0])})")
+    columns = {name: np.array([_number(row[name]) for row in rows]) for name in rows[0]}
+    steps = columns[STEPS]
+    later = np.append(np.fmin.accumulate(steps[::-1])[::-1][1:], np.inf)
+    return {name: values[steps < later] for name, values in columns.items()}
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
+    """A config's plain values by dotted names; mappings below a group are values."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and depth and not name.endswith("kwargs"):
+            found |= flattened(value, f"{prefix}{name}.", depth - 1)
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the middle half of runs, of each column; with less than four runs, of all.
+
+    Args:
+        values: ``[..., runs, columns]``.
+
+    Returns:
+        ``[..., columns]``.
+    """
+    runs = values.shape[-2]
+    cut = int(_TRIMMED * runs)
+    return np.sort(values, axis=-2)[..., cut : runs - cut, :].mean(-2)
+
+
+def bootstrap_interval(values: np.ndarray, strata: Sequence[object], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end of the 95 % percentile interval of the interquartile mean, ``[columns]`` each.
+
+    Args:
+        values: ``[runs, columns]``.
+        strata: The environment of each run: as many runs of each are drawn, with replacement, as it has.
+        seed: Of the draws; the same runs give the same interval.
+    """
+    generator = np.random.default_rng(seed)
+    members = [np.flatnonzero([one == stratum for one in strata]) for stratum in dict.fromkeys(strata)]
+    draws = np.concatenate([generator.choice(rows, (RESAMPLES, len(rows))) for rows in members], axis=1)
+    means = np.concatenate([interquartile_mean(values[some]) for some in np.array_split(draws, RESAMPLES // 100)])
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(means, (tail, 1 - tail), axis=0)
+    return low, high
+
+
+def smoothed(values: np.ndarray, share: float) -> np.ndarray:
+    """Running mean over a share of the columns, which narrows towards both ends.
+
+    Args:
+        values: ``[runs, columns]``, evenly spaced.
+        share: 0 to 1; 0: as they are.
+    """
+    half = round(share * values.shape[-1] / 2)
+    sums = np.cumsum(np.pad(values, ((0, 0), (1, 0))), axis=1)
+    at = np.arange(values.shape[-1])
+    reach = np.minimum(half, np.minimum(at, at[::-1]))
+    return (sums[:, at + reach + 1] - sums[:, at - reach]) / (2 * reach + 1)

@@ -1,0 +1,267 @@
+"""The page of a run: ``report.html``, one file with curves, configuration, machine, phases and evaluation inside it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfactory.config import Config, from_dict, load_yaml, resolve, to_dict
+from sfactory.errors import ConfigError
+from sfactory.files import write_atomically
+from sfactory.runs.charts import Chart, short
+from sfactory.runs.curves import Curve, flattened, read_curve
+from sfactory.runs.run_folder import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS
+
+MOST_VIDEO_BYTES = 16 * 2**20
+"""Videos beyond this are linked: they show only beside their files."""
+MOST_VIDEOS = 4
+SHARE_SHOWN = 0.001
+"""Least share of a phase that is told."""
+UNCHANGED = ("env", "run", "overwrite")
+"""Settings that say nothing by being other than their default."""
+CHARTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Learning": {
+        "loss": ("loss", "policy_loss"),
+        "value loss": ("value_loss",),
+        "entropy, nats": ("entropy",),
+        "divergence of the new policy, nats": ("kl",),
+        "clip fraction": ("clip_fraction",),
+        "explained variance": ("explained_variance",),
+        "gradient norm": ("grad_norm",),
+        "learning rate": ("lr",),
+    },
+    "Policy lag": {
+        "lag, updates": ("policy_lag_mean", "policy_lag_max"),
+        "divergence by lag, nats": ("behaviour_kl",),
+    },
+    "Load": {
+        "env steps/s": ("fps",),
+        "busy, share": ("rollout_busy", "policy_busy", "learner_busy"),
+        "memory, MiB": ("rss_mb",),
+    },
+}
+"""Columns of metrics.csv in each chart, by section and title."""
+STYLE = """
+:root{color-scheme:light dark}
+body{font:15px/1.5 system-ui,sans-serif;max-width:1320px;margin:2em auto;padding:0 1.5em}
+h1{margin-bottom:.1em}h2{margin-top:1.6em;border-bottom:1px solid #8884}
+.facts{display:flex;flex-wrap:wrap;gap:.6em 2.4em;margin:.8em 0}
+.facts b{display:block;font-size:1.35em;font-weight:600}
+.charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(380px,1fr));gap:1em}
+svg text{font-size:11px;fill:currentColor;opacity:.75}svg .title{font-size:13px;opacity:1;font-weight:600}
+svg line{stroke:currentColor;opacity:.12}svg polyline{fill:none;stroke-width:1.6;stroke-linejoin:round}
+table{border-collapse:collapse;font-size:14px}td,th{padding:.15em 1em .15em 0;text-align:left;vertical-align:top}
+td.number{text-align:right;font-variant-numeric:tabular-nums}
+tr.changed{font-weight:600}tr.changed td:first-child::before{content:"\\25cf";color:#d9822b;margin-right:.4em}
+video,img{max-width:420px;width:100%;border-radius:4px;image-rendering:auto}figure{margin:0}
+figcaption,.quiet{opacity:.7;font-size:13px}
+"""
+
+
+def write_page(folder: Path, ended: bool = False) -> Path:
+    """Write the page of a run, from the files in its folder; a living or killed run has one as far as it has come.
+
+    Args:
+        ended: The run has ended, though this process still holds its folder.
+
+    Returns:
+        Its path.
+
+    Raises:
+        ConfigError: If the folder holds no run, or a damaged file.
+        OSError: For example if the disk is full.
+    """
+    if not (folder / CONFIG).exists():
+        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder")
+    curve, summary, config = read_curve(folder), read_json(folder / SUMMARY), load_yaml(folder / CONFIG)
+    sections = {
+        "Returns": _returns(curve),
+        "Evaluation": _evaluation(folder),
+        **{title: _charts(curve, charts) for title, charts in CHARTS.items()},
+        "Where the time went": _phases(summary.get("phases") or {}),
+        "Configuration": _configuration(config),
+        "Machine": _table(summary.get("machine") or {}),
+    }
+    title = f"{escape(str(config.get('env')))}, seed {escape(str(config.get('seed')))}"
+    body = "".join(f"<section><h2>{name}</h2>{text}</section>\n" for name, text in sections.items() if text)
+    page = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n'
+        f"<body><h1>{title}</h1>{_facts(curve, summary, curve.living and not ended)}\n{body}</body></html>\n"
+    )
+    write_atomically(folder / PAGE, page.encode())
+    return folder / PAGE
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty if there is no such file, or none that can be read."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:
+    """What the run has come to, in a line."""
+
+    def last(column: str) -> float:
+        values = curve.columns.get(column, np.empty(0))
+        known = values[np.isfinite(values)]
+        return float(known[-1]) if len(known) else np.nan
+
+    status = "still training" if living else summary.get("status", "ended without a summary")
+    steps, wall_s = summary.get("env_steps") or last("env_steps"), summary.get("wall_s") or last("wall_s")
+    facts = {
+        "status": str(status),
+        "env steps": f"{steps:,.0f}",
+        "wall time": _duration(wall_s),
+        "env steps/s": f"{steps / wall_s:,.0f}" if wall_s else "-",
+        "return in training": f"{last('episode_return_mean'):.4g}",
+    }
+    if "eval_return_mean" in curve.columns and np.isfinite(last("eval_return_mean")):
+        facts["return in evaluation"] = f"{last('eval_return_mean'):.4g}"
+    items = "".join(
+        f'<div><span class="quiet">{name}</span><b>{escape("-" if "nan" in value else value)}</b></div>'
+        for name, value in facts.items()
+    )
+    error = f"<pre>{escape(str(summary['error']))}</pre>" if summary.get("error") else ""
+    return f'<div class="facts">{items}</div>{error}'
+
+
+def _duration(seconds: float) -> str:
+    if not np.isfinite(seconds):
+        return "nan"
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+
+
+def _evaluation(folder: Path) -> str:
+    found = read_json(folder / EVALUATION)
+    rows = {}
+    if found:
+        rows = {
+            "checkpoint": f"{found.get('checkpoint')}, {found.get('env_steps', 0):,} env steps",
+            "episodes": f"{found.get('episodes')}",
+            "return": f"{found.get('return_mean', 0):.4g}, deviation {found.get('return_std', 0):.3g}, "
+            f"from {found.get('return_min', 0):.4g} to {found.get('return_max', 0):.4g}",
+            "length": f"{found.get('length_mean', 0):.4g} env steps",
+        }
+    table, videos = _table(rows), _videos(folder)
+    return f'<div class="facts"><div>{table}</div>{videos}</div>' if table or videos else ""
+
+
+def _videos(folder: Path) -> str:
+    """The newest videos, inside the page as far as they are small."""
+    found = [path for kind in ("mp4", "gif") for path in (folder / VIDEOS).rglob(f"*.{kind}") if not path.is_symlink()]
+    newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:MOST_VIDEOS]
+    figures, room = [], MOST_VIDEO_BYTES
+    for path in newest:
+        source, size, kind = path.relative_to(folder).as_posix(), path.stat().st_size, path.suffix[1:]
+        caption = f"<figcaption>{escape(source)}</figcaption>"
+        if size <= room:
+            room -= size
+            media = "image/gif" if kind == "gif" else "video/mp4"
+            source = f"data:{media};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        element = (
+            f'<img src="{escape(source)}" alt="an episode">'
+            if kind == "gif"
+            else f'<video src="{escape(source)}" controls muted loop autoplay playsinline></video>'
+        )
+        figures.append(f"<figure>{element}{caption}</figure>")
+    return "".join(figures)
+
+
+def _returns(curve: Curve) -> str:
+    lines = {"training": curve.series("env_steps", "episode_return_mean")}
+    if len((evaluated := curve.series("eval_env_steps", "eval_return_mean"))[0]):
+        lines["evaluation"] = evaluated
+    band = tuple(curve.series("env_steps", f"episode_return_{end}") for end in ("min", "max"))
+    over_time = curve.series("wall_s", "episode_return_mean")
+    charts = [
+        Chart("return: mean, lowest to highest", lines, (band[0], band[1])),
+        Chart("return over time", {"training": over_time}, x_label="seconds"),
+        Chart("episode length, env steps", {"mean": curve.series("env_steps", "episode_length_mean")}),
+    ]
+    return _grid(chart.svg() for chart in charts)
+
+
+def _charts(curve: Curve, charts: Mapping[str, Iterable[str]]) -> str:
+    return _grid(
+        Chart(title, {column: curve.series("env_steps", column) for column in columns}).svg()
+        for title, columns in charts.items()
+    )
+
+
+def _grid(drawn: Iterable[str]) -> str:
+    found = "".join(drawn)
+    return f'<div class="charts">{found}</div>' if found else ""
+
+
+def _phases(phases: Mapping[str, Mapping[str, float]]) -> str:
+    """A table of the shares of phases, as ``sfactory profile`` has it, of the whole of the last command."""
+    names = [
+        name
+        for name in dict.fromkeys(name for shares in phases.values() for name in shares)
+        if any(shares.get(name, 0) >= SHARE_SHOWN for shares in phases.values())
+    ]
+    if not names:
+        return ""
+    head = "".join(f"<th>{escape(kind)}</th>" for kind in phases)
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td>"
+        + "".join(
+            f'<td class="number">{f"{share:.1%}" if (share := shares.get(name, 0)) >= SHARE_SHOWN else ""}</td>'
+            for shares in phases.values()
+        )
+        + "</tr>"
+        for name in names
+    )
+    note = '<p class="quiet">Shares of each kind of worker\'s wall time, from its start to the end of the command.</p>'
+    return f"{note}<table><tr><th>phase</th>{head}</tr>{rows}</table>"
+
+
+def _configuration(config: Mapping[str, Any]) -> str:
+    """All settings; those that differ from the defaults for this environment come first and are marked."""
+    values, defaults = flattened(config), _defaults(config)
+
+    def changed(name: str) -> bool:
+        default = defaults.get(name)  # None: chosen when the run began
+        return name not in UNCHANGED and default is not None and default != values[name]
+
+    def row(name: str) -> str:
+        mark = ' class="changed"' if changed(name) else ""
+        default = f"default {_told(defaults[name])}" if mark else ""
+        return f"<tr{mark}><td>{escape(name)}</td><td>{_told(values[name])}</td><td class='quiet'>{default}</td></tr>"
+
+    def rows(wanted: Callable[[str], bool]) -> str:
+        return "".join(row(name) for name in values if wanted(name))
+
+    marked = rows(changed)
+    rest = rows(lambda name: not changed(name))
+    note = '<p class="quiet">Marked: other than the default for this environment.</p>' if marked else ""
+    return f"{note}<table>{marked}</table><details><summary>all others</summary><table>{rest}</table></details>"
+
+
+def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the same environment has without any flag; empty where they cannot be told."""
+    chosen = {name: config[name] for name in ("env", "algo", "preset") if name in config}
+    try:
+        return flattened(to_dict(resolve(from_dict(chosen))))
+    except ConfigError:
+        return flattened(to_dict(Config()))
+
+
+def _told(value: Any) -> str:
+    return escape(short(value) if isinstance(value, float) and abs(value) < 1 else str(value))
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(str(value))}</td></tr>" for name, value in rows.items())
+    return f"<table>{cells}</table>" if rows else ""

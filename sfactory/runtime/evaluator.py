@@ -1,0 +1,136 @@
+"""The evaluator: plays episodes with the learner's weights while training goes on, in environments of its own."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sfactory.data.weights import FlatWeights
+from sfactory.envs.interface import EnvRequest
+from sfactory.errors import SfactoryError, said
+from sfactory.eval import Player, rendering
+from sfactory.model import build_model
+from sfactory.policy import Policy
+from sfactory.runtime.plan import EVALUATOR, Plan
+from sfactory.runtime.wires import Wires
+from sfactory.telemetry.events import Evaluated, Note
+
+LONGEST = 100_000
+"""Env steps after which an episode that still goes on counts as it stands: a policy may never end one."""
+_SEED_BRANCH = 2
+"""Spawn key of these seeds: neither those of training nor those of ``sfactory eval``."""
+
+
+class Stopped(Exception):
+    """The run ends in the middle of an evaluation."""
+
+
+class Evaluator:
+    """Evaluates the weights that the learner hands out, as soon as they are there and the ones before are done.
+
+    The model holds a copy of all weights and running statistics, which no learner changes while it plays. Environments
+    are made anew for each evaluation and begin with the same seeds, so that the points of a curve compare.
+
+    Args:
+        plan: Plan of the run.
+        wires: Wires of the run.
+        videos: Folder for videos.
+    """
+
+    def __init__(self, plan: Plan, wires: Wires, videos: Path) -> None:
+        assert wires.evaluation is not None
+        self._plan, self._board, self._videos = plan, wires.evaluation, videos
+        self._control, self._emit = wires.control, wires.events.put
+        self._watch = wires.control.stopwatch(EVALUATOR)
+        with torch.random.fork_rng(devices=[]):  # a serial run goes on as it would without this model
+            model = build_model(plan.env.observation, plan.env.action, plan.config.model)
+        self._flat = FlatWeights(model)
+        self._seed = int(np.random.SeedSequence(plan.config.seed, spawn_key=(_SEED_BRANCH,)).generate_state(1)[0])
+        self._policy = _WatchedPolicy(self, plan, model, self._seed)
+        config = plan.config
+        self._request = EnvRequest(
+            plan.env_source, config.env_kwargs, config.env_backend, config.model.squash,
+            validate=config.runtime.validate_observations,
+        )  # fmt: skip
+        self._player = self._make_player(self._request)
+        self._next_video: float = 0
+        self._watch.lap("starting")
+
+    def poll(self, timeout: float) -> None:
+        """Evaluate the newest weights, or wait up to `timeout` seconds for some.
+
+        Raises:
+            EnvironmentFault: If an environment raises or breaks its API.
+            Stopped: If the run ends meanwhile.
+        """
+        if self._board.weights.version == self._board.evaluated:
+            time.sleep(timeout)
+            self._watch.lap("waiting")
+            return
+        evaluation, begin = self._plan.config.eval, time.monotonic()
+        env_steps = self._board.weights.read(self._flat.vector)
+        self._watch.lap("weights")
+        result = self._player.play(evaluation.episodes, not evaluation.sampled, None, LONGEST)
+        self._board.put_result(env_steps, result.return_mean)
+        self._watch.count(sum(result.lengths))
+        self._emit(
+            Evaluated(
+                env_steps=env_steps, episodes=result.episodes, return_mean=result.return_mean,
+                return_std=result.return_std, return_min=result.return_min, return_max=result.return_max,
+                length_mean=result.length_mean, seconds=time.monotonic() - begin,
+            )
+        )  # fmt: skip
+        self._record(env_steps)
+        self._watch.lap("reporting")
+
+    def step_done(self) -> None:
+        """Account for the environments' step before a forward pass."""
+        self._watch.lap("environment")
+        if self._control.stopping:
+            raise Stopped
+
+    def forward_done(self) -> None:
+        """Account for a forward pass."""
+        self._watch.lap("forward")
+
+    def _make_player(self, request: EnvRequest) -> Player:
+        return Player(self._policy, request, self._seed, "the run")
+
+    def _record(self, env_steps: int) -> None:
+        """Record one episode if it is time for a video. Where that fails it is not tried again."""
+        every = self._plan.config.eval.video_every
+        if not every or env_steps < self._next_video:
+            return
+        self._next_video = (env_steps // every + 1) * every
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                sampled = self._plan.config.eval.sampled
+                self._make_player(rendering(self._request)).play(1, not sampled, None, LONGEST, video=folder)
+                (recorded,) = Path(folder).glob("*.mp4")
+                self._videos.mkdir(exist_ok=True)
+                shutil.move(recorded, self._videos / f"{env_steps:012d}.mp4")
+        except (SfactoryError, OSError, ValueError) as error:
+            self._next_video = math.inf
+            self._emit(Note(f"there will be no videos of evaluation: {said(error)}"))
+
+
+class _WatchedPolicy(Policy):
+    """The evaluator's policy, which shows that the evaluator lives whenever it is asked for actions."""
+
+    def __init__(self, evaluator: Evaluator, plan: Plan, model: torch.nn.Module, seed: int) -> None:
+        super().__init__(plan.env, model, torch.device("cpu"), seed)
+        self._evaluator = evaluator
+
+    def choose(self, *args: Any, **kwargs: Any) -> Any:
+        """As :meth:`Policy.choose`."""
+        self._evaluator.step_done()
+        chosen = super().choose(*args, **kwargs)
+        self._evaluator.forward_done()
+        return chosen

@@ -1,0 +1,118 @@
+"""Learning curves: the right runs together, and a word about those that cannot be shown."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from sfactory.commands import main
+from sfactory.commands.plot import grouped
+from sfactory.errors import ConfigError
+from sfactory.runs.curves import Curve
+
+
+def curve(name: str, **settings: Any) -> Curve:
+    return Curve(name, {"env_steps": np.array([1.0])}, settings)
+
+
+def files(folder: Path, **curves: list[tuple[float, float]]) -> list[str]:
+    """CSV files of curves, given as pairs of env steps and return."""
+    for name, points in curves.items():
+        rows = (f"{steps},{steps / 10},{value}\n" for steps, value in points)
+        (folder / f"{name}.csv").write_text("env_steps,wall_s,episode_return_mean\n" + "".join(rows))
+    return [str(folder / f"{name}.csv") for name in curves]
+
+
+def test_seeds_of_one_configuration_are_one_group() -> None:
+    shared = {"env": "A", "log.keep": 3}
+    curves = [curve(f"a-{i}", seed=i, run=f"a-{i}", **shared | {"log.keep": i}) for i in range(3)]
+    assert {label: len(group) for label, group in grouped(curves, "config").items()} == {"A": 3}
+
+
+def test_a_group_is_called_by_its_environment_and_what_differs() -> None:
+    settings = [{"env": "A", "optim.lr": 0.1}, {"env": "A", "optim.lr": 0.2}, {"env": "B", "optim.lr": 0.1}]
+    curves = [curve(str(i), **one) for i, one in enumerate(settings)]
+    assert list(grouped(curves, "config")) == ["A, optim.lr 0.1", "A, optim.lr 0.2", "B"]
+
+
+def test_files_are_seeds_of_one_name() -> None:
+    curves = [curve(name) for name in ("hopper-71", "hopper-72", "hopper-sync-71")]
+    assert list(grouped(curves, "config")) == ["hopper", "hopper-sync"]
+
+
+def test_groups_by_a_pattern_and_by_none() -> None:
+    curves = [curve(name) for name in ("x-fast-1", "y-fast-2", "x-slow-1")]
+    assert [len(group) for group in grouped(curves, "fast|slow").values()] == [2, 1]
+    assert list(grouped(curves, "^([xy])-")) == ["x", "y"]
+    assert len(grouped([*curves, curves[0]], "none")) == 4
+    for wrong in ("(", "nothing"):
+        with pytest.raises(ConfigError, match=f"group is {'.' if wrong == '(' else wrong}"):
+            grouped(curves, wrong)
+
+
+def test_png_and_svg_are_drawn_with_seeds_of_other_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = files(tmp_path, a_1=[(10, 1), (20, 2)], a_2=[(12, 2), (40, 8)], b=[(5, 1)])
+    assert main(["plot", *runs, "--group", "^(.)", "--out", str(tmp_path / "out"), "--smooth", "0.1"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.split() == [str(tmp_path / "out.png"), str(tmp_path / "out.svg")]
+    assert "drawn to 20, where a_1 ends, of 40" in shown.err
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert ElementTree.parse(tmp_path / "out.svg").getroot().tag.endswith("svg")
+
+
+def test_several_columns_are_panels_and_time_is_an_axis(tmp_path: Path) -> None:
+    (run,) = files(tmp_path, a=[(10, 1), (20, 2), (30, 1)])
+    out = str(tmp_path / "one.svg")
+    assert main(["plot", run, "--y", "return_mean", "wall_s", "--x", "time", "--out", out]) == 0
+    assert (tmp_path / "one.svg").read_text().count('id="axes_') == 2
+
+
+def test_runs_without_reports_are_left_out_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = files(tmp_path, a=[(10, 1), (20, 2)], empty=[])
+    living = tmp_path / "living"
+    living.mkdir()
+    (living / "config.yaml").write_text("env: A\n")
+    (living / "metrics.csv").write_text("env_steps,wall_s,episode_return_mean\n10,1,5\n20,2,6\n30,")
+    lock = os.open(living / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        assert main(["plot", *runs, str(living), "--out", str(tmp_path / "out.svg")]) == 0
+    finally:
+        os.close(lock)
+    said = capsys.readouterr().err
+    assert "empty has no report yet" in said and "living still goes on" in said
+    assert main(["plot", runs[1]]) == 2
+    assert "none of these runs has a report yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--out", "x.gif"], "its suffix must be one of .png, .svg, .pdf"),
+        (["--out", "/nowhere/x"], "there is no folder /nowhere"),
+        (["--smooth", "2"], "smooth is 2; it must be 0 to 1"),
+        (["--y", "reward"], "y is reward, and no run has such a column; there are env_steps"),
+    ],
+)
+def test_a_mistake_is_one_error_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], problem: str
+) -> None:
+    runs = files(tmp_path, a=[(10, 1)])
+    assert main(["plot", *runs, *flags]) == 2
+    assert problem in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_without_matplotlib_one_line_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["plot", *files(tmp_path, a=[(10, 1)])]) == 2
+    assert "pip install -e .[plot]" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""What a plot rests on: the right rows of a file, and statistics over seeds that the field knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from short_runs import short_run
+
+from sfactory.errors import ConfigError
+from sfactory.runs.curves import bootstrap_interval, flattened, interquartile_mean, read_curve, read_table, smoothed
+
+CSV = "env_steps,wall_s,episode_return_mean\n"
+
+
+def table(folder: Path, text: str) -> dict[str, list[float]]:
+    (folder / "curve-1.csv").write_text(text)
+    return {name: values.tolist() for name, values in read_table(folder / "curve-1.csv").items()}
+
+
+def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    assert table(tmp_path, CSV + "10,1,5\n20,2,6\n30,3")["env_steps"] == [10, 20]
+    assert table(tmp_path, CSV + "10,1,5\n20,2\n30,3,7\n")["env_steps"] == [10, 30], "a torn row in the middle"
+
+
+def test_reports_of_a_future_that_the_run_fell_back_from_do_not_count(tmp_path: Path) -> None:
+    found = table(tmp_path, CSV + "10,1,5\n20,2,6\n30,3,7\n20,4,8\n30,5,9\n30,6,10\n")
+    assert found["episode_return_mean"] == [5, 8, 10]
+
+
+def test_an_empty_cell_is_unknown_and_no_point_of_a_series(tmp_path: Path) -> None:
+    table(tmp_path, CSV + "10,1,\n20,2,6\n")
+    steps, returns = read_curve(tmp_path / "curve-1.csv").series("env_steps", "episode_return_mean")
+    assert steps.tolist() == [20] and returns.tolist() == [6]
+    assert not len(read_curve(tmp_path / "curve-1.csv").series("env_steps", "nothing")[0])
+
+
+def test_a_run_folder_gives_its_curve_with_its_settings(tmp_path: Path) -> None:
+    curve = read_curve(short_run(tmp_path / "run", "CartPole-v1", seed=3))
+    assert (curve.name, curve.env, curve.settings["seed"], curve.living) == ("run", "CartPole-v1", 3, False)
+    assert curve.settings["optim.lr"] > 0 and curve.rows and curve.columns["env_steps"][-1] == 128
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [("there.csv", None, "no run folder and no CSV"), ("a.txt", "x", "no CSV"), ("a.csv", "a,b\n1,2\n", "env_steps")],
+)
+def test_what_is_no_curve_is_one_clear_error(tmp_path: Path, name: str, text: str | None, problem: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=problem):
+        read_curve(tmp_path / name)
+    with pytest.raises(ConfigError, match="holds no run"):
+        read_curve(tmp_path)
+
+
+@pytest.mark.parametrize("runs", [1, 3, 4, 9, 10])
+def test_the_interquartile_mean_leaves_out_a_quarter_at_either_end(runs: int) -> None:
+    values = np.random.default_rng(0).normal(size=(runs, 5))
+    cut = runs // 4
+    expected = [np.mean(sorted(column)[cut : runs - cut]) for column in values.T]
+    np.testing.assert_allclose(interquartile_mean(values), expected)
+
+
+def test_the_interval_covers_the_true_mean_about_as_often_as_it_says() -> None:
+    generator, hits = np.random.default_rng(1), []
+    for _ in range(40):
+        low, high = bootstrap_interval(generator.normal(5, 1, (20, 10)), ["one"] * 20)
+        hits.append(np.mean((low <= 5) & (high >= 5)))
+    assert 0.85 <= np.mean(hits) <= 0.99
+
+
+def test_the_bootstrap_draws_within_each_environment() -> None:
+    values = np.array([[0.0], [0.0], [0.0], [100.0], [100.0], [100.0]])
+    low, high = bootstrap_interval(values, ["easy"] * 3 + ["hard"] * 3)
+    assert low == high == 50, "each draw has three runs of either"
+    low, high = bootstrap_interval(values, ["one"] * 6)
+    assert low < 50 < high
+
+
+def test_smoothing_keeps_lines_and_ends() -> None:
+    line = np.linspace(0, 7, 101)[None]
+    np.testing.assert_allclose(smoothed(line, 0.2), line)
+    bumps = np.where(np.arange(101) % 2, 1.0, -1.0)[None]
+    assert np.abs(smoothed(bumps, 0.2)[0, 20:-20]).max() < 0.06
+    assert (smoothed(bumps, 0.0) == bumps).all()
+
+
+def test_settings_have_dotted_names_and_mappings_of_the_user_stay_whole() -> None:
+    values = {"env": "A", "env_kwargs": {"size": 3}, "optim": {"lr": 1.0}, "model": {"kwargs": {"width": 2}}}
+    expected = {"env": "A", "env_kwargs": {"size": 3}, "optim.lr": 1.0, "model.kwargs": {"width": 2}}
+    assert flattened(values) == expected

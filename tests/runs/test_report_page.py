@@ -1,0 +1,99 @@
+"""The page of a run: whole, safe to open, and never a run's undoing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from short_runs import short_run
+
+from sfactory import Config, train
+from sfactory.config import LogConfig
+from sfactory.errors import ConfigError
+from sfactory.runs import report_page
+from sfactory.runs.report_page import write_page
+from sfactory.runtime import reporting
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return short_run(tmp_path_factory.mktemp("page") / "run", "CartPole-v1", steps=2048, seed=3)
+
+
+def test_a_run_ends_with_a_page_that_needs_nothing_else(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    assert "<h1>CartPole-v1, seed 3</h1>" in page and "completed" in page
+    for section in ("Returns", "Learning", "Where the time went", "Configuration", "Machine"):
+        assert f"<h2>{section}</h2>" in page
+    assert page.count("<svg") > 5 and "<polyline" in page
+    assert not re.search(r'(src|href)="(?!data:)', page) and "<script" not in page
+
+
+def test_the_summary_keeps_the_machine_and_the_phases(run: Path) -> None:
+    values = json.loads((run / "summary.json").read_text())
+    assert values["machine"]["cores"] and values["machine"]["torch"]
+    assert set(values["phases"]) == {"learner", "policy", "rollout"}
+    assert sum(values["phases"]["learner"].values()) == pytest.approx(1)
+
+
+def test_settings_other_than_the_defaults_are_marked(tmp_path: Path) -> None:
+    folder = short_run(tmp_path / "run", "CartPole-v1")
+    marked = re.findall(r'<tr class="changed"><td>([\w.]+)', (folder / "report.html").read_text())
+    assert {"serial", "rollout", "batch_size"} <= set(marked)
+    assert not {"env", "optim.lr", "workers"} & set(marked)
+
+
+def test_videos_are_inside_the_page_as_far_as_they_are_small(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "videos").mkdir(exist_ok=True)
+    (run / "videos" / "a.mp4").write_bytes(b"abc")
+    (run / "videos" / "b.gif").write_bytes(b"GIF89a")
+    (run / "evaluation.json").write_text('{"return_mean": 12.5, "episodes": 4, "checkpoint": "latest"}')
+    page = write_page(run).read_text()
+    assert 'src="data:video/mp4;base64,YWJj"' in page and 'src="data:image/gif;base64,' in page
+    assert "12.5" in page
+    monkeypatch.setattr(report_page, "MOST_VIDEO_BYTES", 2)
+    assert 'src="videos/a.mp4"' in write_page(run).read_text()
+
+
+def test_what_a_strangers_folder_says_is_text(tmp_path: Path) -> None:
+    folder = short_run(tmp_path / "run", "CartPole-v1")
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("env: CartPole-v1", "env: <script>alert(1)</script>"))
+    (folder / "summary.json").write_text('{"status": "<b>x", "error": "<i>", "machine": {"<u>": "<u>"}}')
+    page = write_page(folder).read_text()
+    assert not re.search("<(script|b>x|i|u)>", page)
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
+    folder = short_run(tmp_path / "run", "CartPole-v1")
+    for name in ("metrics.csv", "summary.json"):
+        (folder / name).unlink()
+    assert "ended without a summary" in write_page(folder).read_text()
+    with pytest.raises(ConfigError, match="holds no run"):
+        write_page(tmp_path)
+
+
+def test_a_page_that_cannot_be_written_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(folder: Path, ended: bool) -> None:
+        raise RuntimeError("no more paper")
+
+    monkeypatch.setattr(reporting, "write_page", fails)
+    config = Config(
+        env="CartPole-v1", run=str(tmp_path / "run"), steps=128, envs_per_worker=4, rollout=8, batch_size=64,
+        preset="none", device="cpu", serial=True, log=LogConfig(display="plain", tensorboard=False),
+    )  # fmt: skip
+    assert train(config).status == "completed"
+    assert "report.html not written: no more paper" in capsys.readouterr().out
+
+
+def test_log_report_off_writes_no_page(tmp_path: Path) -> None:
+    config = Config(
+        env="CartPole-v1", run=str(tmp_path / "run"), steps=128, envs_per_worker=4, rollout=8, batch_size=64,
+        preset="none", device="cpu", serial=True, log=LogConfig(display="none", tensorboard=False, report=False),
+    )  # fmt: skip
+    train(config)
+    assert not (tmp_path / "run" / "report.html").exists()

@@ -1,0 +1,176 @@
+"""Evaluation beside training: right figures of the right weights, and no harm to the run whatever happens to it."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from whole_runs import QUIET, config_for, rows, summary, worker_process
+
+from sfactory import train
+from sfactory.config import EvalConfig, LogConfig, RuntimeConfig
+from sfactory.errors import ConfigError
+from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runtime import supervisor
+
+pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("nothing_is_left")]
+PLAIN = LogConfig(report_every_s=0.05, display="plain", tensorboard=False)
+EVERY = EvalConfig(every=512, episodes=4)
+
+
+class Task(gym.Env):
+    """Ten steps, each with a reward of 1 for action 1. The first observation of an episode is its seed, if it has one.
+
+    Args:
+        evaluator: What it does in the evaluator's process: play, raise, exit or hang.
+        seeds: A file for the seeds of the evaluator's environments.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, evaluator: str = "play", seeds: str = "") -> None:
+        self.here = Path("/proc/self/comm").read_text().strip() == "sf-evaluator"
+        self.evaluator, self.seeds = evaluator, seeds
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        self.count = 0
+        if self.here and self.seeds and seed is not None:
+            with Path(self.seeds).open("a") as file:
+                file.write(f"{seed}\n")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.count += 1
+        time.sleep(0.0002)
+        if self.here and self.evaluator == "raise":
+            raise RuntimeError("the simulator has lost its licence")
+        if self.here and self.evaluator == "exit":
+            sys.exit(3)
+        if self.here and self.evaluator == "hang":
+            time.sleep(1000)
+        return np.array([0, self.count], np.float32), float(action), self.count == 10, False, {}
+
+
+def evaluations(run: Path) -> list[dict[str, float]]:
+    """The evaluations in metrics.csv."""
+    found = [row for row in rows(run) if row["eval_return_mean"]]
+    return [{name: float(row[name]) for name in row if name.startswith("eval_")} for row in found]
+
+
+def test_evaluations_are_reported_and_the_best_checkpoint_is_theirs(tmp_path: Path) -> None:
+    seeds = tmp_path / "seeds"
+    kwargs = {"seeds": str(seeds)}
+    result = train(config_for(tmp_path, Task, env_kwargs=kwargs, steps=8192, eval=EVERY))
+    found = evaluations(result.run_dir)
+    steps = [each["eval_env_steps"] for each in found]
+    assert result.status == "completed" and len(found) >= 2
+    assert steps == sorted(set(steps)) and steps[-1] == result.env_steps, "the last weights are evaluated, too"
+    assert all(each["eval_length_mean"] == 10 and 0 <= each["eval_return_mean"] <= 10 for each in found)
+    best = CheckpointStore(result.run_dir / "checkpoints").load_best()
+    assert best is not None and best.eval_return == max(each["eval_return_mean"] for each in found)
+    assert best.env_steps in steps
+    played = [int(seed) for seed in seeds.read_text().split()]
+    assert len(set(played)) == 4 and len(played) == 4 * len(found), "fresh environments with the same seeds each time"
+    assert "evaluator" in summary(result.run_dir)["phases"]
+
+
+def test_a_killed_evaluator_is_started_anew_and_nothing_else_is(tmp_path: Path) -> None:
+    killed: list[int] = []
+    others: set[int] = set()
+
+    def kill(report: Any) -> bool:
+        if report.env_steps:
+            others.update(worker_process(name).pid for name in ("learner", "rollout-0"))
+        if not killed and not math.isnan(report.eval_return_mean):
+            process = worker_process("evaluator")
+            killed.append(process.pid)
+            process.kill()
+        back = killed and not math.isnan(report.eval_return_mean) and worker_process("evaluator").pid != killed[0]
+        return not back
+
+    result = train(config_for(tmp_path, Task, steps=10**9, eval=EVERY, log=QUIET), [kill])
+    assert result.status == "interrupted" and killed and len(others) == 2
+    assert int(rows(result.run_dir)[-1]["restarts"]) == 0
+
+
+@pytest.mark.parametrize(("way", "says"), [("raise", "lost its licence"), ("exit", "status 3"), ("hang", "no sign of")])
+def test_an_evaluator_that_never_gets_through_is_given_up(
+    way: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "EVALUATOR_RESTARTS", 1)
+    given_up: list[int] = []
+
+    def look(report: Any) -> bool:
+        if "goes on without evaluation" in (shown := capsys.readouterr().out):
+            given_up.append(report.env_steps)
+            assert says in shown
+        return not given_up or report.env_steps < given_up[0] + 1024
+
+    config = config_for(
+        tmp_path, Task, env_kwargs={"evaluator": way}, steps=10**9, eval=EVERY, log=PLAIN,
+        runtime=RuntimeConfig(step_timeout_s=1.5),
+    )  # fmt: skip
+    result = train(config, [look])
+    assert result.status == "interrupted" and given_up
+    assert int(rows(result.run_dir)[-1]["restarts"]) == 0 and not evaluations(result.run_dir)
+
+
+def test_a_serial_run_learns_the_same_with_evaluation_as_without(tmp_path: Path) -> None:
+    weights = []
+    for name, evaluation in (("with", EVERY), ("without", EvalConfig())):
+        config = config_for(tmp_path / name, "CartPole-v1", serial=True, steps=1024, seed=5, eval=evaluation)
+        result = train(config)
+        snapshot = CheckpointStore(result.run_dir / "checkpoints").load_latest()
+        assert snapshot is not None
+        weights.append(snapshot.model)
+    assert len(evaluations(tmp_path / "with" / "run")) == 2
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_resumed_run_keeps_the_best_of_all_its_evaluations(tmp_path: Path) -> None:
+    first = train(config_for(tmp_path, "CartPole-v1", serial=True, steps=1024, eval=EVERY))
+    store = CheckpointStore(first.run_dir / "checkpoints")
+    assert store.best_evaluation() == max(each["eval_return_mean"] for each in evaluations(first.run_dir))
+    train(config_for(tmp_path, "CartPole-v1", serial=True, steps=2048, eval=EVERY))
+    assert store.best_evaluation() == max(each["eval_return_mean"] for each in evaluations(first.run_dir))
+
+
+def test_episodes_are_recorded_at_an_interval_and_come_into_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    evaluation = EvalConfig(every=256, episodes=1, video_every=512)
+    pytest.importorskip("pygame")
+    config = config_for(
+        tmp_path, "CartPole-v1", serial=True, steps=1024, eval=evaluation, log=LogConfig(display="none")
+    )
+    result = train(config)
+    recorded = sorted(int(path.stem) for path in (result.run_dir / "videos").glob("*.mp4"))
+    assert [steps // 512 for steps in recorded] == [0, 1, 2]
+    assert 'src="data:video/mp4' in (result.run_dir / "report.html").read_text()
+
+
+def test_an_environment_without_pictures_is_evaluated_without_videos(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    evaluation = EvalConfig(every=256, episodes=1, video_every=256)
+    result = train(config_for(tmp_path, Task, serial=True, steps=1024, eval=evaluation, log=PLAIN))
+    assert len(evaluations(result.run_dir)) == 4
+    assert capsys.readouterr().out.count("there will be no videos of evaluation") == 1
+
+
+def test_mistakes_are_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"eval.video_every is 100 and eval.every is 0.*--eval.every"):
+        train(config_for(tmp_path, Task, eval=EvalConfig(video_every=100)))
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    with pytest.raises(ConfigError, match=r"pip install -e .\[video\]"):
+        train(config_for(tmp_path, Task, eval=EvalConfig(every=100, video_every=100)))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,82 @@
+"""What becomes of a space: which numbers are categories, and where an image's channels are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from sfactory.spaces import Leaf, ObservationSpec, Reading
+
+
+def leaf_of(space: spaces.Space, **reading) -> Leaf:
+    (leaf,) = ObservationSpec.from_space(space, Reading(**reading)).leaves
+    return leaf
+
+
+@pytest.mark.parametrize(
+    ("space", "sizes", "start", "dtype"),
+    [
+        (spaces.Box(0, 4, (2,), int), (5, 5), (0, 0), "int32"),
+        (spaces.Box(np.array([0, -2]), np.array([2, 5]), dtype=np.int8), (3, 8), (0, -2), "int32"),
+        (spaces.Box(1, 32, (1,), np.uint8), (32,), (1,), "uint8"),
+        (spaces.Box(0, 10, (7, 7, 1), np.uint8), (11,) * 49, (0,) * 49, "uint8"),
+    ],
+)
+def test_integers_of_small_bounds_are_categories(space, sizes, start, dtype) -> None:
+    leaf = leaf_of(space)
+    assert (leaf.sizes, leaf.start, str(leaf.dtype)) == (sizes, start, dtype)
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype", "high"),
+    [
+        (spaces.Box(0, 255, (84, 84, 4), np.uint8), "uint8", 255),
+        (spaces.Box(0, 255, (128,), np.uint8), "uint8", 255),
+        (spaces.Box(0, 1, (3,), np.int64), "uint8", 1),
+        (spaces.Box(0, 1, (8, 8, 4), bool), "uint8", 1),
+        (spaces.Box(0, 32, (3,), np.int64), "float32", 255),
+        (spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (3,), np.int64), "float32", 255),
+        (spaces.Box(0, 1, (3,), np.float32), "float32", 255),
+    ],
+)
+def test_bits_brightness_and_amounts_are_numbers(space, dtype, high) -> None:
+    leaf = leaf_of(space)
+    assert (leaf.sizes, str(leaf.dtype), leaf.high) == ((), dtype, high)
+
+
+def test_the_model_may_say_how_many_categories_wide_bounds_hold() -> None:
+    grid, cell = spaces.Box(0, 255, (7, 7, 3), np.uint8), spaces.Box(0, 4, (2,), int)
+    assert leaf_of(grid).sizes == ()
+    assert leaf_of(grid, categories=11).sizes == (11,) * 147
+    assert leaf_of(cell, categories=11).sizes == (5, 5)
+    assert leaf_of(cell, categories=0).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "sides"),
+    [
+        ((84, 84, 4), "hwc", (84, 84)),
+        ((4, 84, 84), "chw", (84, 84)),
+        ((7, 7, 20), "hwc", (7, 7)),
+        ((20, 7, 7), "chw", (7, 7)),
+        ((210, 160, 3), "hwc", (210, 160)),
+        ((3, 210, 160), "chw", (210, 160)),
+        ((8, 8, 8), "hwc", (8, 8)),
+    ],
+)
+def test_channels_are_beside_the_sides_of_a_square_or_the_smaller_end(shape, layout, sides) -> None:
+    leaf = leaf_of(spaces.Box(0, 255, shape, np.uint8))
+    assert (leaf.layout, leaf.sides) == (layout, sides)
+
+
+def test_the_model_may_say_where_channels_are() -> None:
+    space = spaces.Box(0, 255, (9, 12, 20), np.uint8)
+    assert leaf_of(space).channels == 9
+    assert leaf_of(space, channels="last").channels == 20
+
+
+def test_nothing_is_an_image_where_all_is_flattened() -> None:
+    assert not leaf_of(spaces.Box(0, 255, (84, 84, 4), np.uint8), images=False).is_image
+    assert leaf_of(spaces.MultiDiscrete(np.full((7, 7, 2), 5))).is_image
+    assert not leaf_of(spaces.MultiDiscrete(np.arange(2, 100).reshape(7, 7, 2))).is_image
