@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import math
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
+from sfactory.commands import plot
 from sfactory.config import to_dict
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.eval import evaluate
 from sfactory.files import write_atomically
 from sfactory.policy import Checkpoint, Policy
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runs.run_folder import CHECKPOINTS, CONFIG, METRICS, SPACES, read_config
+from sfactory.runs.run_folder import CHECKPOINTS, CONFIG, SPACES, read_config
 
 CARD, CURVE, VIDEO = "README.md", "curve.png", "replay.mp4"
 """Files of the folder beside those of a run. The names of the card and the video are the Hub's."""
@@ -87,7 +86,7 @@ def make_folder(
     store.save(dataclasses.replace(snapshot, model=_weights(policy), trainer={}))
     if shown is not None:
         shutil.copyfile(shown, out / VIDEO)
-    remarks = draw_curve(run / METRICS, out / CURVE)
+    remarks = draw_curve(run, out / CURVE)
     env, algo = config.env.strip("<>"), config.algo
     write_atomically(out / CARD, model_card(out, env, algo, snapshot.env_steps, score, repo).encode())
     return remarks
@@ -120,28 +119,16 @@ def _video(run: Path, given: str | None) -> Path | None:
     return Path(given)
 
 
-def draw_curve(metrics: Path, out: Path) -> list[str]:
-    """Draw the return in training against env steps, if matplotlib and the figures are there.
+def draw_curve(run: Path, out: Path) -> list[str]:
+    """Draw the return in training against env steps, if matplotlib and reports are there.
 
     Returns:
         Remarks for the user.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return ["no curve: it needs matplotlib (pip install matplotlib)"]
-    if not metrics.exists():
-        return [f"no curve: there is no {metrics}"]
-    with metrics.open(newline="") as file:
-        rows = [(row["env_steps"], row["episode_return_mean"]) for row in csv.DictReader(file)]
-    points = [(float(steps), float(value)) for steps, value in rows if value and not math.isnan(float(value))]
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="env steps", ylabel="return in training")
-    axes.plot(*zip(*points, strict=True) if points else ((), ()))
-    axes.grid(alpha=0.3)
-    figure.savefig(out, dpi=120)
+        plot.plot(plot.Options((str(run),), out=str(out)))
+    except ConfigError as error:
+        return [f"no curve: {error}"]
     return []
 
 

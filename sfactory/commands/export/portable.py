@@ -23,7 +23,7 @@ class PortablePolicy(nn.Module):
 
     | input | shape | dtype | |
     |---|---|---|---|
-    | ``obs``, ``obs/KEY`` | leaf's | uint8, float32, int64 (others' categories) | for each leaf of the space |
+    | ``obs``, ``obs/KEY`` | leaf's | uint8, float32; int64 for int32 categories | for each leaf of the space |
     | ``action_mask`` | ``[N, L]`` | bool | of all L categories in order; only if trained with masks |
     | ``state`` | ``[N, S]`` | float32 | zeros where an episode begins; only if the model has memory |
 
