@@ -8,6 +8,7 @@
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
 # make screenshot  a run's page in headless Chromium: checks that curves and video show, keeps docs/report.png
+# make package wheel and sdist in dist/, installed and tried in empty environments (minutes, and gigabytes of packages)
 # make starts  50 starts and stops in a row
 # make soak    half an hour of training under faults of every kind
 
@@ -16,7 +17,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 
-.PHONY: train test test-plain lint types learn lag bench peers screenshot starts soak clean
+.PHONY: train test test-plain lint types learn lag bench peers screenshot package starts soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -39,7 +40,7 @@ types: .venv/dev
 	cd build/types && $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml --cache-dir ../mypy
 
 learn: .venv/dev
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long --ignore tests/test_packaging.py
 	$(BIN)/python -m perf.learning --record
 	$(BIN)/python -m perf.results
 
@@ -64,6 +65,11 @@ screenshot: .venv/dev
 	$(BIN)/sfactory report runs/cartpole --episodes 20 --video
 	$(BIN)/python docs/screenshot.py runs/cartpole docs/report.png
 
+package: .venv/dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m pytest -m long tests/test_packaging.py
+
 starts: .venv/dev
 	$(BIN)/python -m perf.starts
 
@@ -71,7 +77,7 @@ soak: .venv/dev
 	$(BIN)/python -m perf.soak
 
 clean:
-	rm -rf .venv build sfactory.egg-info
+	rm -rf .venv build dist sfactory.egg-info
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -26,6 +26,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "train": Command("sfactory.train", "train an agent, or resume a run"),
     "eval": Command("sfactory.eval", "play a trained policy and report its returns"),
+    "export": Command("sfactory.commands.export", "a policy as ONNX, for torch.export, or for the Hugging Face Hub"),
     "profile": Command("sfactory.profile", "where a run's time goes, and what limits it"),
     "plot": Command("sfactory.commands.plot", "draw learning curves of runs"),
     "report": Command("sfactory.commands.report", "write a run's page, with a final evaluation and video"),

@@ -238,6 +238,9 @@ class LogConfig:
     """Reported returns and lengths are means over at least this many of the last episodes."""
     tensorboard: bool = setting(True, resume=_REPORTS)
     """Write TensorBoard files."""
+    loggers: tuple[Name, ...] = setting((), resume=_REPORTS)
+    """Where reports go besides: wandb, mlflow, or a callable / module:Class that makes a logger
+    (sfactory.telemetry.loggers.Logger)."""
     report: bool = setting(True, resume=_REPORTS)
     """Write report.html into the run folder at the end: curves, configuration, machine and phases on one page."""
     display: Literal["auto", "live", "plain", "none"] = setting("auto", resume=_REPORTS)

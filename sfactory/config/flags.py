@@ -6,14 +6,17 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import yaml
-from tyro.constructors import PrimitiveConstructorSpec
 
 MOST_YAML_NODES = 100_000
 """Most entries that a YAML text may have, aliases written out."""
 
 
-def _flag(metavar: str, parse: Callable[[str], Any]) -> PrimitiveConstructorSpec:
-    """How tyro reads and shows such a field."""
+def _flag(metavar: str, parse: Callable[[str], Any]) -> Any:
+    """How tyro reads and shows such a field. A process that only plays a saved policy does without tyro."""
+    try:
+        from tyro.constructors import PrimitiveConstructorSpec
+    except ImportError:
+        return metavar
     return PrimitiveConstructorSpec(
         1, metavar, lambda words: parse(words[0]), lambda value: True, lambda value: [str(value)]
     )

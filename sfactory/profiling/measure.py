@@ -143,6 +143,7 @@ def profile_run(
             plan.config.log,
             display="none",
             tensorboard=False,
+            loggers=(),
             report=False,
             report_every_s=0.5,
             save_every_s=ENDLESS,

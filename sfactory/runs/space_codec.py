@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from gymnasium import Space, spaces
 
 from sfactory.config.env_source import EnvSource
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.files import write_atomically
-from sfactory.spaces import AS_DECLARED, ActionSpec, ObservationSpec, Reading
+from sfactory.spaces import AS_DECLARED, ActionSpec, ObservationSpec, Reading, spaces
 
 FORMAT = 1
 """Version of the file's layout."""
@@ -112,7 +111,7 @@ def check_spaces(ours: EnvSpec, theirs: EnvSpec, our_name: str, their_name: str)
             )
 
 
-def encode_space(space: Space) -> dict[str, Any]:
+def encode_space(space: spaces.Space) -> dict[str, Any]:
     """A space as plain values for JSON; exact, with infinite bounds and dtypes.
 
     Raises:
@@ -145,7 +144,7 @@ def encode_space(space: Space) -> dict[str, Any]:
     )
 
 
-def decode_space(described: dict[str, Any]) -> Space:
+def decode_space(described: dict[str, Any]) -> spaces.Space:
     """The space that :func:`encode_space` described.
 
     Raises:

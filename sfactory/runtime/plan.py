@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
-from sfactory.config import Config
+from sfactory.config import Config, changed
 from sfactory.envs.interface import EnvSpec
 
 EVALUATOR = "evaluator"
@@ -99,7 +100,8 @@ class PickledPlan:
             for spec in gymnasium.registry.values()
             if callable(spec.entry_point) or callable(spec.vector_entry_point)
         ]
-        self._data = cloudpickle.dumps((plan, registered))
+        without_loggers = changed(plan.config, log=changed(plan.config.log, loggers=()))  # they work in the runner
+        self._data = cloudpickle.dumps((dataclasses.replace(plan, config=without_loggers), registered))
 
     def open(self) -> Plan:
         """Unpickle the plan and register its environments with Gymnasium in this process."""

@@ -127,8 +127,13 @@ def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
         folder: Run folder.
 
     Raises:
-        ConfigError: If shapes differ; names them.
+        ConfigError: If shapes differ; names them. Or if it holds a policy and nothing to train it with.
     """
+    if not snapshot.trainer:
+        raise ConfigError(
+            f"{folder} holds an exported policy, without the optimizer's state that a run goes on with; name another "
+            "folder with --run"
+        )
     model = build_model(plan.env.observation, plan.env.action, plan.config.model)
     asked = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     saved = {name: tuple(tensor.shape) for name, tensor in snapshot.model.items()}

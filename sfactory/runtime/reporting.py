@@ -19,6 +19,7 @@ from sfactory.runs.run_folder import PAGE, RunFolder
 from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
 from sfactory.telemetry.events import TERM, Episodes, Evaluated, KernelsChosen, Progress
+from sfactory.telemetry.loggers import Loggers
 from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, Summary
 
 Status = Literal["completed", "interrupted", "failed"]
@@ -77,6 +78,7 @@ class Reporter:
         self._display = Display(
             config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag
         )
+        self._loggers = Loggers(config, folder.path, self.note)
         self._episodes = EpisodeWindow(config.log.episode_window)
         self._kernels: dict[str, list[str]] = {}
         self._evaluation: Evaluated | None = None
@@ -164,6 +166,7 @@ class Reporter:
         if episodes.counted >= self._plan.config.log.episode_window:
             self.settled_return = episodes.return_mean
         self._write(report)
+        self._loggers.write(report)
         self._display.update(report)
         return report
 
@@ -210,6 +213,7 @@ class Reporter:
             ).write(self._folder.summary)  # fmt: skip
         except OSError as cause:
             self.note(f"summary not written: {cause}")
+        self._loggers.close()
         if config.log.report:
             self._write_page()
         self._display.close()
