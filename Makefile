@@ -8,14 +8,16 @@
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
 # make starts  50 starts and stops in a row
+# make gpu-wheels  wheels for perf/gpu.sh on a machine without a network; ONLY="base atari" for some of them
 # make soak    half an hour of training under faults of every kind
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
+WHEELS ?= wheels
 
-.PHONY: train test test-plain lint types learn lag bench peers starts soak clean
+.PHONY: train test test-plain lint types learn lag bench peers starts gpu-wheels soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -57,6 +59,9 @@ peers: .venv/dev
 
 starts: .venv/dev
 	$(BIN)/python -m perf.starts
+
+gpu-wheels:
+	$(PYTHON) perf/gpu_packages.py gather $(WHEELS) $(ONLY)
 
 soak: .venv/dev
 	$(BIN)/python -m perf.soak

@@ -20,7 +20,7 @@ from sfactory.data.arena import Arena
 from sfactory.data.staging import StagingBuffer
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Request
-from sfactory.engines.cuda_graphs import Recorder, Work
+from sfactory.data.cuda_graphs import Recorder, Work
 from sfactory.model.precision import mixed_precision
 from sfactory.telemetry.stopwatch import Stopwatch
 

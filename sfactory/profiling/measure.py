@@ -68,6 +68,7 @@ class Profile:
             ``free``, ``finished``) and of the slots by state (``slots free``, ``slots filling``, ``slots finished``).
         lag_mean, lag_max: Policy lag in learner updates; NaN where nothing was learned.
         kernels: Names of the kernels with which each kind of worker ran.
+        begin_s: When the measurement began, in monotonic seconds.
     """
 
     plan: Plan
@@ -79,6 +80,7 @@ class Profile:
     lag_mean: float
     lag_max: float
     kernels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    begin_s: float = math.nan
 
     @property
     def frames_per_s(self) -> float:
@@ -206,7 +208,7 @@ class _Observer:
         lag_max = max((most for _, most in self._lags), default=math.nan)
         return Profile(
             plan, self._begin - self._made, self._end - self._begin, fps, interval, levels,
-            math.nan if plan.sample_only else lag_mean, math.nan if plan.sample_only else lag_max,
+            math.nan if plan.sample_only else lag_mean, math.nan if plan.sample_only else lag_max, begin_s=self._begin,
         )  # fmt: skip
 
     def _warm_up(self, wires: Wires, now: float) -> bool:

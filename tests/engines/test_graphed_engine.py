@@ -29,7 +29,7 @@ from sfactory.data.batch import Assembler, Batch
 from sfactory.data.staging import StagingBuffer
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Engine, TorchEngine
-from sfactory.engines.cuda_graphs import Recorder
+from sfactory.data.cuda_graphs import Recorder
 from sfactory.engines.graphed import GraphedEngine, padded_sizes
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
@@ -202,7 +202,7 @@ class TestRecorder:
 
     @staticmethod
     def recorder(monkeypatch: pytest.MonkeyPatch, record: Callable) -> Recorder:
-        monkeypatch.setattr("sfactory.engines.cuda_graphs.record", record)
+        monkeypatch.setattr("sfactory.data.cuda_graphs.record", record)
         return Recorder(CPU, 1e-3)
 
     def test_a_right_recording_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
