@@ -22,6 +22,8 @@ from torch import Tensor
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, devices
 from sfactory.config.lag import slot_count
 from sfactory.data.arena import Arena, segment_fields
+from sfactory.data.batch import Assembler
+from sfactory.data.cuda_graphs import WARM_UPS
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import LocalQueue
 from sfactory.data.weights import FlatWeights, PublishedWeights
@@ -55,6 +57,8 @@ the two learners does not move."""
 RATE_LIMIT = 1e-6
 BATCHES = 2
 """Trained before parameters are compared, so that what follows from one batch matters to the next."""
+RECORDED_AFTER = WARM_UPS + 2
+"""Batches after which the updates on both staging buffers are recorded."""
 STEPS = 16
 
 
@@ -268,8 +272,28 @@ def _check_learner(
     for name in ("gradient", "change"):
         result[name] = float((found[name] - expected[name]).norm() / expected[name].norm())
     near &= result["gradient"] <= GRADIENT_LIMITS[precision] and result["change"] <= CHANGE_LIMITS[precision]
-    result["sync"] = _synchronisation(lambda: learner._train([0, 1]), device)
-    return {"ok": near and not result["sync"], **result}
+    for _ in range(RECORDED_AFTER - BATCHES):
+        learner._train([0, 1])
+    steps = learner._steps
+    result |= {"sync": _synchronisation(lambda: learner._train([0, 1]), device), "graphs": steps.recorded}
+    result |= {f"recorded_{name}": value for name, value in _update_times(learner).items()}
+    learner._steps = None
+    result |= {f"single_{name}": value for name, value in _update_times(learner).items()}
+    return {"ok": near and not result["sync"] and steps.enabled and steps.recorded > 1, **result}
+
+
+def _update_times(learner: Learner, batches: int = 3) -> dict[str, float]:
+    """Microseconds of an update, a share of its batch's targets included: of the host, which gives the device its work,
+    and until that is done."""
+    module, batch = torch.get_device_module(learner._device), learner._assemble([0, 1])
+    module.synchronize()
+    before, begin = learner.updates, time.perf_counter()
+    for _ in range(batches):
+        learner._learn(batch)
+    given = time.perf_counter()
+    module.synchronize()
+    updates = learner.updates - before
+    return {"host_us": 1e6 * (given - begin) / updates, "us": 1e6 * (time.perf_counter() - begin) / updates}
 
 
 def _config(case: Case, rows: int) -> Config:
@@ -289,7 +313,11 @@ def device_learner(
 ) -> Learner:
     """With the code that CUDA takes, whatever the device."""
     plain = dataclasses.replace(config, runtime=RuntimeConfig(kernels="off"))
-    return _learner(plain, problem, device, autocast, rows)
+    learner = _learner(plain, problem, device, autocast, rows)
+    if device.type == "cpu":
+        learner._assemble = Assembler(learner._arena, learner._per_batch, device, staged=True)
+        learner._steps = learner._recorded_steps()
+    return learner
 
 
 def _learner(

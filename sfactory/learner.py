@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -351,13 +352,13 @@ class Learner:
     def _learn_recorded(self, batch: Batch, steps: RecordedSteps) -> None:
         """As :meth:`_learn`, by recorded steps: one for a batch's targets, one for an update, or one for both."""
         self._optimizer.update_rate()
-        place = batch.reward.data_ptr(), *batch.reward.shape
+        address, shape = batch.reward.data_ptr(), batch.reward.shape
         if self._one_pass:
-            steps(("batch", *place), lambda: self._keep_update(*self._keep_targets(batch, steps), batch, steps))
+            steps(("batch", shape), address, lambda: self._keep_update(*self._keep_targets(batch, steps), batch, steps))
             self._note_batch(steps)
             self._note_update(steps)
             return
-        steps(("targets", *place), lambda: self._keep_targets(batch, steps))
+        steps(("targets", shape), address, lambda: self._keep_targets(batch, steps))
         self._note_batch(steps)
         samples = batch.samples(Targets(*steps.kept["targets"]), self._single)
         for epoch in range(self._config.epochs):
@@ -368,7 +369,7 @@ class Learner:
                 self._releaser.release_due(time.monotonic())
                 if not isinstance(columns[0], slice):
                     steps.keep("columns", columns)
-                steps(("update", *place), lambda columns=columns: self._keep_minibatch(samples, columns, steps))
+                steps(("update", shape), address, partial(self._keep_minibatch, samples, columns, steps))
                 self._note_update(steps)
 
     def _keep_targets(self, batch: Batch, steps: RecordedSteps) -> tuple[list[_Chunk], Targets]:

@@ -1,8 +1,8 @@
-"""CUDA graphs: work of many small kernels, a policy worker's forward pass or a learner's whole update, is recorded once,
-and from then on launched with one call of the driver.
+"""CUDA graphs: work of many small kernels, a policy worker's forward pass or a learner's whole update, is recorded
+once, and from then on launched with one call of the driver.
 
-A recording reads and writes the memory that it was made with. So whatever changes between two calls lies in tensors that
-stay where they are, and what follows from Python, a number or a choice, is as it was when the recording was made.
+A recording reads and writes the memory that it was made with. So whatever changes between two calls lies in tensors
+that stay where they are, and what follows from Python, a number or a choice, is as it was when the recording was made.
 """
 
 from __future__ import annotations
@@ -135,22 +135,27 @@ class RecordedSteps:
         for own, x in zip(kept, found, strict=True):
             own.copy_(x.detach())
 
-    def __call__(self, key: Hashable, step: Work) -> None:
+    def __call__(self, kind: Hashable, address: int, step: Work) -> None:
         """Do a step.
 
         Args:
-            key: Kind of step, with the addresses and shapes of all that it reads.
-            step: Must do the same whenever the key is the same.
+            kind: Kind of step, and the shapes of what it reads.
+            address: Of what it reads, besides what is kept. A step must do the same whenever both are the same.
         """
-        if (recording := self._recordings.get(key)) is not None:
+        if (recording := self._recordings.get((kind, address))) is not None:
             recording()
         elif not self.enabled:
             step()
-        elif (times := self._times.get(key, 0)) < WARM_UPS:
-            self._times[key] = times + 1
+        elif (times := self._times.get(kind, 0)) < WARM_UPS:
+            self._times[kind] = times + 1
             self._apart(step)
         else:
-            self._apart(lambda: self._record(key, step))
+            self._apart(lambda: self._record((kind, address), step))
+
+    @property
+    def recorded(self) -> int:
+        """How many recordings there are."""
+        return len(self._recordings)
 
     def _apart(self, work: Work) -> None:
         """Do work in a stream of its own, since nothing can be recorded in the default one."""
@@ -162,7 +167,8 @@ class RecordedSteps:
 
     def _record(self, key: Hashable, step: Work) -> None:
         """Do a step plainly and once more, from the same state, recorded; then keep the recording if both are alike."""
-        state = [x.detach() for x in (*self._own_state, *sum(self.kept.values(), []))]
+        kept = [x for tensors in self.kept.values() for x in tensors]
+        state = [x.detach() for x in (*self._own_state, *kept)]
         before = [x.clone() for x in state]
         step()
         expected = [x.clone() for x in state]

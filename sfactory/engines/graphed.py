@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from sfactory.data.arena import Arena
+from sfactory.data.cuda_graphs import Recorder, Work
 from sfactory.data.staging import StagingBuffer
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Request
-from sfactory.data.cuda_graphs import Recorder, Work
 from sfactory.model.precision import mixed_precision
 from sfactory.telemetry.stopwatch import Stopwatch
 

@@ -26,10 +26,10 @@ from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, Runtim
 from sfactory.config.validation import validate
 from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.batch import Assembler, Batch
+from sfactory.data.cuda_graphs import Recorder
 from sfactory.data.staging import StagingBuffer
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Engine, TorchEngine
-from sfactory.data.cuda_graphs import Recorder
 from sfactory.engines.graphed import GraphedEngine, padded_sizes
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
