@@ -230,7 +230,7 @@ class TestRecorder:
     def test_after_a_failure_nothing_more_is_recorded(self, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
         tried = []
 
-        def record(work: Callable, _: torch.device) -> Callable:
+        def record(work: Callable, *_: object) -> Callable:
             tried.append(work)
             raise RuntimeError("operation not permitted when stream is capturing")
 
