@@ -66,7 +66,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU, as far as planning asks for it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (70 << 30, 80 << 30))
 
 
 @pytest.mark.usefixtures("gpu")
