@@ -37,6 +37,25 @@ class NoWaits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class OneDevice(NoWaits):
+    """Within it an operation that brings numbers from the host to the device, or back, is an error too."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        name, used = func.overloadpacket.__name__, [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        there = [x.device.type == self._device for x in used]
+        # Numbers of Python's own travel within a launch, but not where a kernel wants all its tensors on one device.
+        travels = name in ("where", "index", "index_put", "gather", "cat", "stack", "copy_", "_to_copy", "addcmul")
+        lands = [x.device.type == self._device for x in tree_leaves(found) if isinstance(x, Tensor)]
+        if travels and len({*there, *lands}) > 1:
+            raise Waits(f"{func} between the host and the device")
+        return found
+
+
 class _Tape(NoWaits):
     def __init__(self) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from late_device import LateDevice
 from sampling_run import SamplingRun
+from tape import OneDevice, Waits
 from test_invariants import busy_config, shake
 
 from sfactory import inference
@@ -334,9 +335,29 @@ def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pyte
         return tuple(map(on_meta, value)) if isinstance(value, tuple) else None if value is None else value.to(META)
 
     learner._assemble.batch = Batch(**{f.name: on_meta(getattr(batch, f.name)) for f in dataclasses.fields(Batch)})
+    for name in ("_begin", "_forward", "_gradient", "_step"):  # what is recorded on a GPU
+        monkeypatch.setattr(learner, name, on_one_device(getattr(learner, name)))
     learner._train([0, 1])
     assert learner.updates == plan.config.updates_per_batch
     assert all(statistics.is_meta for statistics in learner._statistics)
+
+
+def on_one_device(work: Callable) -> Callable:
+    """Work that may not bring a number from the host to the device, or back."""
+
+    def watched(*args):
+        with OneDevice("meta"):
+            return work(*args)
+
+    return watched
+
+
+def test_numbers_that_come_from_the_host_are_noticed() -> None:
+    x, number = torch.zeros(3, device=META), torch.tensor(2.0)
+    on_one_device(lambda: torch.where(x > 0, x, 0.0) * 2.0 + 1.0)()
+    for wrong in (lambda: torch.where(x > 0, x, number), lambda: x.copy_(number), lambda: number.to(META)):
+        with pytest.raises(Waits):
+            on_one_device(wrong)()
 
 
 def test_policy_workers_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
