@@ -10,14 +10,16 @@
 # make screenshot  a run's page in headless Chromium: checks that curves and video show, keeps docs/report.png
 # make package wheel and sdist in dist/, installed and tried in empty environments (minutes, and gigabytes of packages)
 # make starts  50 starts and stops in a row
+# make gpu-wheels  wheels for perf/gpu.sh on a machine without a network; ONLY="base atari" for some of them
 # make soak    half an hour of training under faults of every kind
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
+WHEELS ?= wheels
 
-.PHONY: train test test-plain lint types learn lag bench peers screenshot package starts soak clean
+.PHONY: train test test-plain lint types learn lag bench peers screenshot package starts gpu-wheels soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -72,6 +74,9 @@ package: .venv/dev
 
 starts: .venv/dev
 	$(BIN)/python -m perf.starts
+
+gpu-wheels:
+	$(PYTHON) perf/gpu_packages.py gather $(WHEELS) $(ONLY)
 
 soak: .venv/dev
 	$(BIN)/python -m perf.soak

@@ -300,7 +300,8 @@ class Config:
     overwrite: bool = setting(False, resume=safe("removes the run, and begins anew"))
     """Start anew where the run folder already holds a run."""
     device: str = setting("auto", DeviceNames(), resume=_PLACE)
-    """Device of the learner and the policy workers; auto: the first GPU if there is one."""
+    """Device of the learner and the policy workers; auto: where the model trains faster, on the first GPU if there is
+    one, but on the CPU if it has few dense layers and nothing else."""
     algo: Literal["appo", "impala", "ppo"] = setting("appo", resume=_LOSS)
     """appo: V-trace with PPO's clip; impala: V-trace policy gradient; ppo: synchronous, with GAE."""
     precision: Literal["auto", "float32", "bfloat16"] = setting(

@@ -259,7 +259,7 @@ class _Supervisor:
         except SfactoryError as error:
             self._failure = Failure("serial", str(error), "", isinstance(error, EnvironmentFault))
         except Exception as error:
-            self._fail(error)
+            self._fail(devices.explained(error, self._plan.config))
         finally:
             for rollout in rollouts:
                 rollout.report()
@@ -582,10 +582,10 @@ def _exit_description(code: int, crash: str) -> str:
 
     Args:
         code: Exit code; negative: the signal that killed it.
-        crash: Stack of the crash, as far as the process could write it.
+        crash: The process's own reason, or the stack of the crash, as far as it could write it.
     """
     if code >= 0:
-        return f"exit status {code}"
+        return f"exit status {code}" + (f" ({crash})" if crash else "")
     hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
     where = f"\n{crash}\n" if crash else ""
     return f"killed by {signal.Signals(-code).name}{hint}{where}"

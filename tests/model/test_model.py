@@ -23,7 +23,7 @@ from sfactory.model import (
     build_model,
     describe,
 )
-from sfactory.model.recurrence import GRUScan, LSTMScan
+from sfactory.model.recurrence import GRUScan, LSTMScan, _blocks_backward
 from sfactory.spaces import ActionSpec, Leaf, ObservationSpec
 
 STEPS, ROWS = 6, 3
@@ -412,3 +412,9 @@ def test_wrong_parts_say_what_is_wrong(config: dict[str, Any], message: str) -> 
 def test_load_object_gives_nested_names_and_callables() -> None:
     assert load_object("collections:OrderedDict.fromkeys") is not None
     assert load_object(math.sqrt) is math.sqrt
+
+
+def test_on_a_gpu_the_way_back_through_time_is_not_cut_into_blocks_for_a_cache() -> None:
+    large = torch.empty(256, 1024)
+    assert len(list(_blocks_backward(32, large))) == 32, "on the CPU"
+    assert list(_blocks_backward(32, large.to("meta"))) == [(0, 32)]
