@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,6 +26,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("sfactory.train", "train an agent, or resume a run"),
     "eval": Command("sfactory.eval", "play a trained policy and report its returns"),
     "profile": Command("sfactory.profile", "where a run's time goes, and what limits it"),
+    "sweep": Command("sfactory.commands.sweep", "search for good settings by many runs, several at once"),
     "status": Command("sfactory.status", "what a living run does, or how it has ended"),
 }
 
@@ -44,6 +46,8 @@ def main(args: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}? " if near else ""
         print(f"error: there is no command {name}; {hint}use one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, "")  # modules of the current folder, as for python -m
     return int(importlib.import_module(COMMANDS[name].module).main(rest))
 
 
