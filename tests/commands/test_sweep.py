@@ -336,3 +336,18 @@ def test_a_killed_sweep_takes_its_runs_along_and_the_next_one_goes_on_with_them(
     log = (sweep / "trials" / "0000" / "seed-101.log").read_text()
     assert "going on at" in log
     assert config.read_text() == before and [path.name for path in sorted((sweep / "trials").iterdir())] == ["0000"]
+
+
+@pytest.mark.timeout(150)
+def test_a_search_with_optuna_leaves_its_best_configuration_and_plots(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    pytest.importorskip("matplotlib")
+    search = {"optim.lr": {"log": [1e-4, 1e-2]}, "epochs": [1, 2]}
+    file = space_file(tmp_path, base=BASE | {"steps": 2048}, search=search, trials=2, seeds=[101, 105])
+    sweep = tmp_path / "sweep"
+    assert main(["sweep", str(file), "--folder", str(sweep)]) == 0
+    found = rows(sweep)
+    assert sorted(found) == ["0", "1"] and "completed" in {row["state"] for row in found.values()}
+    best = yaml.safe_load((sweep / "best.yaml").read_text())
+    assert best["epochs"] in (1, 2) and 1e-4 <= best["optim"]["lr"] <= 1e-2
+    assert {"history.png", "curves.png", "slices.png"} <= {path.name for path in (sweep / "plots").iterdir()}
