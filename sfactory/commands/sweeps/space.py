@@ -10,7 +10,7 @@ import math
 import operator
 import random
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -107,7 +107,8 @@ class Objective:
         if self.over_seeds == "iqm":
             cut = len(values) // 4
             return float(np.mean(sorted(values)[cut : len(values) - cut]))
-        return float({"mean": np.mean, "median": np.median, "min": np.min}[self.over_seeds](values))
+        over: Mapping[str, Callable[[Any], Any]] = {"mean": np.mean, "median": np.median, "min": np.min}
+        return float(over[self.over_seeds](values))
 
     def better_first(self, value: float) -> float:
         """A key by which better values come first."""
