@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "profile": Command("sfactory.profile", "where a run's time goes, and what limits it"),
     "plot": Command("sfactory.commands.plot", "draw learning curves of runs"),
     "report": Command("sfactory.commands.report", "write a run's page, with a final evaluation and video"),
+    "sweep": Command("sfactory.commands.sweep", "search for good settings by many runs, several at once"),
     "status": Command("sfactory.status", "what a living run does, or how it has ended"),
     "play": Command("sfactory.commands.play", "watch a trained policy on the screen, in the terminal or as a video"),
     "check": Command("sfactory.commands.check", "find what is wrong with an environment, and what speed to expect"),
@@ -61,6 +63,8 @@ def main(args: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}? " if near else ""
         print(f"error: there is no command {name}; {hint}use one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, "")  # modules of the current folder, as for python -m
     try:
         check_platform()
     except ConfigError as error:

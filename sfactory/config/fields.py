@@ -244,7 +244,7 @@ class LogConfig:
     report: bool = setting(True, resume=_REPORTS)
     """Write report.html into the run folder at the end: curves, configuration, machine and phases on one page."""
     display: Literal["auto", "live", "plain", "none"] = setting("auto", resume=_REPORTS)
-    """auto: live on a terminal, plain lines elsewhere."""
+    """auto: live on a terminal and in a notebook, plain lines elsewhere."""
     save_every_s: float = setting(120.0, at_least(0), resume=safe("when to save"))
     """Seconds between checkpoints."""
     keep: int = setting(
