@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
-from environments import MODES, Counting, vector_of
+from environments import MODES, Counting, Lives, vector_of
 from gymnasium import spaces
 from short_runs import favour, short_run
 
@@ -49,6 +49,17 @@ def test_every_environment_plays_its_share_and_returns_are_exact(counting, make)
     assert (result.return_min, result.return_max) == (min(result.returns), max(result.returns))
     assert result.length_mean == pytest.approx(np.mean(result.lengths))
     assert result.extras["last"] == pytest.approx(np.mean(result.lengths))
+
+
+@pytest.mark.parametrize(
+    "make", [Lives, *(vector_of(Lives, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)]
+)
+def test_a_game_that_goes_on_after_lost_lives_is_one_episode(tmp_path, make):
+    run = short_run(tmp_path / "run", make)
+    result = evaluate(run, 5, env=make, parallel=2)
+    assert result.returns == (9.0,) * 5
+    assert result.lengths == (9,) * 5
+    assert result.extras == {"games": (1 + 1 + 2 + 2 + 3) / 5}
 
 
 def test_episodes_do_not_depend_on_how_they_are_grouped(counting):

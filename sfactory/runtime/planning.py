@@ -72,7 +72,7 @@ def make_plan(config: Config) -> Plan:
 
 def notes_on(plan: Plan) -> list[str]:
     """Notes to the user about a run before it begins, one line each."""
-    config, notes = plan.config, []
+    config, notes = plan.config, [f"protocol {plan.env.protocol}"] if plan.env.protocol else []
     usual, segment = preset_value(config, "batch_size"), config.rollout * plan.rows
     if "batch_size" not in given_values(config) and config.batch_size != usual:
         notes.append(
