@@ -61,6 +61,7 @@ REFERENCES = [
     Reference("pendulum", "Pendulum-v1", 300_000, -300.0),
     Reference("vizdoom-basic", "VizdoomBasic-v1", 300_000, 60.0),
     Reference("pong", "ALE/Pong-v5", 2_000_000, -17.0),
+    Reference("pong-classic", "PongNoFrameskip-v4", 2_500_000, 20.0),
     Reference("memory", "sfactory/MemoryGrid", 500_000, 0.9, ("--model.core", "lstm")),
     # Without memory every door is a coin's toss: 20 episodes have mean 0 and standard error 0.22.
     Reference("memory-blind", "sfactory/MemoryGrid", 500_000, 0.7, at_most=True),

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from short_runs import favour, short_run
 
 from sfactory import evaluate
+from sfactory.config import LogConfig
 from sfactory.envs import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.eval import main
@@ -315,6 +316,18 @@ def test_sampled_episodes_that_do_not_end_are_cut_off(tmp_path, capsys):
     values = json.loads(capsys.readouterr().out)
     assert values["return_mean"] == 1
     assert 5 < values["sampled_return_mean"] <= 10
+
+
+def test_the_start_of_a_run_its_summary_and_evaluation_name_the_protocol(tmp_path, capsys):
+    pytest.importorskip("ale_py")
+    run = short_run(tmp_path / "run", "BreakoutNoFrameskip-v4", log=LogConfig(display="plain", tensorboard=False))
+    protocol = "classic (no sticky actions, a lost life ends an episode of the learner)"
+    assert f"protocol {protocol}" in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["protocol"] == protocol
+    assert main(["--run", str(run), "--episodes", "1", "--max-steps", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["protocol"] == protocol
+    assert main(["--run", str(run), "--episodes", "1", "--max-steps", "5"]) == 0
+    assert "protocol classic" in capsys.readouterr().out
 
 
 def test_flags_reach_the_evaluation(tmp_path, capsys):

@@ -137,11 +137,12 @@ def _make_vector(request: EnvRequest, count: int) -> VectorEnv:
         **protocol,
         **request.kwargs,
     }
-    same_step = AutoresetMode(kwargs["autoreset_mode"]) is AutoresetMode.SAME_STEP
-    # ALE's episodic_life begins a new game
-    kwargs["life_loss_info"] = ends_lives = kwargs.pop("episodic_life")
-    if ends_lives and not same_step:
-        raise ConfigError("env_kwargs autoreset_mode is given; where lives end episodes it cannot be, leave it out")
+    if ends_lives := kwargs.pop("episodic_life"):  # ALE's own begins a new game
+        kwargs["life_loss_info"] = True
+        if AutoresetMode(kwargs["autoreset_mode"]) is not AutoresetMode.SAME_STEP:
+            raise ConfigError(
+                f"env_kwargs autoreset_mode is {kwargs['autoreset_mode']!r}; where lives end episodes, leave it out"
+            )
     env = _SeedArray(make_environment(dataclasses.replace(request, env=name, backend="vector", kwargs=kwargs), count))
     return _FurtherLives(env, kwargs.get("use_fire_reset", True)) if ends_lives else env
 
