@@ -26,7 +26,7 @@ from sfactory.config.flags import Mapped, Name
 from sfactory.config.importing import is_harmless
 from sfactory.envs import make_group, probe
 from sfactory.envs.factory import environment_fault
-from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, StepBuffers
+from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.policy import Checkpoint, Policy, load_policy
@@ -46,7 +46,8 @@ _SEED_BRANCH = 1
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What episodes returned. In a multi-agent environment each agent's episode counts as one.
+    """What episodes returned. In a multi-agent environment each agent's episode counts as one; where a lost life ends
+    an episode for the learner, a whole game does.
 
     Attributes:
         episodes: How many were played.
@@ -54,6 +55,7 @@ class Evaluation:
         length_mean: In env steps.
         returns, lengths: Of every episode, in the order in which they ended.
         extras: Means of the numeric entries of the environments' last infos, over the episodes that had them.
+        protocol: How the environment is played, where figures are of one of several published ways; else empty.
     """
 
     episodes: int
@@ -65,6 +67,7 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     extras: dict[str, float]
+    protocol: str = ""
 
 
 def evaluate(
@@ -198,7 +201,7 @@ class Player:
             with contextlib.closing(make_group(self._request, spec, len(shares), first_index, self._seed)) as group:
                 _play(self._policy, group, spec, shares, deterministic, max_steps, tally, viewer)
             first_index += len(shares)
-        return tally.evaluation()
+        return tally.evaluation(spec.protocol)
 
 
 def rendering(request: EnvRequest, mode: str = "rgb_array") -> EnvRequest:
@@ -285,11 +288,12 @@ def _play(
     buffers, after = new_step_buffers(spec, group.rows), new_step_buffers(spec, group.rows)
     outcome = Outcome(np.zeros(group.rows, np.float32), np.zeros(group.rows, bool), np.zeros(group.rows, bool))
     group.reset(buffers)
-    begun = np.zeros(len(shares), int)
+    begun, goes_on = np.zeros(len(shares), int), np.zeros(group.rows, bool)
     tally.begin(group.rows)
     state = None
     for _ in itertools.count() if max_steps is None else range(max_steps):
-        begins = _begins(buffers, spec.agents)
+        begins = _begins(buffers.active, buffers.first & ~goes_on, spec.agents)
+        goes_on &= ~(buffers.first & buffers.active)
         begun += begins
         counts = begun <= shares
         if not counts.any():
@@ -300,7 +304,9 @@ def _play(
             viewer.add(_render(group))
         categorical, continuous, state = policy.choose(buffers, state, deterministic)
         group.step(categorical, continuous, outcome, after)
-        tally.add(outcome, buffers.active & np.repeat(counts, spec.agents), group.extras)
+        whole = whole_ends(outcome, group.goes_on)
+        tally.add(outcome.reward, whole, buffers.active & np.repeat(counts, spec.agents), group.extras)
+        goes_on |= (outcome.terminated | outcome.truncated) & ~whole
         group.extras.clear()
         buffers, after = after, buffers
     else:
@@ -315,9 +321,9 @@ def _render(group: Group) -> Any:
         raise environment_fault("the environment", "render()", error) from error
 
 
-def _begins(buffers: StepBuffers, agents: int) -> np.ndarray:
+def _begins(active: np.ndarray, first: np.ndarray, agents: int) -> np.ndarray:
     """bool ``[environments]``: all agents that live are at the first observation of their episode."""
-    active, first = buffers.active.reshape(-1, agents), buffers.first.reshape(-1, agents)
+    active, first = active.reshape(-1, agents), first.reshape(-1, agents)
     return active.any(1) & (first | ~active).all(1)
 
 
@@ -333,17 +339,20 @@ class _Tally:
         """Begin to count a new group."""
         self._return, self._length = np.zeros(rows), np.zeros(rows, int)
 
-    def add(self, outcome: Outcome, counts: np.ndarray, extras: Sequence[dict[str, float]]) -> None:
+    def add(
+        self, reward: np.ndarray, ended: np.ndarray, counts: np.ndarray, extras: Sequence[dict[str, float]]
+    ) -> None:
         """Account for one step.
 
         Args:
+            reward: float ``[rows]``.
+            ended: bool ``[rows]``; a whole episode has ended.
             counts: bool ``[rows]``; the row acted, in an episode that counts.
             extras: Of the episodes that have ended in this step, in the order of their rows; those without extras may
                 be missing.
         """
-        self._return += np.where(counts, outcome.reward, 0)
+        self._return += np.where(counts, reward, 0)
         self._length += counts
-        ended = outcome.terminated | outcome.truncated
         self._end(ended & counts)
         if len(extras) == np.count_nonzero(ended):
             extras = list(itertools.compress(extras, counts[ended]))
@@ -357,8 +366,8 @@ class _Tally:
         """Count the episodes that go on as they stand."""
         self._end(self._length > 0)
 
-    def evaluation(self) -> Evaluation:
-        """The statistics of all episodes."""
+    def evaluation(self, protocol: str) -> Evaluation:
+        """The statistics of all episodes, which were played by `protocol`."""
         returns = np.array(self._returns)
         return Evaluation(
             episodes=len(self._returns),
@@ -370,6 +379,7 @@ class _Tally:
             returns=tuple(self._returns),
             lengths=tuple(self._lengths),
             extras={name: float(np.mean(values)) for name, values in self._extras.items()},
+            protocol=protocol,
         )
 
     def _end(self, ended: np.ndarray) -> None:
@@ -442,6 +452,8 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
         values = {name: getattr(result, name) for name in ("episodes", "return_mean", "return_std", "length_mean")}
         if sampled is not None:
             values |= {"sampled_return_mean": sampled.return_mean, "sampled_return_std": sampled.return_std}
+        if result.protocol:
+            values["protocol"] = result.protocol
         print(json.dumps(values))
     else:
         Console().print(_table(options, result, sampled))
@@ -470,7 +482,8 @@ def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
 
 
 def _table(options: Options, result: Evaluation, sampled: Evaluation | None) -> Table:
-    table = Table("", "mean", "std", "min", "max", title=f"{options.run}: {result.episodes} episodes")
+    protocol = f"protocol {result.protocol}" if result.protocol else None
+    table = Table("", "mean", "std", "min", "max", title=f"{options.run}: {result.episodes} episodes", caption=protocol)
 
     def add_returns(name: str, of: Evaluation) -> None:
         table.add_row(

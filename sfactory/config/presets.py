@@ -52,11 +52,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": {"normalize_obs": True},
     },
     "atari": {
-        "envs_per_worker": 32,
-        "rollout": 32,
+        "envs_per_worker": 8,
+        "rollout": 128,
         "batch_size": 1024,
-        "epochs": 2,
-        "optim": {"lr": 2.5e-4, "minibatches": 4},
+        "epochs": 4,
+        "optim": {"lr": 2.5e-4, "minibatches": 4, "schedule": "linear"},
         "loss": {"entropy_coef": 0.01, "clip": 0.1, "reward_clip": 1.0},
     },
     "vizdoom": {

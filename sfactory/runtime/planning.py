@@ -94,7 +94,7 @@ def _dense_weights(config: Config, env: EnvSpec) -> int | None:
 
 def notes_on(plan: Plan) -> list[str]:
     """Notes to the user about a run before it begins, one line each."""
-    config, notes = plan.config, []
+    config, notes = plan.config, [f"protocol {plan.env.protocol}"] if plan.env.protocol else []
     if plan.device_reason:
         other = "cpu" if config.device == "cuda" else "cuda"
         notes.append(f"trains on {config.device}, since {plan.device_reason}; --device {other} takes the other")

@@ -208,7 +208,7 @@ class Reporter:
             Summary(
                 status=status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
                 frames=env_steps * self._plan.env.frameskip, wall_s=wall_s, fps=fps, episode_return_mean=returns,
-                extras=self.last.extras if self.last else {}, error=error,
+                protocol=self._plan.env.protocol, extras=self.last.extras if self.last else {}, error=error,
                 phases=phases, machine=describe_machine(),
             ).write(self._folder.summary)  # fmt: skip
         except OSError as cause:

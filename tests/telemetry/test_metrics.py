@@ -208,6 +208,7 @@ def test_the_summary_is_plain_json_and_replaces_the_last_one(tmp_path: Path) -> 
             wall_s=2.0,
             fps=np.float32(2.5),
             episode_return_mean=math.nan,
+            protocol="classic",
             extras={"success": np.float64(0.5)},
             error=error,
         )
@@ -221,6 +222,7 @@ def test_the_summary_is_plain_json_and_replaces_the_last_one(tmp_path: Path) -> 
         "wall_s": 2.0,
         "fps": 2.5,
         "episode_return_mean": None,
+        "protocol": "classic",
         "extras": {"success": 0.5},
         "error": "worker 3 died",
     }
