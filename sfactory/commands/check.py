@@ -23,8 +23,7 @@ from rich.table import Table
 from sfactory.commands.checks.advice import Expectation, advise, expect
 from sfactory.commands.checks.findings import Facts, Finding, Stage, Unmakeable
 from sfactory.commands.checks.inspection import inspect_environment
-from sfactory.config import Config, Switch, check_types, env_name, read_command_line
-from sfactory.config.command_line import CommandOptions
+from sfactory.config import CommandOptions, Config, Switch, check_types, env_name, read_command_line
 from sfactory.envs import probe
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, SfactoryError
@@ -213,12 +212,7 @@ def _main(name: str, events: EventSender, folder: str, pickled: bytes, seconds: 
 def _show(console: Console, config: Config, result: Result) -> None:
     table = Table("check", "", "", box=box.SIMPLE, show_header=False, title=escape(env_name(config.env)))
     for finding in result.findings:
-        table.add_row(
-            finding.check,
-            f"[{COLOURS[finding.level]}]{finding.level}[/]",
-            escape(finding.message.strip()),
-            end_section=False,
-        )
+        table.add_row(finding.check, f"[{COLOURS[finding.level]}]{finding.level}[/]", escape(finding.message.strip()))
     console.print(table)
     if result.facts is not None:
         console.print(_measured(result.facts))

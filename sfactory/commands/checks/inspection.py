@@ -34,6 +34,8 @@ LOOKED_AT = 1_000
 """Steps whose observations are all looked at; later, one in ten is."""
 COMPARED = 300
 """Steps of the trajectories that must be alike."""
+FEWEST = 2
+"""Steps of them that are compared however long they take."""
 LEAK_MIB = 4.0
 """Growth of memory over half of the steps that counts as a leak."""
 SHORT_S = 2.0
@@ -223,7 +225,7 @@ def _trajectory(subject: Subject, seed: int) -> list[bytes]:
     """What an environment shows under the same actions, step by step."""
     rng, deadline = np.random.default_rng(0), time.monotonic() + SHORT_S
     shown_so_far = [_bytes(subject.begin(seed))]
-    while len(shown_so_far) <= COMPARED and (time.monotonic() < deadline or len(shown_so_far) < 4):
+    while len(shown_so_far) <= COMPARED and (time.monotonic() < deadline or len(shown_so_far) <= FEWEST):
         step = subject.act(rng)
         shown_so_far.append(_bytes(step.observation) + step.rewards.tobytes() + step.ended.tobytes())
     return shown_so_far
