@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -55,7 +56,7 @@ class Task(gym.Env):
         if self.here and self.evaluator == "raise":
             raise RuntimeError("the simulator has lost its licence")
         if self.here and self.evaluator == "exit":
-            sys.exit(3)
+            os._exit(3)
         if self.here and self.evaluator == "hang":
             time.sleep(1000)
         return np.array([0, self.count], np.float32), float(action), self.count == 10, False, {}
