@@ -257,7 +257,8 @@ def test_the_folder_for_the_hub_is_complete(cartpole: Path, tmp_path: Path) -> N
         "CartPole-v1",
         "mean_reward",
     )
-    assert result.metric_value.startswith("9.") and " +/- " in result.metric_value
+    mean, _, deviation = result.metric_value.partition(" +/- ")
+    assert 8 <= float(mean) < 11 and float(deviation) < 2  # always to the left
     assert {"reinforcement-learning", "sfactory", "CartPole-v1"} <= set(card.data.tags)
     assert yaml.safe_load((out / "config.yaml").read_text())["run"] == ""
     assert load_policy(out).act(np.zeros(4, np.float32))[0] == 0
