@@ -3,20 +3,23 @@
 # make test-plain  the same tests without kernels, by the plain code alone
 # make lint    check format and style
 # make types   check the annotations of the public API
-# make learn   learning references: presets, three seeds each (an hour), and the small tasks that take longer
+# make learn   learning references whose seeds take ten minutes at most (two hours, resumable), and the longer small tasks
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
+# make screenshot  a run's page in headless Chromium: checks that curves and video show, keeps docs/report.png
 # make package wheel and sdist in dist/, installed and tried in empty environments (minutes, and gigabytes of packages)
 # make starts  50 starts and stops in a row
+# make gpu-wheels  wheels for perf/gpu.sh on a machine without a network; ONLY="base atari" for some of them
 # make soak    half an hour of training under faults of every kind
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
+WHEELS ?= wheels
 
-.PHONY: train test test-plain lint types learn lag bench peers package starts soak clean
+.PHONY: train test test-plain lint types learn lag bench peers screenshot package starts gpu-wheels soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -40,7 +43,8 @@ types: .venv/dev
 
 learn: .venv/dev
 	$(BIN)/python -m pytest -m long --ignore tests/test_packaging.py
-	$(BIN)/python -m perf.learning
+	$(BIN)/python -m perf.learning --record
+	$(BIN)/python -m perf.results
 
 lag: .venv/dev
 	$(BIN)/python -m perf.lag
@@ -56,6 +60,13 @@ peers: .venv/dev
 	$(BIN)/python -m perf.peers
 	$(BIN)/python -m perf.peers --to-score
 
+screenshot: .venv/dev
+	$(PIP) playwright
+	-$(BIN)/playwright install chromium # without it the system's is taken
+	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --eval.every 25000 --log.report-every-s 0.5 --run runs/cartpole
+	$(BIN)/sfactory report runs/cartpole --episodes 20 --video
+	$(BIN)/python docs/screenshot.py runs/cartpole docs/report.png
+
 package: .venv/dev
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
@@ -63,6 +74,9 @@ package: .venv/dev
 
 starts: .venv/dev
 	$(BIN)/python -m perf.starts
+
+gpu-wheels:
+	$(PYTHON) perf/gpu_packages.py gather $(WHEELS) $(ONLY)
 
 soak: .venv/dev
 	$(BIN)/python -m perf.soak

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sfactory.envs.interface import EnvSpec, StepBuffers
+from sfactory.envs.interface import GOES_ON_KEY, EnvSpec, StepBuffers
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY, Leaf
 
 NO_MASK = "info has no action_mask, though the first reset() gave one; give it at every reset() and step()"
-_NO_EXTRAS = ("TimeLimit.truncated", "episode", MASK_KEY)
+_NO_EXTRAS = ("TimeLimit.truncated", "episode", MASK_KEY, GOES_ON_KEY)
 _MISFIT = Exception
 """Exceptions of a value that is no array. Objects of a user's class may raise anything when they are converted."""
 

@@ -1,7 +1,7 @@
-"""perf/RESULTS.md, made of the raw runs in perf/data/*.csv.
+"""perf/RESULTS.md and perf/LEARNING.md, made of the raw runs in perf/data/*.csv.
 
-    python -m perf.results            # writes perf/RESULTS.md
-    python -m perf.results --check    # exit status 1 if it is not what the data make
+    python -m perf.results            # writes them
+    python -m perf.results --check    # exit status 1 if they are not what the data make
 
 `perf.fps`, `perf.peers` and `perf.learning` append their runs to the tables with `--record`, through :func:`record`.
 """
@@ -19,10 +19,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from perf import lag_curves
+from perf.references import REFERENCES
+from sfactory.runs.curves import bootstrap_interval, interquartile_mean
 
 FOLDER = Path(__file__).resolve().parent
-DATA, RESULTS = FOLDER / "data", FOLDER / "RESULTS.md"
+DATA, RESULTS, LEARNING = FOLDER / "data", FOLDER / "RESULTS.md", FOLDER / "LEARNING.md"
 ORIGIN = ("commit", "date", "machine")
 """Of every row: the commit that was measured, or that reported the figure; its day; the class of the machine."""
 TABLES: dict[str, tuple[str, ...]] = {
@@ -84,6 +88,14 @@ Beside peers: sfactory in the rounds of Sample Factory. A peer's cell: its speed
 was in the same round. CartPole is Gymnasium's vector environment for sfactory and PufferLib, single environments for
 the others.
 """
+LEARNING_METHOD = """\
+# Learning references
+
+`python -m perf.results` makes this file of perf/data/learning.csv; `make learn` fills that, and goes on where it was
+interrupted. Presets alone, with seeds that tuned nothing. A seed's score is the mean of 50 deterministic evaluation
+episodes (20 before November 2026); a cell is the interquartile mean over seeds, with its 95 % bootstrap interval and
+the number of seeds. `sfactory plot perf/data/learning/hopper-*.csv` draws the curves.
+"""
 METHODS = (
     (
         "throughput", "env steps trained on by seconds, from when twice the content of all slots has been trained on",
@@ -102,11 +114,10 @@ METHODS = (
         "episodes (HalfCheetah)", "`python -m perf.peers --to-score`", "time_to_score.csv",
     ),
     (
-        "learning", "presets, seeds that tuned nothing, mean of 20 evaluation episodes", "`python -m perf.learning`",
+        "learning", "presets, seeds that tuned nothing: [LEARNING.md](LEARNING.md)", "`python -m perf.learning`",
         "learning.csv, learning/",
     ),
     ("forced lag", "training return over the last quarter, means of seeds 21 to 23", "`python -m perf.lag`", "lag/"),
-    ("small tasks", "defaults alone", "`python -m pytest tests/test_small_tasks.py` (seed 11)", "learning.csv"),
     ("core time in a run", "by kind of worker", "`python -m sfactory.profile`", "costs.csv"),
     ("one change", "two checkouts or settings by turns", "`perf.fps.measure(flags, seconds)`", "changes.csv"),
     (
@@ -256,19 +267,55 @@ def score_cell(runs: Sequence[Row]) -> str:
     return "; ".join(parts + ([f"{missed} of {len(runs)} missed it"] if missed else []))
 
 
-def learning(runs: Sequence[Row]) -> list[str]:
-    """The newest scores of every reference: what has an expected score."""
-    held = [row for row in runs if row["expected"]]
+def score(rows: Sequence[Row]) -> str:
+    """Interquartile mean over seeds, and in brackets its 95 % bootstrap interval and the number of seeds."""
+    values = numbers(rows, "score")
+    if not values:
+        return ""
+    columns = np.array(values)[:, None]
+    mean, (low, high) = interquartile_mean(columns)[0], np.concatenate(bootstrap_interval(columns, [0] * len(values)))
+    spread = f"{figure(low)} to {figure(high)}; " if low != high else ""
+    return f"{figure(mean)} ({spread}{len(values)})"
+
+
+def references(runs: Sequence[Row]) -> list[str]:
+    """The newest scores of every reference, with those that have not been run."""
+    rows = []
+    for each in REFERENCES:
+        flags = " ".join(each.flags)
+        mine = select(runs, env=each.env, env_steps=str(each.steps), trainer="sfactory")
+        found, sync = (newest_seeds(select(mine, flags=f"{flags}{more}".strip())) for more in ("", " --sync"))
+        expected = f"{'at most ' if each.at_most else ''}{each.expected:g}"
+        cells = [score(found) or "not run", score(sync), summary(numbers(found, "seconds")), each.peer]
+        origin = ", ".join(distinct(found, "commit")[-1:] + distinct(found, "machine")[-1:])
+        rows.append([each.name, each.env.split(":")[-1], f"{each.steps:,}", expected, *cells, origin])
+    return table(
+        ("reference", "environment", "env steps", "expected", "score", "--sync", "seconds", "published", "of"), rows
+    )
+
+
+def newest_seeds(rows: Sequence[Row]) -> list[Row]:
+    """The last score of each seed, of the commit that the last row belongs to."""
+    return list({row["seed"]: row for row in rows if row["seed"] and row["commit"] == rows[-1]["commit"]}.values())
+
+
+def small_tasks(runs: Sequence[Row]) -> list[str]:
+    """The newest scores of other tasks that have an expected score."""
+    held = [row for row in runs if row["expected"] and row["env"] not in {each.env for each in REFERENCES}]
     rows = []
     for env, flags in dict.fromkeys((row["env"], row["flags"]) for row in held):
         here = newest(select(held, env=env, flags=flags))
-        seeds = distinct(here, "seed")
-        cells = [f"{figure(float(here[0]['env_steps']))}", here[0]["expected"], summary(numbers(here, "score"))]
-        seconds = numbers(here, "seconds")
-        name = f"{env.split(':')[-1]} {flags}".strip()
-        rows.append([name, *cells, ", ".join(seeds), summary(seconds), here[0]["machine"]])
-    header = ("environment or small task", "env steps", "expected", "score", "seeds", "seconds", "machine")
-    return table(header, rows)
+        cells = [figure(float(here[0]["env_steps"])), here[0]["expected"], score(here)]
+        rows.append([f"{env} {flags}".strip(), *cells, ", ".join(distinct(here, "seed"))])
+    return table(("task", "env steps", "expected", "score", "seeds"), rows)
+
+
+def learning_report(load: Callable[[str], Sequence[Row]]) -> str:
+    """All of LEARNING.md."""
+    runs = load("learning")
+    lines = [*LEARNING_METHOD.splitlines(), "", *references(runs), "", "## Small tasks, defaults alone", ""]
+    lines += ["`python -m pytest tests/test_small_tasks.py` (seed 11), and other seeds.", "", *small_tasks(runs)]
+    return "\n".join(lines) + "\n"
 
 
 def costs(workload: str, rows: Sequence[Row]) -> list[str]:
@@ -320,13 +367,13 @@ def change(rows: Sequence[Row]) -> list[str]:
 
 def report(load: Callable[[str], Sequence[Row]] = read) -> str:
     """All of RESULTS.md."""
-    names = ("throughput", "peers", "time_to_score", "learning", "costs", "changes")
-    runs, peers, score, learned, spent, changes = map(load, names)
+    names = ("throughput", "peers", "time_to_score", "costs", "changes")
+    runs, peers, score_runs, spent, changes = map(load, names)
     lines = [*METHOD.splitlines(), "", *table(("figure", "how it is measured", "command", "data"), METHODS)]
     lines += ["", *THROUGHPUT.splitlines()]
     for machine in sorted({row["machine"] for row in runs}):
         lines += ["", f"**{machine}**", "", *throughput(machine, runs, peers)]
-    lines += ["", "## Time to score", "", *scores(score), "", "## Learning", "", *learning(learned)]
+    lines += ["", "## Time to score", "", *scores(score_runs)]
     lines += ["", "## Forced lag in batches: without and with `loss.tv_limit`", "", *lag()]
     lines += ["", "## The last change, in env steps/s: before, after and ratio", "", *change(changes)]
     lines += ["", "## Where the core time of an env step goes, in microseconds"]
@@ -336,18 +383,19 @@ def report(load: Callable[[str], Sequence[Row]] = read) -> str:
 
 
 def main() -> int:
-    """Exit status 1 if RESULTS.md is checked and is not what the data make."""
+    """Exit status 1 if the pages are checked and are not what the data make."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     args = parser.parse_args()
-    text = report()
-    if args.check:
-        same = RESULTS.exists() and RESULTS.read_text() == text
-        if not same:
-            print(f"{RESULTS} is not what perf/data makes; run python -m perf.results", file=sys.stderr)
-        return int(not same)
-    RESULTS.write_text(text)
-    return 0
+    pages = {RESULTS: report(), LEARNING: learning_report(read)}
+    stale = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
+    if not args.check:
+        for page in stale:
+            page.write_text(pages[page])
+        return 0
+    for page in stale:
+        print(f"{page} is not what perf/data makes; run python -m perf.results", file=sys.stderr)
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

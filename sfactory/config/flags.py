@@ -40,6 +40,10 @@ def plain_yaml(text: str) -> Any:
     """
     try:
         value = yaml.safe_load(text)
+    except yaml.constructor.ConstructorError as error:
+        raise ValueError(
+            f"{error.problem}; only numbers, strings, lists and mappings are read, and code is named as module:Name"
+        ) from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also impossible numbers and dates
         raise ValueError(str(error) or type(error).__name__) from None
     nodes, waiting = 0, [value]

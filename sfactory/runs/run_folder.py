@@ -159,8 +159,14 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     saved = _saved_values(Path(folder))
     if saved is None:
         raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder with --run")
-    config = from_dict(saved)
-    check_types(config)
+    try:
+        config = from_dict(saved)
+        check_types(config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{Path(folder) / CONFIG} is of an sfactory with other fields; use that version, or correct the file:",
+            *(f"  {problem}" for problem in error.problems),
+        ) from None
     if not isinstance(config.env, str):
         raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a string")
     return config

@@ -42,6 +42,7 @@ def save_spec(path: Path, spec: EnvSpec) -> None:
         "frameskip": spec.frameskip,
         "masked": spec.masked,
         "render_fps": spec.render_fps,
+        "protocol": spec.protocol,
         "observation": encode_space(spec.observation.space),
         "action": encode_space(spec.action.space),
         "source": None if spec.source is None else dataclasses.asdict(spec.source),
@@ -70,6 +71,7 @@ def load_spec(path: Path, squash: Literal["clip", "tanh"], reading: Reading = AS
             ObservationSpec.from_space(decode_space(described["observation"]), reading),
             ActionSpec.from_space(decode_space(described["action"]), squash),
             **{name: described[name] for name in ("agents", "frameskip", "masked", "family", "render_fps")},
+            protocol=_text(described.get("protocol", "")),
             source=_decode_source(described.get("source")),
         )
     except FileNotFoundError:
@@ -80,6 +82,13 @@ def load_spec(path: Path, squash: Literal["clip", "tanh"], reading: Reading = AS
         raise CheckpointError(
             f"{path} is damaged ({error!r}); restore it from a copy, or resume the run once to have it written"
         ) from None
+
+
+def _text(described: object) -> str:
+    """A string of a file. Raises TypeError if it is something else."""
+    if not isinstance(described, str):
+        raise TypeError(f"{described!r} is no text")
+    return described
 
 
 def _decode_source(described: dict[str, Any] | None) -> EnvSource | None:

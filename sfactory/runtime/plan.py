@@ -23,11 +23,13 @@ class Plan:
     """Description of a run from which every process builds its workers.
 
     Attributes:
-        config: Configuration of the run, resolved and valid, with `workers` and `runtime.policy_workers` set.
+        config: Configuration of the run, resolved and valid, with `device`, `workers` and `runtime.policy_workers`
+            set.
         env: Spaces and properties of the environment.
         env_source: The environment itself: an id or a callable.
         sample_only: Sample without learning; finished segments are released at once.
         trace: Folder in which every process leaves its trace, or None.
+        device_reason: Why the run has its device, where that was left open and there is a choice; else empty.
     """
 
     config: Config
@@ -35,6 +37,7 @@ class Plan:
     env_source: Any
     sample_only: bool = False
     trace: Path | None = None
+    device_reason: str = ""
 
     @property
     def rows(self) -> int:

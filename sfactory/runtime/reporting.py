@@ -208,7 +208,7 @@ class Reporter:
             Summary(
                 status=status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
                 frames=env_steps * self._plan.env.frameskip, wall_s=wall_s, fps=fps, episode_return_mean=returns,
-                extras=self.last.extras if self.last else {}, error=error,
+                protocol=self._plan.env.protocol, extras=self.last.extras if self.last else {}, error=error,
                 phases=phases, machine=describe_machine(),
             ).write(self._folder.summary)  # fmt: skip
         except OSError as cause:
@@ -223,7 +223,8 @@ class Reporter:
         """Tell the user that the checkpoint already has the requested number of env steps."""
         steps, returns = snapshot.env_steps, math.nan if snapshot.episode_return is None else snapshot.episode_return
         self.note(
-            f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps"
+            f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps, or "
+            "begin anew with --overwrite"
         )
         self._display.close()
         return Result(

@@ -311,6 +311,7 @@ class Summary:
 
     Attributes:
         env: The environment's name.
+        protocol: How it is played (``EnvSpec.protocol``), or empty.
         fps: Env steps per second over the whole run.
         extras: Means of the last report.
         error: What made a failed run fail.
@@ -326,6 +327,7 @@ class Summary:
     wall_s: float
     fps: float
     episode_return_mean: float
+    protocol: str = ""
     extras: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     phases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -10,9 +10,9 @@ import pytest
 
 from perf import results
 from perf.fps import Result
-from perf.learning import REFERENCES
-from perf.learning import records as learning_records
+from perf.learning import row_of
 from perf.peers import records as peer_records
+from perf.references import REFERENCES
 from sfactory.profiling.ceiling import Ceiling
 
 
@@ -76,7 +76,7 @@ def test_runs_are_appended_with_their_origin(monkeypatch, tmp_path):
 def test_scores_are_appended(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["learning"])
     reference = next(r for r in REFERENCES if r.name == "cartpole-lstm")
-    rows = learning_records(reference, [11, 12], True, [(500.0, 31.4), (454.0, 40.0)])
+    rows = [row_of(reference, 11, True, 500.0, 31.4), row_of(reference, 12, True, 454.0, 40.0)]
     results.record("learning", rows, "perf.learning", header_in(tmp_path, "learning"))
     first, second = results.read("learning", tmp_path)
     assert first["flags"] == "--model.core lstm --sync"

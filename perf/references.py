@@ -1,0 +1,83 @@
+"""The learning references: what the presets alone must reach, and after how many env steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sfactory.runs.curves import interquartile_mean
+
+SEEDS = (11, 12, 13, 14, 15)
+"""Seeds that tune nothing."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A task of perf.learning.
+
+    Attributes:
+        name: Of its run folders and curves.
+        env: As for ``--env``.
+        steps: Env steps of training.
+        expected: What the interquartile mean over seeds must reach, each the mean of 50 evaluation episodes; with
+            `at_most` what it must not exceed, where an agent is shown to lack what the task needs.
+        minutes: What a seed takes on two cores, roughly.
+        peer: What others have published.
+        flags: Besides the preset.
+    """
+
+    name: str
+    env: str
+    steps: int
+    expected: float
+    minutes: float
+    peer: str = ""
+    flags: tuple[str, ...] = ()
+    at_most: bool = False
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """As many as their time allows."""
+        return SEEDS[: 5 if self.minutes <= 10 else 3 if self.minutes <= 90 else 1]
+
+    def missed(self, scores: Sequence[float]) -> bool:
+        """Whether the score is on the wrong side."""
+        score = float(interquartile_mean(np.array(scores, float)[:, None])[0])
+        return score > self.expected if self.at_most else score < self.expected
+
+
+_LSTM = ("--model.core", "lstm")
+_MASKED = "examples.masked_cartpole:MaskedCartPole-v0"
+REFERENCES = [
+    Reference("cartpole", "CartPole-v1", 100_000, 500, 0.2, "SB3 zoo 500"),
+    Reference("cartpole-lstm", _MASKED, 300_000, 500, 0.5, "SB3 zoo 500", _LSTM),
+    Reference("acrobot", "Acrobot-v1", 500_000, -80, 1, "SB3 zoo -73"),
+    Reference("mountaincar", "MountainCar-v0", 1_000_000, -110, 1, "SB3 zoo -110"),
+    Reference("pendulum", "Pendulum-v1", 200_000, -160, 0.5, "SB3 zoo -172"),
+    Reference("lunarlander", "LunarLander-v3", 1_000_000, 260, 2, "SB3 zoo 242"),
+    Reference("bipedalwalker", "BipedalWalker-v3", 3_000_000, 280, 12, "SB3 zoo 287 at 5M"),
+    Reference("hopper", "Hopper-v5", 1_000_000, 2500, 2, "SB3 zoo 2,410"),
+    Reference("walker2d", "Walker2d-v5", 1_000_000, 3500, 2.5, "SB3 zoo 3,479"),
+    Reference("halfcheetah", "HalfCheetah-v5", 1_000_000, 5800, 2, "SB3 zoo 5,819"),
+    Reference("ant", "Ant-v5", 1_000_000, 2000, 5, "SB3 zoo 1,327"),
+    Reference("halfcheetah-10m", "HalfCheetah-v5", 10_000_000, 6300, 20, "Sample Factory 6,263"),
+    Reference("ant-10m", "Ant-v5", 10_000_000, 5900, 50, "Sample Factory 5,876"),
+    Reference("humanoid-10m", "Humanoid-v5", 10_000_000, 5000, 90),
+    Reference("doorkey", "MiniGrid-DoorKey-6x6-v0", 500_000, 0.95, 2, "SB3 zoo"),
+    Reference("memory-s7", "MiniGrid-MemoryS7-v0", 2_000_000, 0.9, 20, "SB3 zoo", _LSTM),
+    Reference(
+        "frozenlake", "FrozenLake-v1", 1_000_000, 0.7, 2, "optimum about 0.9", ("--env-kwargs", "{map_name: 8x8}")
+    ),
+    Reference("taxi", "Taxi-v4", 1_000_000, 7.5, 2, "optimum about 8"),
+    Reference("pong-classic", "PongNoFrameskip-v4", 2_500_000, 20, 16, "CleanRL"),
+    Reference("pong", "ALE/Pong-v5", 5_000_000, 18, 32, "Sample Factory"),
+    Reference("breakout-classic", "BreakoutNoFrameskip-v4", 10_000_000, 400, 60, "SB3 zoo 398"),
+    Reference("vizdoom-basic", "VizdoomBasic-v1", 300_000, 80, 5, "Sample Factory"),
+    Reference("vizdoom-center", "VizdoomDefendCenter-v1", 2_000_000, 20, 40, "Sample Factory"),
+    Reference("grid-world", "examples.grid_world:GridWorld-v0", 300_000, 1, 0.5),
+    Reference("memory", "sfactory/MemoryGrid", 500_000, 0.9, 0.5, "", _LSTM),
+    # Without memory every door is a coin's toss: 50 episodes have mean 0 and standard error 0.14.
+    Reference("memory-blind", "sfactory/MemoryGrid", 500_000, 0.5, 0.5, at_most=True),
+]
