@@ -334,13 +334,12 @@ class FakeHub(BaseHTTPRequestHandler):
 def test_push_uploads_the_whole_folder(
     cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub = pytest.importorskip("huggingface_hub")
+    pytest.importorskip("huggingface_hub")
     FakeHub.files, FakeHub.calls = {}, []
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(hub.constants, "ENDPOINT", address)
-    monkeypatch.setattr(hub.hf_api.constants, "ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
     monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
     arguments = ["export", str(cartpole), "--format", "hf", "--episodes", "0", "--out", str(tmp_path / "hub")]
     try:
@@ -353,7 +352,6 @@ def test_push_uploads_the_whole_folder(
     assert FakeHub.calls[0] == "/api/repos/create"
     assert "me/policy" in capsys.readouterr().out
     assert "snapshot_download('me/policy')" in FakeHub.files["README.md"].decode()
-    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(hub.hf_api.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert main([*arguments, "--push", "me/policy"]) == 1
     assert "is complete, but cannot be uploaded to me/policy" in capsys.readouterr().err
