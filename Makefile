@@ -3,6 +3,7 @@
 # make test-plain  the same tests without kernels, by the plain code alone
 # make lint    check format and style
 # make types   check the annotations of the public API
+# make docs    build the site of documentation strictly into build/site
 # make learn   learning references whose seeds take ten minutes at most (two hours, resumable), and the longer small tasks
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
@@ -15,7 +16,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 
-.PHONY: train test test-plain lint types learn lag bench peers starts soak clean
+.PHONY: train test test-plain lint types docs learn lag bench peers starts soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -36,6 +37,9 @@ types: .venv/dev
 	rm -rf build/types && mkdir -p build/types/sfactory
 	ln -s $(CURDIR)/sfactory/* $(CURDIR)/envs build/types/sfactory
 	cd build/types && $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml --cache-dir ../mypy
+
+docs: .venv/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 learn: .venv/dev
 	$(BIN)/python -m pytest -m long
