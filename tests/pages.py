@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-COMMANDS = ("sfactory", "python", "make", "pip", ".venv/bin/python", ".venv/bin/pip", "kill", ".ci/run", "perf/gpu.sh")
+TOOLS = (".venv/bin/python", ".venv/bin/pip", ".venv/bin/pre-commit", "kill", ".ci/run", "perf/gpu.sh")
+COMMANDS = ("sfactory", "python", "make", "pip", *TOOLS)
 """First words by which an indented block is known to be shell."""
 _FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}[^\n]*\n|\n(?= {4}))+)")
@@ -36,6 +37,15 @@ def blocks(page: Path) -> list[Block]:
 def _indented(lines: str) -> Block:
     text = "".join(line[4:] or "\n" for line in lines.splitlines(keepends=True))
     return Block("sh" if text.split()[0] in COMMANDS else "python", text)
+
+
+def sentences(page: Path) -> list[str]:
+    """The sentences of a page's paragraphs and lists, in which code and the targets of links are one word."""
+    text = _INDENTED.sub("\n", _FENCED.sub("", page.read_text()))
+    text = re.sub(r"^(\||#|```).*$", "", re.sub(r"`[^`]+`", "code", text), flags=re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)|[\[*]", "", text)
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:-|\d+\.) )", text)
+    return [part for each in paragraphs for part in re.split(r"(?<=[.!?])\s+", " ".join(each.split())) if part]
 
 
 def commands(page: Path) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import itertools
 import os
@@ -22,6 +23,7 @@ from short_runs import short_run
 
 from sfactory.commands import main
 from sfactory.config import Config, check_types, merged
+from sfactory.config.declaring import settings_of
 from sfactory.data.arena import segment_fields
 from sfactory.envs.interface import EnvSpec
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -31,6 +33,14 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MOST_WORDS = 40
+BANNED = re.compile(
+    r"\b(simply|robust\w*|seamless\w*|easily|effortless\w*|powerful|blazing\w*|leverag\w+|utili[sz]\w+|cutting-edge|"
+    r"state-of-the-art|world-class|turn-key)\b",
+    re.IGNORECASE,
+)
+"""Words of advertisement, and words that say nothing."""
 FIGURES = sorted((ROOT / "docs").glob("*.svg"))
 FOLDERS = "sfactory|envs|perf|tests|examples|docs"
 WRITERS = {"environment": "environment", "rollout": "rollout worker", "policy": "policy worker"}
@@ -201,6 +211,25 @@ def test_the_first_run_goes_as_its_page_says(tmp_path, monkeypatch, server):
 def test_a_page_of_declarations_is_fresh(name):
     text = (ROOT / "docs" / f"{name}.md").read_text()
     assert text == GENERATED[name](), f"python -m docs.reference {name} > docs/{name}.md"
+
+
+@every(PROSE)
+def test_sentences_are_short(page):
+    assert not [sentence for sentence in pages.sentences(page) if len(sentence.split()) > MOST_WORDS]
+
+
+@every(PROSE)
+def test_words_are_plain(page):
+    assert not [sentence for sentence in pages.sentences(page) if BANNED.search(sentence)]
+
+
+@every(PAGES)
+def test_every_field_that_is_named_is_there(page):
+    groups = "|".join(f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(getattr(Config(), f.name)))
+    named = re.findall(rf"(?<![\w./])(?:--)?((?:{groups})\.[\w-]+)(?![\w.(/])", page.read_text())
+    known = settings_of(Config)
+    fields = {re.sub(r"\.no_", ".", name.replace("-", "_")) for name in named}
+    assert not {field for field in fields if field not in known and not field.endswith((".py", ".md"))}
 
 
 def test_every_page_is_in_the_sites_navigation():
