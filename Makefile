@@ -3,6 +3,7 @@
 # make test-plain  the same tests without kernels, by the plain code alone
 # make lint    check format and style
 # make types   check the annotations of the public API
+# make docs    build the site of documentation strictly into build/site
 # make learn   learning references whose seeds take ten minutes at most (two hours, resumable), and the longer small tasks
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
@@ -19,7 +20,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 WHEELS ?= wheels
 
-.PHONY: train test test-plain lint types learn lag bench peers screenshot package starts gpu-wheels soak clean
+.PHONY: train test test-plain lint types docs learn lag bench peers screenshot package starts gpu-wheels soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -40,6 +41,9 @@ types: .venv/dev
 	rm -rf build/types && mkdir -p build/types/sfactory
 	ln -s $(CURDIR)/sfactory/* $(CURDIR)/envs build/types/sfactory
 	cd build/types && $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml --cache-dir ../mypy
+
+docs: .venv/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 learn: .venv/dev
 	$(BIN)/python -m pytest -m long --ignore tests/test_packaging.py

@@ -1,14 +1,29 @@
-"""The pages name files, modules and fields that there are."""
+"""The pages name files, modules and fields that there are; their commands are read, their programs run."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import itertools
+import os
 import re
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
+import pages
 import pytest
+import tyro
+import yaml
+from docs.reference import PAGES as GENERATED
 from gymnasium import spaces
+from short_runs import short_run
 
+from sfactory.commands import main
+from sfactory.config import Config, check_types, merged
+from sfactory.config.declaring import settings_of
 from sfactory.data.arena import segment_fields
 from sfactory.envs.interface import EnvSpec
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -18,6 +33,14 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MOST_WORDS = 40
+BANNED = re.compile(
+    r"\b(simply|robust\w*|seamless\w*|easily|effortless\w*|powerful|blazing\w*|leverag\w+|utili[sz]\w+|cutting-edge|"
+    r"state-of-the-art|world-class|turn-key)\b",
+    re.IGNORECASE,
+)
+"""Words of advertisement, and words that say nothing."""
 FIGURES = sorted((ROOT / "docs").glob("*.svg"))
 FOLDERS = "sfactory|envs|perf|tests|examples|docs"
 WRITERS = {"environment": "environment", "rollout": "rollout worker", "policy": "policy worker"}
@@ -80,3 +103,135 @@ def test_the_arenas_table_is_that_of_the_code():
         assert shape.startswith(f"[{steps}") and (shape == f"[{steps}]") == (not field.shape)
         assert str(field.dtype) in dtype and writer == WRITERS[field.writer]
     assert set(told) == {"state", "begun", "finished_s"}
+
+
+# What a reader copies
+
+
+TOP_LEVEL = ("train", "eval", "profile", "status")
+"""Modules of sfactory that are commands."""
+MINE = """
+import gymnasium
+
+
+class MyEnv(gymnasium.wrappers.TransformReward):
+    def __init__(self, size):
+        super().__init__(gymnasium.make("CartPole-v1"), lambda reward: reward / size)
+"""
+"""A module of the reader's own, as the pages name it."""
+
+
+class Read(Exception):
+    """A command line has been read, and nothing has started."""
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """Reads a command of sfactory's without starting it."""
+    real = tyro.cli
+
+    def read(*args, **kwargs):
+        real(*args, **kwargs)
+        raise Read
+
+    def command(words):
+        for flag, name in itertools.pairwise(words):
+            if flag == "--config":
+                (tmp_path / name).touch()
+        with pytest.raises(Read):
+            main(words)
+
+    monkeypatch.setattr(tyro, "cli", read)
+    monkeypatch.chdir(tmp_path)
+    return command
+
+
+@every([page for page in PAGES if pages.commands(page)])
+def test_every_command_is_one_that_there_is(page, reader):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    for words in pages.commands(page):
+        match words:
+            case ["sfactory", *rest]:
+                reader(rest)
+            case [_, "-m", module, *rest] if module.startswith("sfactory."):
+                name = module.split(".")[-1]
+                if name in TOP_LEVEL:
+                    reader([name, *rest])
+            case [_, "-m", module, *_]:
+                assert importlib.util.find_spec(module) is not None
+            case ["python", file, *_]:
+                assert (ROOT / file).exists()
+            case ["make", *wanted]:
+                assert set(wanted) <= targets
+            case [program, "install", *wanted] if program.endswith("pip"):
+                assert set(re.findall(r"\w+", " ".join(re.findall(r"\[(.*?)\]", " ".join(wanted))))) <= extras
+            case [program, *_]:
+                assert program in pages.COMMANDS
+
+
+@every([page for page in PAGES if any(block.language == "yaml" for block in pages.blocks(page))])
+def test_every_configuration_is_one_that_there_is(page):
+    for block in pages.blocks(page):
+        if block.language == "yaml":
+            values = yaml.safe_load(block.text)
+            if "search" not in values:  # of a sweep, whose command is read
+                check_types(merged(Config(), values))
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory):
+    return short_run(tmp_path_factory.mktemp("trained") / "cartpole", "CartPole-v1")
+
+
+@every([page for page in PAGES if page.name != "CONTRIBUTING.md" and pages.python_of(page)])
+def test_every_program_runs(page, tmp_path, cartpole):
+    """With few env steps; all programs of a page are one script."""
+    shutil.copytree(cartpole, tmp_path / "runs" / "cartpole")
+    (tmp_path / "my_module.py").write_text(MINE)
+    (tmp_path / "page.py").write_text(pages.python_of(page))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_first_run_goes_as_its_page_says(tmp_path, monkeypatch, server):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    for words in pages.commands(ROOT / "docs" / "first-run.md"):
+        if words[0] == "sfactory":
+            assert main(pages.few(words[1:])) == 0, words
+    assert (tmp_path / "runs" / "cartpole" / "report.html").exists()
+    assert (tmp_path / "seeds.svg").exists()
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_page_of_declarations_is_fresh(name):
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    assert text == GENERATED[name](), f"python -m docs.reference {name} > docs/{name}.md"
+
+
+@every(PROSE)
+def test_sentences_are_short(page):
+    assert not [sentence for sentence in pages.sentences(page) if len(sentence.split()) > MOST_WORDS]
+
+
+@every(PROSE)
+def test_words_are_plain(page):
+    assert not [sentence for sentence in pages.sentences(page) if BANNED.search(sentence)]
+
+
+@every(PAGES)
+def test_every_field_that_is_named_is_there(page):
+    groups = "|".join(f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(getattr(Config(), f.name)))
+    named = re.findall(rf"(?<![\w./])(?:--)?((?:{groups})\.[\w-]+)(?![\w.(/])", page.read_text())
+    known = settings_of(Config)
+    fields = {re.sub(r"\.no_", ".", name.replace("-", "_")) for name in named}
+    assert not {field for field in fields if field not in known and not field.endswith((".py", ".md"))}
+
+
+def test_every_page_is_in_the_sites_navigation():
+    told = (ROOT / "mkdocs.yml").read_text()
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in told]
