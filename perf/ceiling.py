@@ -27,7 +27,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.config import Config, devices, env_name, from_command_line
+from sfactory.config import Config, devices, env_name
+from sfactory.config.command_line import from_command_line
 from sfactory.config.validation import validate
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.profiling.ceiling import (

@@ -29,7 +29,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.config import from_command_line
+from sfactory.config.command_line import from_command_line
 from sfactory.config.lag import settling_steps
 from sfactory.profiling.ceiling import Ceiling, measure_ceiling
 from sfactory.runtime.planning import make_plan

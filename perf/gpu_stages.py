@@ -15,7 +15,8 @@ import torch
 
 from perf import gpu_checks
 from perf.gpu import Result, Task
-from sfactory.config import Config, devices, fitted_anew, from_command_line
+from sfactory.config import Config, devices, fitted_anew
+from sfactory.config.command_line import from_command_line
 from sfactory.eval import evaluate
 from sfactory.profiling.bottleneck import find_bottleneck
 from sfactory.profiling.ceiling import measure_ceiling

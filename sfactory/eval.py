@@ -21,7 +21,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.config import Config, ModelConfig, env_name, first_word_as
+from sfactory.config import Config, ModelConfig, env_name
+from sfactory.config.command_line import first_word_as
 from sfactory.config.flags import Mapped, Name
 from sfactory.config.importing import is_harmless
 from sfactory.envs import make_group, probe

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from sfactory.config import CommandOptions, Switch, read_command_line
+from sfactory.config.command_line import CommandOptions, Switch, read_command_line
 from sfactory.errors import ConfigError, SfactoryError, check_platform
 
 if TYPE_CHECKING:

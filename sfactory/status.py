@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sfactory.config import first_word_as
+from sfactory.config.command_line import first_word_as
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.runs.run_folder import CONFIG, SUMMARY, is_held
 from sfactory.runtime.observed_state import RunState, read_status

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sfactory.config import CommandLine, CommandOptions, Switch, annotated_yaml, read_command_line
+from sfactory.config import annotated_yaml
+from sfactory.config.command_line import CommandLine, CommandOptions, Switch, read_command_line
 from sfactory.errors import SfactoryError, check_platform
 
 DESCRIPTION = """Train a reinforcement-learning agent. The same command again resumes the run in its folder;

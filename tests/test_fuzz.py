@@ -24,7 +24,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sfactory import Config, train
-from sfactory.config import LogConfig, from_command_line, from_dict, merged, resolve, to_dict
+from sfactory.config import LogConfig, from_dict, merged, resolve, to_dict
+from sfactory.config.command_line import from_command_line
 from sfactory.envs import fault_recovery
 from sfactory.errors import SfactoryError
 from sfactory.runtime.plan import Plan

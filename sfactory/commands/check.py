@@ -23,7 +23,8 @@ from rich.table import Table
 from sfactory.commands.checks.advice import Expectation, advise, expect
 from sfactory.commands.checks.findings import Facts, Finding, Stage, Unmakeable
 from sfactory.commands.checks.inspection import inspect_environment
-from sfactory.config import CommandOptions, Config, Switch, check_types, env_name, read_command_line
+from sfactory.config import Config, check_types, env_name
+from sfactory.config.command_line import CommandOptions, Switch, read_command_line
 from sfactory.envs import probe
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, SfactoryError

@@ -15,7 +15,8 @@ import numpy as np
 import tyro
 from rich.console import Console
 
-from sfactory.config import Switch, env_name
+from sfactory.config import env_name
+from sfactory.config.command_line import Switch
 from sfactory.config.flags import Mapped, Name
 from sfactory.envs import resolve_env
 from sfactory.envs.factory import close_quietly, is_vector, make_environment

@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.config import Switch
+from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.runs.run_folder import CONFIG, METRICS, read_config
 from sfactory.status import status

@@ -13,7 +13,8 @@ from commands import ENVIRONMENT, ROOT
 
 from sfactory.commands import COMMANDS, MODULES, main
 from sfactory.commands.completion import flags_of
-from sfactory.config import Config, from_command_line, to_dict
+from sfactory.config import Config, to_dict
+from sfactory.config.command_line import from_command_line
 from sfactory.config.declaring import settings_of
 from sfactory.config.short_help import TOPICS
 from sfactory.runtime.planning import make_plan

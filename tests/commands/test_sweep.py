@@ -22,7 +22,7 @@ from sfactory.commands.sweeps.listed import ListedTrials
 from sfactory.commands.sweeps.runs import Reports, curve
 from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
 from sfactory.commands.sweeps.trials import Trial
-from sfactory.config import from_command_line
+from sfactory.config.command_line import from_command_line
 
 BASE = {
     "env": "CartPole-v1", "steps": 256, "preset": "none", "device": "cpu", "serial": True, "envs_per_worker": 4,

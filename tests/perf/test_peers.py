@@ -29,7 +29,7 @@ from perf.peers import (
     score_table,
     throughput_table,
 )
-from sfactory.config import from_command_line
+from sfactory.config.command_line import from_command_line
 
 DRIVER = """
 import json, sys, time

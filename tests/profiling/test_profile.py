@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from commands import Command, wait_until
 
-from sfactory.config import Config, RuntimeConfig, from_command_line, resolve
+from sfactory.config import Config, RuntimeConfig, resolve
+from sfactory.config.command_line import from_command_line
 from sfactory.config.lag import settling_steps
 from sfactory.errors import RunFailed
 from sfactory.profile import main

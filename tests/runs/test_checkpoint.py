@@ -141,7 +141,7 @@ def test_a_folder_that_goes_right_after_a_save_is_a_failed_save(
 
     monkeypatch.setattr(store, "_rotate", go_first)
     with pytest.raises(FileNotFoundError, match="gone since it was written"):
-        store.save(Snapshot({"w": torch.zeros(2)}, {}, 8, 8, 1, 1.0, None))
+        store.save(Snapshot({"w": torch.zeros(2)}, {"lr": 1.0}, 8, 8, 1, 1.0, None))
     assert saved_steps(tmp_path / "aside") == [8]
 
 
@@ -157,7 +157,7 @@ def test_milestones_stay_for_good(tmp_path: Path) -> None:
 def test_saving_again_at_the_same_env_steps_never_leaves_none(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     for wall_s in range(12):
-        store.save(Snapshot({}, {}, 50, 50, 5, float(wall_s), None))
+        store.save(Snapshot({}, {"lr": 1.0}, 50, 50, 5, float(wall_s), None))
         assert store.load_latest().wall_s == wall_s
     assert saved_steps(tmp_path) == [50]
 

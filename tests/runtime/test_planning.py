@@ -12,7 +12,8 @@ from small_tasks import Crowd
 from whole_runs import config_for
 
 from sfactory import Config, train
-from sfactory.config import LogConfig, ModelConfig, from_command_line, resolve
+from sfactory.config import LogConfig, ModelConfig, resolve
+from sfactory.config.command_line import from_command_line
 from sfactory.profiling import tune
 from sfactory.runtime.planning import make_plan, notes_on
 

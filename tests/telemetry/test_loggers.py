@@ -15,7 +15,7 @@ from whole_runs import QUIET
 
 from sfactory import Config, LogConfig
 from sfactory.commands import main
-from sfactory.config import from_command_line
+from sfactory.config.command_line import from_command_line
 from sfactory.errors import ConfigError
 from sfactory.runs.run_folder import open_run, read_config
 from sfactory.telemetry import loggers
