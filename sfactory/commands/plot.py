@@ -61,12 +61,14 @@ class Band:
     """A line with its interval.
 
     Attributes:
-        label: For the legend.
+        label: Of its group.
+        runs: How many runs it is of.
         x, line: float64 ``[n]``.
         interval: Its ends, ``[n]`` each; None for a single run.
     """
 
     label: str
+    runs: int
     x: np.ndarray
     line: np.ndarray
     interval: tuple[np.ndarray, np.ndarray] | None
@@ -178,12 +180,10 @@ def _config_labels(curves: Sequence[Curve]) -> list[str]:
     labels = []
     for curve in curves:
         alike = [other.settings for other in curves if other.env == curve.env]
-        names = sorted({name for settings in alike for name in settings if not IGNORED.match(name)})
-        missing = object()
-        differing = [
-            name for name in names if any(s.get(name, missing) != alike[0].get(name, missing) for s in alike[1:])
-        ]
-        told = [f"{name} {_shown(curve.settings[name])}" for name in differing if name in curve.settings]
+        shared = set.intersection(*map(set, alike))  # an older run lacks newer settings
+        names = sorted(name for name in shared if not IGNORED.match(name))
+        differing = [name for name in names if any(s[name] != alike[0][name] for s in alike[1:])]
+        told = [f"{name} {_shown(curve.settings[name])}" for name in differing]
         labels.append(", ".join((curve.env, *told)))
     return labels
 
@@ -243,41 +243,54 @@ def _band(label: str, curves: Sequence[Curve], x: str, y: str, smooth: float) ->
     points = np.linspace(begin, end, POINTS) if end > begin else np.array([begin])
     values = smoothed(np.stack([np.interp(points, h, v) for _, h, v in series]), smooth)
     if len(series) == 1:
-        return Band(label, points, values[0], None)
+        return Band(label, 1, points, values[0], None)
     interval = bootstrap_interval(values, [curve.env for curve, _, _ in series])
-    return Band(f"{label} ({len(series)} runs)", points, interquartile_mean(values), interval)
+    return Band(label, len(series), points, interquartile_mean(values), interval)
 
 
 def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter
 
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flat
+    colours = {label: f"C{number}" for number, label in enumerate(_run_counts(panels))}
     unit, scale = _time_unit(panels) if x == "time" else ("", 1.0)
     for one, (y, bands) in zip(axes, panels.items(), strict=False):
         for band in bands:
-            (line,) = one.plot(band.x / scale, band.line, label=band.label, linewidth=1.5)
-            if len(band.x) == 1:
-                line.set_marker("o")
+            colour, marker = colours[band.label], "o" if len(band.x) == 1 else None
+            one.plot(band.x / scale, band.line, color=colour, marker=marker, linewidth=1.5)
             if band.interval is not None:
-                one.fill_between(band.x / scale, *band.interval, color=line.get_color(), alpha=0.2, linewidth=0)
+                one.fill_between(band.x / scale, *band.interval, color=colour, alpha=0.2, linewidth=0)
         one.set_xlabel(f"wall time, {unit}" if x == "time" else "env steps")
         one.set_ylabel(y.replace("_", " "))
         if x != "time":
             one.xaxis.set_major_formatter(EngFormatter(sep=""))
         one.spines[["top", "right"]].set_visible(False)
         one.grid(alpha=0.3, linewidth=0.5)
-        one.legend(frameon=False, fontsize=8)
     for unused in list(figure.axes)[len(panels) :]:
         unused.set_axis_off()
+    handles = [
+        Line2D([], [], color=colours[label], label=f"{label} ({count} runs)" if count > 1 else label)
+        for label, count in _run_counts(panels).items()
+    ]
+    figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=8)
     for file in files:
         try:
             figure.savefig(file, dpi=150)
         except OSError as error:
             raise ConfigError(f"cannot write {file}: {error.strerror}; name another file with --out") from error
+
+
+def _run_counts(panels: dict[str, list[Band]]) -> dict[str, int]:
+    """The most runs of each group in any panel."""
+    counts: dict[str, int] = {}
+    for band in (band for bands in panels.values() for band in bands):
+        counts[band.label] = max(band.runs, counts.get(band.label, 0))
+    return counts
 
 
 def _time_unit(panels: dict[str, list[Band]]) -> tuple[str, float]:
