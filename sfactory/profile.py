@@ -10,18 +10,16 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from sfactory.config.command_line import CommandOptions, Switch, read_command_line
 from sfactory.errors import ConfigError, SfactoryError, check_platform
 
 if TYPE_CHECKING:
     from sfactory.config import Config
     from sfactory.profiling.measure import Profile
+    from sfactory.profiling.options import ProfileOptions
     from sfactory.profiling.tune import Trial
     from sfactory.runtime.plan import Plan
 
@@ -29,29 +27,6 @@ DESCRIPTION = """Train in a temporary folder for a while, and show where the tim
 limits the run and which flag to change, and which share of this machine's ceiling is reached."""
 MOST_CEILING_S = 15.0
 """Most seconds of the ceiling's measurements."""
-
-
-@dataclass(frozen=True)
-class Options(CommandOptions):
-    """Flags of the command besides those of a run."""
-
-    seconds: float = 30.0
-    """To measure; warm-up and the ceiling take about as long again at most. With --tune: for the whole search."""
-    sample_only: Switch = False
-    """Rollout and policy workers at full speed, without learning."""
-    json: Switch = False
-    """The last line of the output is one JSON object."""
-    trace: Path | None = None
-    """Write a trace of all processes to this file, for ui.perfetto.dev."""
-    tune: Switch = False
-    """Search workers, environments, groups, policy workers, threads, batch size and precision for this machine."""
-    tune_out: Path | None = None
-    """Where --tune writes the best as YAML for --config; unset: tuned.yaml."""
-
-    @property
-    def tuned(self) -> Path:
-        """The file that --tune writes."""
-        return self.tune_out or Path("tuned.yaml")
 
 
 def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.profile") -> int:
@@ -70,14 +45,17 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.prof
         from sfactory.runtime.interrupts import as_program
 
         with as_program() if args is None else contextlib.nullcontext():
-            line = read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, Options)
+            from sfactory.config.command_line import read_command_line
+            from sfactory.profiling.options import ProfileOptions
+
+            line = read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, ProfileOptions)
             return _profile(line.options, line.config)
     except SfactoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
 
 
-def _profile(options: Options, config: Config) -> int:
+def _profile(options: ProfileOptions, config: Config) -> int:
     """Check the options, and run."""
     from sfactory.runtime.processes import fork_server
 
@@ -91,7 +69,7 @@ def _profile(options: Options, config: Config) -> int:
         return _run(options, config, make_plan(config))
 
 
-def _check(options: Options, config: Config) -> None:
+def _check(options: ProfileOptions, config: Config) -> None:
     """Raise ConfigError for options that cannot work."""
     problems = []
     if not (options.seconds > 0 and math.isfinite(options.seconds)):
@@ -112,7 +90,7 @@ def _check(options: Options, config: Config) -> None:
         raise ConfigError(*problems)
 
 
-def _run(options: Options, config: Config, plan: Plan) -> int:
+def _run(options: ProfileOptions, config: Config, plan: Plan) -> int:
     """Measure, show, and give the exit status."""
     from sfactory.profiling.bottleneck import find_bottleneck
     from sfactory.profiling.measure import profile_run
@@ -148,7 +126,7 @@ def _progress(console: Console) -> Iterator[Callable[[str], object]]:
         yield status.update
 
 
-def _tune(options: Options, config: Config, plan: Plan, seconds: float, console: Console) -> tuple[Profile, int]:
+def _tune(options: ProfileOptions, config: Config, plan: Plan, seconds: float, console: Console) -> tuple[Profile, int]:
     """Search, and write the best; the exit status is 0 unless a signal has ended the search."""
     from sfactory.profiling.tune import SEARCHED, tune, write_tuned
 
@@ -179,6 +157,4 @@ def _ceiling(plan: Plan, seconds: float, tell: Callable[[str], object]) -> float
 
 
 if __name__ == "__main__":
-    from sfactory.profile import main as command  # whose classes are found by the name of their module
-
-    sys.exit(command())
+    sys.exit(main())

@@ -6,22 +6,15 @@ import contextlib
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sfactory.config import annotated_yaml
-from sfactory.config.command_line import CommandLine, CommandOptions, Switch, read_command_line
 from sfactory.errors import SfactoryError, check_platform
+
+if TYPE_CHECKING:
+    from sfactory.config.command_line import CommandLine, TrainOptions
 
 DESCRIPTION = """Train a reinforcement-learning agent. The same command again resumes the run in its folder;
 --overwrite starts anew."""
-
-
-@dataclass(frozen=True)
-class Options(CommandOptions):
-    """Flags of the command besides those of a run."""
-
-    show_config: Switch = False
-    """Print the configuration as YAML, with where each value comes from, and start nothing."""
 
 
 def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.train") -> int:
@@ -40,15 +33,18 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.trai
         from sfactory.runtime.interrupts import as_program
 
         with as_program() if args is None else contextlib.nullcontext():
-            return _run(read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, Options))
+            from sfactory.config.command_line import TrainOptions, read_command_line
+
+            return _run(read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, TrainOptions))
     except SfactoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
 
 
-def _run(line: CommandLine[Options]) -> int:
+def _run(line: CommandLine[TrainOptions]) -> int:
     """Show the configuration, or train; gives the exit status."""
     if line.options.show_config:
+        from sfactory.config import annotated_yaml
         from sfactory.runtime.planning import make_plan
 
         planned = make_plan(line.config).config if line.config.env else line.config
@@ -67,6 +63,4 @@ def _run(line: CommandLine[Options]) -> int:
 
 
 if __name__ == "__main__":
-    from sfactory.train import main as command  # whose classes are found by the name of their module
-
-    sys.exit(command())
+    sys.exit(main())

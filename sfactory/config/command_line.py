@@ -38,6 +38,14 @@ class CommandOptions:
     """Show every flag."""
 
 
+@dataclass(frozen=True)
+class TrainOptions(CommandOptions):
+    """Flags of ``sfactory train`` besides those of a run."""
+
+    show_config: Switch = False
+    """Print the configuration as YAML, with where each value comes from, and start nothing."""
+
+
 O = TypeVar("O", bound=CommandOptions)  # noqa: E741
 
 

@@ -14,7 +14,9 @@ from sfactory.runs.checkpoint import CheckpointStore
 
 def test_only_a_whole_window_of_episodes_makes_a_checkpoint_the_best(tmp_path: Path) -> None:
     """Also after resuming, when the window begins anew."""
-    config = config_for(tmp_path, env=Counting, serial=True, steps=32_768, log=dataclasses.replace(QUIET, episode_window=5))
+    config = config_for(
+        tmp_path, env=Counting, serial=True, steps=32_768, log=dataclasses.replace(QUIET, episode_window=5)
+    )
     assert train(config).status == "completed"
     store = CheckpointStore(config.run_dir / "checkpoints")
     settled = store.load_latest()
