@@ -141,7 +141,7 @@ def test_a_folder_that_goes_right_after_a_save_is_a_failed_save(
 
     monkeypatch.setattr(store, "_rotate", go_first)
     with pytest.raises(FileNotFoundError, match="gone since it was written"):
-        store.save(Snapshot({"w": torch.zeros(2)}, {"lr": 1.0}, 8, 8, 1, 1.0, None))
+        store.save(Snapshot({"w": torch.zeros(2)}, {"step": 1}, 8, 8, 1, 1.0, None))
     assert saved_steps(tmp_path / "aside") == [8]
 
 
@@ -157,9 +157,18 @@ def test_milestones_stay_for_good(tmp_path: Path) -> None:
 def test_saving_again_at_the_same_env_steps_never_leaves_none(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     for wall_s in range(12):
-        store.save(Snapshot({}, {"lr": 1.0}, 50, 50, 5, float(wall_s), None))
+        store.save(Snapshot({}, {"step": 1}, 50, 50, 5, float(wall_s), None))
         assert store.load_latest().wall_s == wall_s
     assert saved_steps(tmp_path) == [50]
+
+
+def test_a_checkpoint_without_trainer_state_is_two_files(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    for env_steps in (10, 20):
+        store.save(dataclasses.replace(snapshot(env_steps), trainer={}))
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".safetensors"]
+    loaded = store.load_latest()
+    assert (loaded.env_steps, loaded.trainer) == (20, {})
 
 
 def test_load_best_without_returns_is_the_latest(tmp_path: Path) -> None:
@@ -311,7 +320,7 @@ def test_a_file_size_limit_leaves_the_last_one_and_no_debris(tmp_path: Path) -> 
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
         with pytest.raises(OSError):
-            store.save(Snapshot({"big": torch.zeros(100_000)}, {}, 20, 20, 2, 0.0, None))
+            store.save(Snapshot({"big": torch.zeros(100_000)}, {"step": 1}, 20, 20, 2, 0.0, None))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {path.name for path in tmp_path.iterdir()} == before
