@@ -8,15 +8,19 @@
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
+# make screenshot  a run's page in headless Chromium: checks that curves and video show, keeps docs/report.png
+# make package wheel and sdist in dist/, installed and tried in empty environments (minutes, and gigabytes of packages)
 # make starts  50 starts and stops in a row
+# make gpu-wheels  wheels for perf/gpu.sh on a machine without a network; ONLY="base atari" for some of them
 # make soak    half an hour of training under faults of every kind
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
+WHEELS ?= wheels
 
-.PHONY: train test test-plain lint types docs learn lag bench peers starts soak clean
+.PHONY: train test test-plain lint types docs learn lag bench peers screenshot package starts gpu-wheels soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
@@ -42,7 +46,7 @@ docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 learn: .venv/dev
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long --ignore tests/test_packaging.py
 	$(BIN)/python -m perf.learning --record
 	$(BIN)/python -m perf.results
 
@@ -60,14 +64,29 @@ peers: .venv/dev
 	$(BIN)/python -m perf.peers
 	$(BIN)/python -m perf.peers --to-score
 
+screenshot: .venv/dev
+	$(PIP) playwright
+	-$(BIN)/playwright install chromium # without it the system's is taken
+	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --eval.every 25000 --log.report-every-s 0.5 --run runs/cartpole
+	$(BIN)/sfactory report runs/cartpole --episodes 20 --video
+	$(BIN)/python docs/screenshot.py runs/cartpole docs/report.png
+
+package: .venv/dev
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m pytest -m long tests/test_packaging.py
+
 starts: .venv/dev
 	$(BIN)/python -m perf.starts
+
+gpu-wheels:
+	$(PYTHON) perf/gpu_packages.py gather $(WHEELS) $(ONLY)
 
 soak: .venv/dev
 	$(BIN)/python -m perf.soak
 
 clean:
-	rm -rf .venv build sfactory.egg-info
+	rm -rf .venv build dist sfactory.egg-info
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

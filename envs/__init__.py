@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sfactory.envs.factory import register_env, resolve_env
 from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Group, Outcome, StepBuffers
 from sfactory.envs.seeds import env_seed
+
+if TYPE_CHECKING:
+    from sfactory.envs.factory import register_env, resolve_env
 
 __all__ = [
     "EnvRequest",
@@ -32,6 +34,13 @@ __all__ = [
 _FAMILIES = ("native", "families.atari", "families.vizdoom", "families.mujoco", "families.envpool", "general")
 """Modules with ``handles(request)``, ``probe(request)`` and ``make_group(request, spec, count, first_index, seed)``;
 the first that handles an environment gets it."""
+
+
+def __getattr__(name: str) -> Any:
+    """What needs Gymnasium is imported on first use: a saved policy is played without it."""
+    if name in ("register_env", "resolve_env"):
+        return getattr(importlib.import_module("sfactory.envs.factory"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def probe(request: EnvRequest) -> EnvSpec:
@@ -64,6 +73,8 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
 
 def _dispatch(request: EnvRequest) -> tuple[EnvRequest, Any]:
     """The request with a registered name replaced by its factory, and the module of its family."""
+    from sfactory.envs.factory import resolve_env
+
     request = dataclasses.replace(request, env=resolve_env(request.env))
     for name in _FAMILIES:
         family = importlib.import_module(f"sfactory.envs.{name}")

@@ -7,6 +7,7 @@ import difflib
 import importlib.util
 import inspect
 import multiprocessing
+import pkgutil
 import sys
 import traceback
 import types
@@ -32,6 +33,10 @@ _ID_PACKAGES = {
     "BabyAI-": "minigrid",
     "ALE/": "ale_py",
     "Vizdoom": "vizdoom.gymnasium_wrapper",
+    "NetHack": "nle",
+    "MiniHack-": "minihack",
+    "Crafter": "sfactory.envs.crafter",
+    "dm_control/": "shimmy",
 }
 """Packages that register ids with these prefixes when they are imported."""
 _EXTRAS = {
@@ -39,8 +44,16 @@ _EXTRAS = {
     "vizdoom": "vizdoom",
     "mujoco": "mujoco",
     "Box2D": "box2d",
+    "minigrid": "minigrid",
     "pettingzoo": "multiagent",
+    "mpe2": "multiagent",
+    "pymunk": "multiagent",
     "envpool": "envpool",
+    "nle": "nethack",
+    "minihack": "nethack",
+    "crafter": "crafter",
+    "shimmy": "dm-control",
+    "dm_control": "dm-control",
 }
 """The extra of sfactory that installs a package."""
 
@@ -70,12 +83,17 @@ def resolve_env(env: Any) -> Any:
     anything else unchanged.
 
     Raises:
-        ConfigError: If a module in ``module:Name`` cannot be imported.
+        ConfigError: If a module in ``module:Name`` cannot be imported, or the name is code.
     """
     if not isinstance(env, str):
         return env
     if env in _registered:
         return _registered[env]
+    if env.startswith(("lambda", "<")):
+        raise ConfigError(
+            f"env is {env!r}; a lambda or class of a Python program has no place in YAML or on the command line: write "
+            "it into a module and name it there, as my_module:make_env, or call sfactory.train(Config(env=...))"
+        )
     module_name, colon, name = env.rpartition(":")
     if colon:
         module = _import(module_name, env)
@@ -315,6 +333,8 @@ def _unknown(env: str, module: str, name: str) -> str:
     known = [*_registered, *gymnasium.registry]
     if module:
         found = vars(sys.modules[module])
+        if name in found and callable(getattr(found[name], "parallel_env", None)):
+            return f"env is {env!r}, which is the module of a game; write {found[name].__name__}:parallel_env"
         if name in found:
             return f"env is {env!r}, but {name} of the module {module} is {shown(found[name])}, which cannot be called"
         near = difflib.get_close_matches(name, [key for key, value in found.items() if callable(value)], 3)
@@ -350,7 +370,7 @@ def _import(module: str, env: str) -> Any:
         return importlib.import_module(module)
     except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"cannot import the module {module!r} of env {env!r}: {error}; install it, or correct its name"
+            f"cannot import the module {module!r} of env {env!r}: {error}; {_remedy(module, error)}"
         ) from error
     except ENV_ERRORS as error:
         trace = "".join(traceback.format_exception(error)).rstrip()
@@ -359,13 +379,27 @@ def _import(module: str, env: str) -> Any:
         ) from error
 
 
+def _remedy(module: str, error: Exception) -> str:
+    """What to do about a module that cannot be imported."""
+    parent, _, name = module.rpartition(".")
+    missing = getattr(error, "name", None) or module
+    if missing == module and parent in sys.modules:
+        there = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", []))]
+        if near := difflib.get_close_matches(name, there, 1):
+            return f"did you mean {parent}.{near[0]}?"
+    if missing.partition(".")[0] in _EXTRAS and missing.partition(".")[0] not in sys.modules:
+        return _install(missing)
+    return "install it, or correct its name"
+
+
 def _register_package(package: str, env: str) -> None:
     """Import a package that registers its environments with Gymnasium."""
     try:
         module = importlib.import_module(package)
     except ImportError as error:
+        missing = error.name or package
         raise ConfigError(
-            f"{env} needs the package {package.partition('.')[0]}: {error}; {_install(package)}"
+            f"{env} needs the package {missing.partition('.')[0]}: {error}; {_install(missing)}"
         ) from error
     gymnasium.register_envs(module)
 

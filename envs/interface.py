@@ -16,6 +16,10 @@ Episode ends are the same for every kind of environment:
   step (``DISABLED``), cannot rest: ``after.obs`` is the next episode's first observation, and the final observations of
   truncated rows are handed over in :attr:`Group.finals`.
 - A dead agent of a living multi-agent environment is not active; when it comes back ``first`` is set.
+- A termination may end the learner's episode alone, as the loss of a life does whose game goes on
+  (:attr:`Group.goes_on`): nothing is bootstrapped and the next observation is ``first``, but reports and evaluation
+  count the return and the length of the whole game. An environment says so by a true ``info["goes_on"]`` beside a
+  termination; its next ``reset()`` then begins the next episode within the same game.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ import numpy as np
 
 from sfactory.config.env_source import EnvSource
 from sfactory.spaces import AS_DECLARED, ActionSpec, ObservationSpec, Reading
+
+GOES_ON_KEY = "goes_on"
+"""Entry of an info: the episode that terminates is a part of one that goes on."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class EnvSpec:
         masked: Whether actions may be masked.
         family: Name of the environment family (atari, vizdoom, gymnasium, ...).
         render_fps: Env steps per second at which a video of it looks natural.
+        protocol: How the environment is played, where figures are of one of several published ways; else empty.
         source: Code the environment comes from. A resumed run compares it; None where the id identifies it.
     """
 
@@ -52,6 +60,7 @@ class EnvSpec:
     masked: bool = False
     family: str = "gymnasium"
     render_fps: float = 30.0
+    protocol: str = ""
     source: EnvSource | None = None
 
 
@@ -83,6 +92,12 @@ class Outcome(NamedTuple):
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
+
+
+def whole_ends(outcome: Outcome, goes_on: np.ndarray | None) -> np.ndarray:
+    """bool ``[rows]``: an episode ended and its game with it (:attr:`Group.goes_on`)."""
+    ended = outcome.terminated | outcome.truncated
+    return ended if goes_on is None else ended & ~goes_on
 
 
 class Finals(NamedTuple):
@@ -125,15 +140,18 @@ class Group(Protocol):
     Attributes:
         rows: Number of agent rows.
         finals: Final observations of rows that were truncated in the last step and could not rest, else None.
-        extras: Numeric entries of ``info`` at episode ends, one dict of floats per episode. The reader empties the
-            list.
+        goes_on: bool ``[rows]``, the rows whose termination in the last step was not the end of their game; None if
+            there are none.
+        extras: Numeric entries of ``info`` at the ends of whole episodes, one dict of floats each. The reader empties
+            the list.
         faults: Faults survived. The reader empties the list.
     """
 
     rows: int
     finals: Finals | None
+    goes_on: np.ndarray | None
     extras: list[dict[str, float]]
-    broken: list[SurvivedFault]
+    faults: list[SurvivedFault]
 
     def reset(self, buffers: StepBuffers) -> None:
         """Begin the first episode of every environment and write all of `buffers`. Raises as `step` does."""

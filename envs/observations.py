@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sfactory.envs.interface import EnvSpec, StepBuffers
+from sfactory.envs.interface import GOES_ON_KEY, EnvSpec, StepBuffers
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY, Leaf
 
 NO_MASK = "info has no action_mask, though the first reset() gave one; give it at every reset() and step()"
-_NO_EXTRAS = ("TimeLimit.truncated", "episode", MASK_KEY)
+_NO_EXTRAS = ("TimeLimit.truncated", "episode", MASK_KEY, GOES_ON_KEY)
 _MISFIT = Exception
 """Exceptions of a value that is no array. Objects of a user's class may raise anything when they are converted."""
 
@@ -30,12 +30,15 @@ class ObservationWriter:
         spec: Spaces of the environments.
         name: Gives the name of a row in error messages, for example ``environment 3 (CartPole-v1)``.
         validate: Check values too (finite, within a Discrete space); shapes and dtypes are always checked.
+        compiled: Check them in a compiled pass, which imports numba.
     """
 
-    def __init__(self, spec: EnvSpec, name: Callable[[int], str], validate: bool) -> None:
-        from sfactory.envs.kernels.steps import all_finite, all_known
+    def __init__(self, spec: EnvSpec, name: Callable[[int], str], validate: bool, compiled: bool = True) -> None:
+        self._all_finite, self._all_known = _all_finite, _all_known
+        if compiled:
+            from sfactory.envs.kernels.steps import all_finite, all_known
 
-        self._all_finite, self._all_known = all_finite, all_known
+            self._all_finite, self._all_known = all_finite, all_known
         self._observation = spec.observation
         self._action = spec.action
         self._name = name
@@ -196,6 +199,17 @@ class ObservationWriter:
             except _MISFIT as error:
                 raise EnvironmentFault(f"{self._name(row)}: {error}; it is {shown(mask)}", row) from error
         raise EnvironmentFault(f"{self._name(0)}: the action masks do not fit the action space: {shown(masks[0])}", 0)
+
+
+def _all_finite(values: np.ndarray) -> bool:
+    """Whether there is neither NaN nor infinity among float32 ``[N]``."""
+    return bool(np.isfinite(values).all())
+
+
+def _all_known(categories: np.ndarray, sizes: np.ndarray) -> bool:
+    """Whether categories ``[N * K]``, K for each row, are all at least 0 and below int64 ``sizes [K]``."""
+    rows = categories.reshape(-1, len(sizes))
+    return bool(((rows >= 0) & (rows < sizes)).all())
 
 
 def _value(observation: Any, leaf: Leaf) -> Any:

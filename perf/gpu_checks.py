@@ -1,25 +1,29 @@
-"""Whether a device computes what the CPU computes: answers of policy workers, and loss, gradients, targets and steps of
-the learner.
+"""Whether a device computes what the CPU computes: answers of policy workers, and targets, losses, gradients and steps
+of the learner.
 
-Every check gives its largest differences by name and the limits that they must keep. On the CPU the checks run too,
+Every check gives its largest differences by name, and whether they keep their limits. What the CPU computes for
+comparison, in float32 and with its own kernels, is computed once for all precisions. On the CPU the checks run too,
 with the code that CUDA takes; there they say whether this file works.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from sfactory.config import Config, ModelConfig, devices
+from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, devices
 from sfactory.config.lag import slot_count
 from sfactory.data.arena import Arena, segment_fields
+from sfactory.data.batch import Assembler
+from sfactory.data.cuda_graphs import WARM_UPS
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import LocalQueue
 from sfactory.data.weights import FlatWeights, PublishedWeights
@@ -47,6 +51,15 @@ RECORDED_LIMITS = {"float32": 1e-5, "bfloat16": 1e-2}
 LOSS_LIMITS = {"float32": 1e-3, "bfloat16": 5e-2}
 GRADIENT_LIMITS = {"float32": 1e-3, "bfloat16": 1e-1}
 """Norm of the difference of the gradients, in units of the norm."""
+CHANGE_LIMITS = {"float32": 2e-2, "bfloat16": 0.25}
+"""Norm of the difference of how far some updates have moved the parameters, in units of how far that is: 1 where one of
+the two learners does not move."""
+RATE_LIMIT = 1e-6
+BATCHES = 2
+"""Trained before parameters are compared, so that what follows from one batch matters to the next."""
+RECORDED_AFTER = WARM_UPS + 2
+"""Batches after which the updates on both staging buffers are recorded."""
+STEPS = 16
 
 
 class Problem(NamedTuple):
@@ -56,10 +69,9 @@ class Problem(NamedTuple):
     model: ModelConfig
 
 
-def _problem(observation: spaces.Space, action: spaces.Space, **model: object) -> Problem:
-    return Problem(
-        EnvSpec(ObservationSpec.from_space(observation), ActionSpec.from_space(action)), ModelConfig(**model)
-    )
+def _problem(observation: spaces.Space, action: spaces.Space, masked: bool = False, **model: object) -> Problem:
+    env = EnvSpec(ObservationSpec.from_space(observation), ActionSpec.from_space(action), masked=masked)
+    return Problem(env, ModelConfig(**model))
 
 
 _VECTOR, _PIXELS = spaces.Box(-np.inf, np.inf, (17,)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -71,7 +83,41 @@ PROBLEMS = {
     "mixed gru": _problem(
         _MIXED, spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (2,)))), core="gru", core_layers=2
     ),
+    "masked": _problem(_VECTOR, spaces.MultiDiscrete([4, 3]), masked=True, hidden=(64, 64)),
 }
+_STEP = OptimConfig(lr=1e-3, eps=1e-3, max_grad_norm=0.05)
+"""An epsilon that makes a step follow the gradient also where that is near 0, and differs by rounding."""
+
+
+class Case(NamedTuple):
+    """A problem, and the fields of a config with which it is learned."""
+
+    problem: str
+    config: dict[str, Any]
+
+
+CASES = {
+    "mlp": Case("mlp", {}),
+    "mlp, minibatches, rates on the device, normalised returns": Case(
+        "mlp",
+        {
+            "epochs": 2,
+            "optim": dataclasses.replace(_STEP, minibatches=4, schedule="adaptive_kl", target_kl=1e-7),
+            "loss": LossConfig(normalize_returns=True),
+        },
+    ),
+    "masked, ppo, clipped values": Case(
+        "masked",
+        {"algo": "ppo", "epochs": 3, "optim": _STEP, "loss": LossConfig(value_clip=1e-3, entropy_coef=0.05)},
+    ),
+    "masked, impala": Case(
+        "masked", {"algo": "impala", "loss": LossConfig(reward_clip=1.0, exploration="kl", entropy_coef=0.05)}
+    ),
+    "cnn": Case("cnn", {}),
+    "cnn lstm, minibatches": Case("cnn lstm", {"optim": dataclasses.replace(_STEP, minibatches=2)}),
+    "mixed gru": Case("mixed gru", {}),
+}
+"""Each part of the objective and of a step is in at least one of them."""
 
 
 def _difference(value: Tensor, expected: Tensor) -> float:
@@ -100,54 +146,77 @@ def _arena_of(problem: Problem, state_size: int, slots: int, rollout: int, rows:
     for slot in range(slots):
         invent_experience(arena, problem.env, slot)
     arena.first[:] = rng.random(arena.first.shape) < 0.1
+    arena.active[:] = rng.random(arena.active.shape) < 0.9
+    arena.truncated[:] = (rng.random(arena.truncated.shape) < 0.1) & ~arena.terminated
+    known = arena.truncated & (rng.random(arena.truncated.shape) < 0.5)
+    arena.final_value[:] = np.where(known, rng.standard_normal(known.shape), np.nan)
     for i, size in enumerate(problem.env.action.sizes):
         arena.categorical[..., i] = rng.integers(0, size, arena.categorical.shape[:-1])
     arena.continuous[:] = rng.standard_normal(arena.continuous.shape)
-    arena.log_prob[:] = rng.normal(-1.5, 0.3, arena.log_prob.shape)
+    usual = -sum(map(np.log, problem.env.action.sizes)) - 1.42 * problem.env.action.continuous  # weights near 1
+    arena.log_prob[:] = rng.normal(usual, 0.3, arena.log_prob.shape)
     arena.value[:] = rng.standard_normal(arena.value.shape)
     arena.rnn_state[:] = 0.1 * rng.standard_normal(arena.rnn_state.shape)
+    if arena.mask is not None:
+        arena.mask[:] = rng.random(arena.mask.shape) < 0.6
+        begins = np.cumsum((0, *problem.env.action.sizes))[:-1]
+        np.put_along_axis(arena.mask[:, :-1], arena.categorical + begins, True, -1)
     return arena
 
 
-def check_answers(
-    problem: Problem, precision: str, device: torch.device, rows: int = 16, batches: int = 30
-) -> dict[str, float | bool]:
-    """Recorded and single launches on a device against the plain engine in float32 on the CPU, over random requests.
+def answer_checks(device: torch.device, rows: int = 16, batches: int = 30) -> Iterator[tuple[str, dict]]:
+    """Recorded and single launches of policy workers on a device against the plain engine in float32 on the CPU, over
+    random requests. Gives the name and the result of each check when it is done."""
+    devices.prepare_device(device, Config(env="made up"))
+    for name, problem in PROBLEMS.items():
+        requests = _script(batches)
+        expected = _played(problem, requests, rows, lambda *args: TorchEngine(*args, None, _watch()))[0]
+        for precision in PRECISIONS:
+            yield f"{name}, {precision}", _caught(_check_answers, problem, precision, device, rows, requests, expected)
 
-    Returns:
-        Differences, whether forward passes were recorded, microseconds of a batch of all groups either way, and ``ok``.
-    """
-    autocast, model = PRECISIONS[precision], _model_of(problem).eval()
-    rollout, rng = 8, np.random.default_rng(0)
-    arena = _arena_of(problem, model.state_size, 2 * GROUPS, rollout, rows)
-    published = PublishedWeights(FlatWeights(copy.deepcopy(model)).vector.numel())
-    plain = TorchEngine(copy.deepcopy(model), arena, GROUPS, None, _watch())
-    recorded, single = (
-        GraphedEngine(copy.deepcopy(model).to(device), arena, GROUPS, autocast, _watch(), graphs)
-        for graphs in (True, False)
-    )
-    weights, steps, worst = (
-        FlatWeights(model).vector.clone(),
-        [0] * GROUPS,
-        {"answer": 0.0, "state": 0.0, "recorded": 0.0},
-    )
-    for batch in range(batches):
+
+def _check_answers(
+    problem: Problem, precision: str, device: torch.device, rows: int, script: list, expected: list
+) -> dict[str, float | bool]:
+    """Differences, whether forward passes were recorded, microseconds of a batch of all groups either way, and
+    ``ok``."""
+    autocast = PRECISIONS[precision]
+
+    def engine(model: torch.nn.Module, arena: Arena, groups: int, graphs: bool) -> GraphedEngine:
+        return GraphedEngine(model.to(device), arena, groups, autocast, _watch(), graphs)
+
+    found, recorded = _played(problem, script, rows, lambda *args: engine(*args, True))
+    others, single = _played(problem, script, rows, lambda *args: engine(*args, False))
+    worst = {
+        "answer": max(_difference(own, wanted) for (own, _), (wanted, _) in zip(found, expected, strict=True)),
+        "state": max(_difference(own, wanted) for (_, own), (_, wanted) in zip(found, expected, strict=True)),
+        "recorded": max(_difference(own, other) for (own, _), (other, _) in zip(found, others, strict=True)),
+    }
+    near = max(worst["answer"], worst["state"]) <= ANSWER_LIMITS[precision]
+    graphs = device.type == "cuda" and recorded.recorder.enabled
+    ok = near and worst["recorded"] <= RECORDED_LIMITS[precision] and graphs == (device.type == "cuda")
+    return {"ok": ok, "graphs": graphs, **worst, "recorded_us": _time_of(recorded), "single_us": _time_of(single)}
+
+
+def _script(batches: int, rollout: int = 8) -> list[list[Request]]:
+    """Batches of requests: some groups, each at its next step, now and then for values alone."""
+    rng, steps = np.random.default_rng(0), [0] * GROUPS
+    return [_random_requests(rng, steps, rollout) for _ in range(batches)]
+
+
+def _played(problem: Problem, script: list[list[Request]], rows: int, make: Callable[..., Engine]) -> tuple[list, Any]:
+    """What an engine answers to a script, answers and states as copies, and the engine itself."""
+    model = _model_of(problem).eval()
+    arena = _arena_of(problem, model.state_size, 2 * GROUPS, 8, rows)
+    weights = FlatWeights(copy.deepcopy(model)).vector.clone()
+    published, answers = PublishedWeights(weights.numel()), []
+    engine = make(model, arena, GROUPS)
+    for batch, requests in enumerate(script):
         if batch % PUBLISH_EVERY == 0:
             published.publish(weights * (1 + 0.02 * batch), batch)
-            for engine in (plain, recorded, single):
-                engine.refresh(published)
-        requests = _random_requests(rng, steps, rollout)
-        (expected, state), (answer, own_state), (other, _) = (
-            _answers(engine, arena, requests) for engine in (plain, recorded, single)
-        )
-        worst["answer"] = max(worst["answer"], _difference(answer, expected))
-        worst["state"] = max(worst["state"], _difference(own_state, state))
-        worst["recorded"] = max(worst["recorded"], _difference(answer, other))
-    limit = ANSWER_LIMITS[precision]
-    ok = worst["answer"] <= limit and worst["state"] <= limit and worst["recorded"] <= RECORDED_LIMITS[precision]
-    graphs = device.type == "cuda" and recorded.recorder.enabled
-    times = {"recorded_us": _time_of(recorded, device), "single_us": _time_of(single, device)}
-    return {"ok": ok and graphs == (device.type == "cuda"), "graphs": graphs, **worst, **times}
+            engine.refresh(published)
+        answers.append(_answers(engine, arena, requests))
+    return answers, engine
 
 
 def _random_requests(rng: np.random.Generator, steps: list[int], rollout: int) -> list[Request]:
@@ -168,7 +237,7 @@ def _answers(engine: Engine, arena: Arena, requests: list[Request]) -> tuple[Ten
     return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(np.append(arena.rnn_state, np.float32(0)))
 
 
-def _time_of(engine: GraphedEngine, device: torch.device, seconds: float = 0.2) -> float:
+def _time_of(engine: GraphedEngine, seconds: float = 0.2) -> float:
     """Microseconds of a batch of all groups."""
     requests = [(group, group, 1, False) for group in range(GROUPS)]
     count, begin = 0, time.perf_counter()
@@ -178,65 +247,114 @@ def _time_of(engine: GraphedEngine, device: torch.device, seconds: float = 0.2) 
     return 1e6 * (time.perf_counter() - begin) / count
 
 
-def check_learner(
-    problem: Problem, precision: str, device: torch.device, rows: int = 16
-) -> dict[str, float | bool | str]:
-    """The learner on a device against one in float32 on the CPU: same weights, same segments.
+def learner_checks(device: torch.device, rows: int = 16) -> Iterator[tuple[str, dict]]:
+    """The learner on a device against one in float32 on the CPU, with the same weights and segments. Gives the name and
+    the result of each check when it is done."""
+    for name, case in CASES.items():
+        config = _config(case, rows)
+        expected = _learned(reference_learner(config, PROBLEMS[case.problem], rows))
+        for precision in PRECISIONS:
+            yield f"{name}, {precision}", _caught(_check_learner, case, precision, device, rows, expected)
 
-    Returns:
-        Differences, whether the host waited for the device during a step (``sync``: what for), and ``ok``.
-    """
-    config = Config(
-        env="made up", workers=1, envs_per_worker=2 * rows, rollout=16, batch_size=2 * 16 * rows, precision=precision
+
+def _check_learner(
+    case: Case, precision: str, device: torch.device, rows: int, expected: dict[str, Tensor]
+) -> dict[str, Any]:
+    """Differences, what the host waited for during a step (``sync``), how many steps are recorded, microseconds of an
+    update with and without that, and ``ok``."""
+    learner = device_learner(_config(case, rows), PROBLEMS[case.problem], device, PRECISIONS[precision], rows)
+    found = _learned(learner)
+    result: dict[str, Any] = {
+        name: _difference(found[name], expected[name]) for name in ("loss", "advantages", "returns", "moments")
+    }
+    near = max(result.values()) <= LOSS_LIMITS[precision]
+    result["rate"] = _difference(found["rate"], expected["rate"])
+    near &= result["rate"] <= RATE_LIMIT
+    for name in ("gradient", "change"):
+        result[name] = float((found[name] - expected[name]).norm() / expected[name].norm())
+    near &= result["gradient"] <= GRADIENT_LIMITS[precision] and result["change"] <= CHANGE_LIMITS[precision]
+    for _ in range(RECORDED_AFTER - BATCHES):
+        learner._train([0, 1])
+    steps = learner._steps
+    result |= {"kernels": [*learner.kernels.taken, *map(": ".join, learner.kernels.refused.items())]}
+    result |= {"sync": _synchronisation(lambda: learner._train([0, 1]), device), "graphs": steps.recorded}
+    result |= {f"recorded_{name}": value for name, value in _update_times(learner).items()}
+    learner._steps = None
+    result |= {f"single_{name}": value for name, value in _update_times(learner).items()}
+    return {"ok": near and not result["sync"] and steps.enabled and steps.recorded > 1, **result}
+
+
+def _update_times(learner: Learner, batches: int = 3) -> dict[str, float]:
+    """Microseconds of an update, a share of its batch's targets included: of the host, which gives the device its work,
+    and until that is done."""
+    module, batch = torch.get_device_module(learner._device), learner._assemble([0, 1])
+    module.synchronize()
+    before, begin = learner.updates, time.perf_counter()
+    for _ in range(batches):
+        learner._learn(batch)
+    given = time.perf_counter()
+    module.synchronize()
+    updates = learner.updates - before
+    return {"host_us": 1e6 * (given - begin) / updates, "us": 1e6 * (time.perf_counter() - begin) / updates}
+
+
+def _config(case: Case, rows: int) -> Config:
+    values = {"optim": _STEP} | case.config
+    return Config(
+        env="made up", workers=1, envs_per_worker=2 * rows, rollout=STEPS, batch_size=2 * STEPS * rows, **values
     )
-    plain, own = (
-        _learner(config, problem, CPU, None, rows),
-        _learner(config, problem, device, PRECISIONS[precision], rows),
-    )
-    slots = [0, 1]
-    before = plain._flat.vector.detach().clone()
-    result: dict[str, float | bool | str] = {}
-    batches = [learner._assemble(slots) for learner in (plain, own)]
-    values = [_evaluated(learner, batch) for learner, batch in zip((plain, own), batches, strict=True)]
-    for name in ("loss", "advantages", "returns"):
-        result[name] = _difference(values[1][name], values[0][name])
-    result["gradient"] = float(
-        (values[1]["gradient"].cpu() - values[0]["gradient"]).norm() / values[0]["gradient"].norm()
-    )
-    for learner in (plain, own):
-        for _ in range(3):
-            learner._train(slots)
-    moved = plain._flat.vector.detach() - before
-    result["weights"] = float((own._flat.vector.detach().cpu() - before - moved).norm() / moved.norm())
-    result["sync"] = _synchronisation(lambda: own._train(slots), device)
-    near = max(result[name] for name in ("loss", "advantages", "returns")) <= LOSS_LIMITS[precision]
-    return {"ok": near and result["gradient"] <= GRADIENT_LIMITS[precision] and not result["sync"], **result}
+
+
+def reference_learner(config: Config, problem: Problem, rows: int) -> Learner:
+    """On the CPU, as users have it there: in float32, with kernels."""
+    return _learner(config, problem, CPU, None, rows)
+
+
+def device_learner(
+    config: Config, problem: Problem, device: torch.device, autocast: torch.dtype | None, rows: int
+) -> Learner:
+    """With the code that CUDA takes, whatever the device."""
+    if device.type != "cpu":
+        return _learner(config, problem, device, autocast, rows)
+    plain = dataclasses.replace(config, runtime=RuntimeConfig(kernels="off"))
+    learner = _learner(plain, problem, device, autocast, rows)
+    if learner._steps is None:
+        learner._assemble = Assembler(learner._arena, learner._per_batch, device, staged=True)
+        learner._steps = learner._recorded_steps()
+    return learner
 
 
 def _learner(
     config: Config, problem: Problem, device: torch.device, autocast: torch.dtype | None, rows: int
 ) -> Learner:
+    devices.prepare_device(device, config)
     model = _model_of(problem).to(device)
     arena = _arena_of(problem, model.state_size, slot_count(config, rows), config.rollout, rows)
-    devices.prepare_device(device, config)
     published = PublishedWeights(FlatWeights(copy.deepcopy(model)).vector.numel())
     plane = DataPlane(arena, published, [], [], LocalQueue(), LocalQueue(), LocalEvents(), (), ())
     return Learner(config, model, plane, device, autocast, _watch())
 
 
-def _evaluated(learner: Learner, batch: object) -> dict[str, Tensor]:
-    """Loss, targets and gradient of the present weights, copied to the CPU."""
+def _learned(learner: Learner, slots: tuple[int, ...] = (0, 1)) -> dict[str, Tensor]:
+    """Loss, targets and gradient of the first weights; how far some batches then move the parameters, the running
+    moments after that, and the rate in units of the first one. All copied to the CPU."""
+    batch = learner._assemble(list(slots))
     objective, columns = Objective(learner._config, learner._model.distribution, learner._units), batch.all_columns
     outputs = learner.outputs(batch)
     targets, _ = objective.targets([objective.estimate(objective.evaluate(outputs, batch, columns), batch, columns)])
-    loss = learner.evaluate(batch)[0].loss
-    named = {
-        "loss": loss,
-        "advantages": targets.advantages,
-        "returns": targets.returns,
-        "gradient": learner._flat.parameters.grad,
+    named = {"advantages": targets.advantages, "returns": targets.returns}
+    named |= {"loss": learner.evaluate(batch)[0].loss, "gradient": learner._flat.parameters.grad}
+    found = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+    before = learner._flat.vector.detach().cpu().clone()
+    for _ in range(BATCHES):
+        learner._train(list(slots))
+    after, count = learner._flat.vector.detach().cpu(), learner._flat.parameters.numel()
+    rate = torch.as_tensor(learner._optimizer.lr).double().cpu() / learner._config.optim.lr
+    return found | {
+        "change": (after - before)[:count],
+        "moments": torch.cat((after[count:], torch.zeros(1))),
+        "rate": rate,
     }
-    return {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 
 
 def _synchronisation(work: Callable[[], object], device: torch.device) -> str:
@@ -254,13 +372,9 @@ def _synchronisation(work: Callable[[], object], device: torch.device) -> str:
     return ""
 
 
-def check_all(check: Callable[..., dict], device: torch.device, **sizes: int) -> dict[str, dict]:
-    """A check of every problem in every precision; one that fails with an error is not ok and says why."""
-    results = {}
-    for name, problem in PROBLEMS.items():
-        for precision in PRECISIONS:
-            try:
-                results[f"{name}, {precision}"] = check(problem, precision, device, **sizes)
-            except Exception as error:
-                results[f"{name}, {precision}"] = {"ok": False, "error": repr(error)}
-    return results
+def _caught(check: Callable[..., dict], *args: Any) -> dict:
+    """The result of a check; one that fails with an error is not ok and says why."""
+    try:
+        return check(*args)
+    except Exception as error:
+        return {"ok": False, "error": repr(error)}

@@ -20,10 +20,15 @@ class Adam:
         lr: Learning rate; may be changed between steps, also to a float64 tensor ``[]`` on the parameter's device.
         betas: Decays of the first and second moment; may be changed, as may `eps`.
         eps: Added to the root of the second moment.
+
+    Attributes:
+        rate: Unset, or a float32 tensor ``[]`` on the parameter's device that steps read in place of `lr`, so that
+            recorded steps follow it; :meth:`update_rate` sets it.
     """
 
     def __init__(self, parameter: Tensor, lr: float, betas: tuple[float, float], eps: float) -> None:
         self.lr: float | Tensor = lr
+        self.rate: Tensor | None = None
         self.betas, self.eps = betas, eps
         self._parameter = parameter
         self._first, self._second = (
@@ -31,6 +36,16 @@ class Adam:
             torch.zeros_like(parameter, requires_grad=False),
         )
         self._steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
+
+    @torch.no_grad()
+    def update_rate(self) -> None:
+        """Let `rate` be what `lr` is, without waiting for the device."""
+        if self.rate is None:
+            self.rate = torch.empty((), dtype=torch.float32, device=self._parameter.device)
+        if isinstance(self.lr, Tensor):
+            self.rate.copy_(self.lr)
+        else:
+            self.rate.fill_(self.lr)
 
     @torch.no_grad()
     def step(self, gradient_divisor: Tensor, skip: Tensor) -> None:
@@ -41,7 +56,8 @@ class Adam:
             skip: float32 ``[]``; 1: nothing changes, 0: the step is made.
         """
         self._steps += 1 - skip
-        lr = self.lr.float() if isinstance(self.lr, Tensor) and self.lr.is_cuda else self.lr  # what the kernels take
+        lr = self.lr if self.rate is None else self.rate
+        lr = lr.float() if isinstance(lr, Tensor) and lr.is_cuda else lr  # what the kernels take
         torch._fused_adam_(
             [self._parameter], [self._parameter.grad], [self._first], [self._second], [], [self._steps],
             lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.eps, amsgrad=False,

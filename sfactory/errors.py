@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 class SfactoryError(Exception):
     """Base of the errors that sfactory raises for its user. ``exit_status`` is what the commands return."""
@@ -61,3 +63,17 @@ def said(error: BaseException) -> str:
         return str(error)
     except Exception:
         return f"<{type(error).__name__} that cannot be shown>"
+
+
+def check_platform() -> None:
+    """Say what is missing on another system than Linux, whose shared memory and process control the workers use.
+
+    Raises:
+        ConfigError: If this is not Linux.
+    """
+    if sys.platform != "linux":
+        remedy = "WSL 2, which is a Linux" if sys.platform == "win32" else "a Linux container or another machine"
+        raise ConfigError(
+            f"sfactory runs on Linux, and this is {sys.platform}, which lacks memfd_create, prlimit and "
+            f"sched_getaffinity; use {remedy}"
+        )

@@ -1,4 +1,4 @@
-"""``python -m sfactory.eval``: play episodes with a trained policy. In Python: :func:`sfactory.evaluate`."""
+"""``sfactory eval``: play episodes with a trained policy. In Python: :func:`sfactory.evaluate`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.config import Config, ModelConfig, env_name
+from sfactory.config import Config, ModelConfig, env_name, first_word_as
 from sfactory.config.flags import Mapped, Name
 from sfactory.config.importing import is_harmless
 from sfactory.envs import make_group, probe
 from sfactory.envs.factory import environment_fault
-from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, StepBuffers
+from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.policy import Checkpoint, Policy, load_policy
@@ -45,7 +46,8 @@ _SEED_BRANCH = 1
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What episodes returned. In a multi-agent environment each agent's episode counts as one.
+    """What episodes returned. In a multi-agent environment each agent's episode counts as one; where a lost life ends
+    an episode for the learner, a whole game does.
 
     Attributes:
         episodes: How many were played.
@@ -53,6 +55,7 @@ class Evaluation:
         length_mean: In env steps.
         returns, lengths: Of every episode, in the order in which they ended.
         extras: Means of the numeric entries of the environments' last infos, over the episodes that had them.
+        protocol: How the environment is played, where figures are of one of several published ways; else empty.
     """
 
     episodes: int
@@ -64,6 +67,7 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     extras: dict[str, float]
+    protocol: str = ""
 
 
 def evaluate(
@@ -109,8 +113,24 @@ def evaluate(
         EnvironmentFault: If an environment raises or breaks its API.
     """
     _check_numbers(episodes, parallel, max_steps, video)
-    player = Player.of_run(run, env, env_kwargs, seed, checkpoint, device, model, trust, renders=video is not None)
-    return player.play(episodes, deterministic, parallel, max_steps, video)
+    player = Player.of_run(run, env, env_kwargs, seed, checkpoint, device, model, trust, _mode(video))
+    with player.recorder(video) as recorder:
+        return player.play(episodes, deterministic, parallel, max_steps, recorder)
+
+
+class Viewer(Protocol):
+    """Takes the pictures of one environment."""
+
+    def begin_episode(self) -> None:
+        """The next picture is the first of an episode."""
+
+    def add(self, image: Any) -> None:
+        """Take what the environment's render() has returned."""
+
+
+def _mode(video: object) -> str | None:
+    """The render_mode of environments."""
+    return None if video is None else "rgb_array"
 
 
 class Player:
@@ -124,6 +144,7 @@ class Player:
 
     Attributes:
         agents: Agents of an environment.
+        render_fps: Env steps per second at which an environment looks natural.
 
     Raises:
         ConfigError: If the environments have other spaces than the policy.
@@ -132,7 +153,7 @@ class Player:
     def __init__(self, policy: Policy, request: EnvRequest, seed: int, source: str) -> None:
         self._policy, self._request, self._seed, self._spec = policy, request, seed, probe(request)
         check_spaces(policy.spec, self._spec, source, env_name(request.env))
-        self.agents = self._spec.agents
+        self.agents, self.render_fps = self._spec.agents, self._spec.render_fps
 
     @classmethod
     def of_run(
@@ -145,18 +166,24 @@ class Player:
         device: str,
         model: ModelConfig | None,
         trust: bool,
-        renders: bool,
+        render_mode: str | None,
     ) -> Player:
         """For the policy of a run; the arguments are those of :func:`evaluate`.
 
         Args:
-            renders: Whether videos will be made.
+            render_mode: That of the environments; None: they are not rendered.
         """
         config = read_config(run)
         seed = _evaluation_seed(config.seed if seed is None else seed)
         policy = load_policy(run, checkpoint, device, model=model, trust=trust, seed=seed)
-        request = _request(config, env, env_kwargs, trust)
-        return cls(policy, rendering(request) if renders else request, seed, f"the run in {run}")
+        request = request_of(config, env, env_kwargs, trust)
+        return cls(policy, rendering(request, render_mode) if render_mode else request, seed, f"the run in {run}")
+
+    def recorder(self, video: str | os.PathLike[str] | None) -> AbstractContextManager[VideoRecorder | None]:
+        """What writes MP4 files into a folder while it is open; None without one."""
+        if video is None:
+            return contextlib.nullcontext()
+        return contextlib.closing(VideoRecorder(Path(video), self.render_fps))
 
     def play(
         self,
@@ -164,29 +191,25 @@ class Player:
         deterministic: bool,
         parallel: int | None,
         max_steps: int | None,
-        video: str | os.PathLike[str] | None = None,
+        viewer: Viewer | None = None,
     ) -> Evaluation:
-        """Play episodes in environments that begin with the same seeds each time."""
+        """Play episodes in environments that begin with the same seeds each time; one at a time with a viewer."""
         spec, tally = self._spec, _Tally()
-        with (
-            contextlib.closing(VideoRecorder(Path(video), spec.render_fps))
-            if video is not None
-            else contextlib.nullcontext() as recorder
-        ):
-            env_episodes = -(-episodes // spec.agents)
-            first_index = 0
-            for shares in _rounds(env_episodes, 1 if video is not None else parallel, max_steps is not None):
-                with contextlib.closing(make_group(self._request, spec, len(shares), first_index, self._seed)) as group:
-                    _play(self._policy, group, spec, shares, deterministic, max_steps, tally, recorder)
-                first_index += len(shares)
-        return tally.evaluation()
+        env_episodes = -(-episodes // spec.agents)
+        first_index = 0
+        for shares in _rounds(env_episodes, 1 if viewer is not None else parallel, max_steps is not None):
+            with contextlib.closing(make_group(self._request, spec, len(shares), first_index, self._seed)) as group:
+                _play(self._policy, group, spec, shares, deterministic, max_steps, tally, viewer)
+            first_index += len(shares)
+        return tally.evaluation(spec.protocol)
 
 
-def rendering(request: EnvRequest) -> EnvRequest:
-    """The same environments, which give pictures for videos."""
+def rendering(request: EnvRequest, mode: str = "rgb_array") -> EnvRequest:
+    """The same environments, rendered in a mode of Gymnasium's; ``rgb_array`` gives pictures for videos."""
     prepare_rendering()
     # few vector environments can render
-    return dataclasses.replace(request, render_mode="rgb_array", backend=request.backend.replace("vector", "auto"))
+    backend = "gymnasium" if mode == "human" else request.backend.replace("vector", "auto")
+    return dataclasses.replace(request, render_mode=mode, backend=backend)
 
 
 def _check_numbers(episodes: int, parallel: int | None, max_steps: int | None, video: object) -> None:
@@ -203,7 +226,7 @@ def _evaluation_seed(seed: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(_SEED_BRANCH,)).generate_state(1)[0])
 
 
-def _request(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust: bool) -> EnvRequest:
+def request_of(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust: bool) -> EnvRequest:
     """The environments to make: the caller's, or the run's if that needs neither foreign code nor foreign files."""
     if env is None and config.env.startswith("<"):
         raise ConfigError(
@@ -259,28 +282,31 @@ def _play(
     deterministic: bool,
     max_steps: int | None,
     tally: _Tally,
-    recorder: VideoRecorder | None,
+    viewer: Viewer | None,
 ) -> None:
     """Let every environment of a group play its share of episodes, or `max_steps` env steps."""
     buffers, after = new_step_buffers(spec, group.rows), new_step_buffers(spec, group.rows)
     outcome = Outcome(np.zeros(group.rows, np.float32), np.zeros(group.rows, bool), np.zeros(group.rows, bool))
     group.reset(buffers)
-    begun = np.zeros(len(shares), int)
+    begun, goes_on = np.zeros(len(shares), int), np.zeros(group.rows, bool)
     tally.begin(group.rows)
     state = None
     for _ in itertools.count() if max_steps is None else range(max_steps):
-        begins = _begins(buffers, spec.agents)
+        begins = _begins(buffers.active, buffers.first & ~goes_on, spec.agents)
+        goes_on &= ~(buffers.first & buffers.active)
         begun += begins
         counts = begun <= shares
         if not counts.any():
             break
-        if recorder is not None:
+        if viewer is not None:
             if begins[0]:
-                recorder.begin_episode()
-            recorder.add(_render(group))
+                viewer.begin_episode()
+            viewer.add(_render(group))
         categorical, continuous, state = policy.choose(buffers, state, deterministic)
         group.step(categorical, continuous, outcome, after)
-        tally.add(outcome, buffers.active & np.repeat(counts, spec.agents), group.extras)
+        whole = whole_ends(outcome, group.goes_on)
+        tally.add(outcome.reward, whole, buffers.active & np.repeat(counts, spec.agents), group.extras)
+        goes_on |= (outcome.terminated | outcome.truncated) & ~whole
         group.extras.clear()
         buffers, after = after, buffers
     else:
@@ -295,9 +321,9 @@ def _render(group: Group) -> Any:
         raise environment_fault("the environment", "render()", error) from error
 
 
-def _begins(buffers: StepBuffers, agents: int) -> np.ndarray:
+def _begins(active: np.ndarray, first: np.ndarray, agents: int) -> np.ndarray:
     """bool ``[environments]``: all agents that live are at the first observation of their episode."""
-    active, first = buffers.active.reshape(-1, agents), buffers.first.reshape(-1, agents)
+    active, first = active.reshape(-1, agents), first.reshape(-1, agents)
     return active.any(1) & (first | ~active).all(1)
 
 
@@ -313,17 +339,20 @@ class _Tally:
         """Begin to count a new group."""
         self._return, self._length = np.zeros(rows), np.zeros(rows, int)
 
-    def add(self, outcome: Outcome, counts: np.ndarray, extras: Sequence[dict[str, float]]) -> None:
+    def add(
+        self, reward: np.ndarray, ended: np.ndarray, counts: np.ndarray, extras: Sequence[dict[str, float]]
+    ) -> None:
         """Account for one step.
 
         Args:
+            reward: float ``[rows]``.
+            ended: bool ``[rows]``; a whole episode has ended.
             counts: bool ``[rows]``; the row acted, in an episode that counts.
             extras: Of the episodes that have ended in this step, in the order of their rows; those without extras may
                 be missing.
         """
-        self._return += np.where(counts, outcome.reward, 0)
+        self._return += np.where(counts, reward, 0)
         self._length += counts
-        ended = outcome.terminated | outcome.truncated
         self._end(ended & counts)
         if len(extras) == np.count_nonzero(ended):
             extras = list(itertools.compress(extras, counts[ended]))
@@ -337,8 +366,8 @@ class _Tally:
         """Count the episodes that go on as they stand."""
         self._end(self._length > 0)
 
-    def evaluation(self) -> Evaluation:
-        """The statistics of all episodes."""
+    def evaluation(self, protocol: str) -> Evaluation:
+        """The statistics of all episodes, which were played by `protocol`."""
         returns = np.array(self._returns)
         return Evaluation(
             episodes=len(self._returns),
@@ -350,6 +379,7 @@ class _Tally:
             returns=tuple(self._returns),
             lengths=tuple(self._lengths),
             extras={name: float(np.mean(values)) for name, values in self._extras.items()},
+            protocol=protocol,
         )
 
     def _end(self, ended: np.ndarray) -> None:
@@ -394,14 +424,23 @@ class Options:
     they name files."""
 
 
-def main(args: Sequence[str] | None = None) -> int:
+def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval") -> int:
     """Run the command.
+
+    Args:
+        args: The command line; None: the process's own.
+        prog: The command, as messages name it.
 
     Returns:
         The exit status: 0 done, 1 failed, 2 bad configuration, 130 interrupted.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    options = tyro.cli(Options, args=args, prog="python -m sfactory.eval", description=DESCRIPTION)
+    options = tyro.cli(
+        Options,
+        args=first_word_as("--run", sys.argv[1:] if args is None else args),
+        prog=prog,
+        description=DESCRIPTION,
+    )
     try:
         result, sampled = _measured(options)
     except SfactoryError as error:
@@ -413,6 +452,8 @@ def main(args: Sequence[str] | None = None) -> int:
         values = {name: getattr(result, name) for name in ("episodes", "return_mean", "return_std", "length_mean")}
         if sampled is not None:
             values |= {"sampled_return_mean": sampled.return_mean, "sampled_return_std": sampled.return_std}
+        if result.protocol:
+            values["protocol"] = result.protocol
         print(json.dumps(values))
     else:
         Console().print(_table(options, result, sampled))
@@ -430,9 +471,10 @@ def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
     player = Player.of_run(
         options.run, options.env, options.env_kwargs, options.seed, "best" if options.best else "latest",
         options.device, None,
-        options.trust, renders=options.video is not None,
+        options.trust, _mode(options.video),
     )  # fmt: skip
-    result = player.play(options.episodes, not options.sampled, options.parallel, options.max_steps, options.video)
+    with player.recorder(options.video) as recorder:
+        result = player.play(options.episodes, not options.sampled, options.parallel, options.max_steps, recorder)
     beside = result.episodes // player.agents // 2 * player.agents
     if options.sampled or not beside:
         return result, None
@@ -440,7 +482,8 @@ def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
 
 
 def _table(options: Options, result: Evaluation, sampled: Evaluation | None) -> Table:
-    table = Table("", "mean", "std", "min", "max", title=f"{options.run}: {result.episodes} episodes")
+    protocol = f"protocol {result.protocol}" if result.protocol else None
+    table = Table("", "mean", "std", "min", "max", title=f"{options.run}: {result.episodes} episodes", caption=protocol)
 
     def add_returns(name: str, of: Evaluation) -> None:
         table.add_row(

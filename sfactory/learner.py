@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from sfactory.config.lag import least_max_lag, max_lag
 from sfactory.data.arena import FREE
 from sfactory.data.batch import Assembler, Batch, BatchSource, FreshOnly, Samples
 from sfactory.data.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
+from sfactory.data.cuda_graphs import RecordedSteps
 from sfactory.data.plane import DataPlane
 from sfactory.data.scheduler import SlotReleaser, SlotScheduler, reclaim_slots
 from sfactory.data.weights import FlatWeights, PublishedWeights, WeightPublisher
@@ -111,6 +113,7 @@ class Learner:
         self._generator = torch.Generator().manual_seed(config.seed)
         self.env_steps = self.updates = 0
         self._skipped, self._skipped_in_a_row = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
+        self._steps = self._recorded_steps() if device.type == "cuda" and config.runtime.cuda_graphs else None
         self._statistics: list[Tensor] = []
         self._batch_statistics: list[Tensor] = []
         self._lags: list[tuple[float, int]] = []
@@ -261,6 +264,9 @@ class Learner:
 
     def _learn(self, batch: Batch) -> None:
         """The targets of a batch, from the weights as they are, and all updates."""
+        if self._steps is not None:
+            self._learn_recorded(batch, self._steps)
+            return
         chunks, targets = self._begin(batch, self._one_pass)
         if self._one_pass:
             self._update(chunks, batch, targets)
@@ -276,7 +282,8 @@ class Learner:
                 self._update(self._forward(samples, columns), samples, samples.targets)
 
     def _begin(self, batch: Batch, gradients: bool) -> tuple[list[_Chunk], Targets]:
-        """One pass of the proximal policy, the present weights, over a batch, and the batch's targets.
+        """One pass of the proximal policy, the present weights, over a batch, and the batch's targets, whose statistics
+        are put down.
 
         Args:
             gradients: Whether there will be a way back through this pass.
@@ -351,8 +358,67 @@ class Learner:
         skip = ~norm.isfinite()
         self._optimizer.step(divisor, skip.float())
         self._skipped += skip
-        self._skipped_in_a_row = (self._skipped_in_a_row + 1) * skip
+        self._skipped_in_a_row.add_(1).mul_(skip)
         return norm
+
+    # Recorded steps: the same work, with all that differs between two batches or minibatches in tensors that stay where
+    # they are.
+
+    def _recorded_steps(self) -> RecordedSteps:
+        self._optimizer.update_rate()
+        moments = self._units.moments.state_dict().values()
+        counts = self._skipped, self._skipped_in_a_row
+        buffers = [x for x in self._model.buffers() if not x.is_floating_point()]
+        optimizer = self._optimizer.state_dict().values()
+        return RecordedSteps(self._device, [self._flat.vector, *optimizer, *moments, *counts, *buffers])
+
+    def _learn_recorded(self, batch: Batch, steps: RecordedSteps) -> None:
+        """As :meth:`_learn`, by recorded steps: one for a batch's targets, one for an update, or one for both."""
+        self._optimizer.update_rate()
+        address, shape = batch.reward.data_ptr(), batch.reward.shape
+        if self._one_pass:
+            steps(("batch", shape), address, lambda: self._keep_update(*self._keep_targets(batch, steps), batch, steps))
+            self._note_batch(steps)
+            self._note_update(steps)
+            return
+        steps(("targets", shape), address, lambda: self._keep_targets(batch, steps))
+        self._note_batch(steps)
+        samples = batch.samples(Targets(*steps.kept["targets"]), self._single)
+        for epoch in range(self._config.epochs):
+            if epoch and not self._config.lag_free:
+                self._publisher.offer(self.updates)
+                self._watch.lap("weights")
+            for columns in self._minibatches(samples):
+                self._releaser.release_due(time.monotonic())
+                if not isinstance(columns[0], slice):
+                    steps.keep("columns", columns)
+                steps(("update", shape), address, partial(self._keep_minibatch, samples, columns, steps))
+                self._note_update(steps)
+
+    def _keep_targets(self, batch: Batch, steps: RecordedSteps) -> tuple[list[_Chunk], Targets]:
+        chunks, targets = self._begin(batch, self._one_pass)
+        steps.keep("batch statistics", [self._batch_statistics.pop()])
+        steps.keep("targets", list(vars(targets).values()))
+        return chunks, targets
+
+    def _keep_minibatch(self, samples: Samples, columns: list[Columns], steps: RecordedSteps) -> None:
+        columns = columns if isinstance(columns[0], slice) else steps.kept["columns"]
+        self._keep_update(self._forward(samples, columns), samples.targets, samples, steps)
+
+    def _keep_update(
+        self, chunks: list[_Chunk], targets: Targets, samples: Batch | Samples, steps: RecordedSteps
+    ) -> None:
+        sums = self._gradient(chunks, samples, targets)
+        steps.keep("statistics", [torch.cat((sums, self._step().double().reshape(1)))])
+
+    def _note_batch(self, steps: RecordedSteps) -> None:
+        self._batch_statistics.append(steps.kept["batch statistics"][0].clone())
+        self._watch.lap("forward")
+
+    def _note_update(self, steps: RecordedSteps) -> None:
+        self._statistics.append(steps.kept["statistics"][0].clone())
+        self.updates += 1
+        self._watch.lap("optimizer")
 
     def evaluate(self, batch: Batch) -> tuple[LossStats, BatchStats]:
         """Statistics of a whole batch and of its loss at the present weights, whose gradient goes into the parameters'

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from sfactory.config import ModelConfig, given_values
 from sfactory.config.devices import resolve_device
 from sfactory.distributions import Distribution
-from sfactory.envs.factory import is_parallel
 from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
 from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError
 from sfactory.model import build_model
+from sfactory.model.normalizer import CriticUnits
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_folder import CHECKPOINTS, SPACES, read_config
 from sfactory.runs.space_codec import check_spaces, load_spec
@@ -86,7 +86,7 @@ class Policy:
         self.spec, self.model = spec, model.eval()
         self._device = device
         self._distribution = cast(Distribution, model.distribution)
-        self._writer = ObservationWriter(spec, lambda row: f"row {row}", validate=True)
+        self._writer = ObservationWriter(spec, lambda row: f"row {row}", validate=True, compiled=False)
         self._generator = torch.Generator(device)
         if seed is None:
             self._generator.seed()
@@ -212,6 +212,8 @@ def _load_snapshot(folder: Path, checkpoint: str) -> Snapshot:
 
 def _spec_of(env: Any, squash: Literal["clip", "tanh"], reading: Reading) -> EnvSpec:
     """The spaces of one environment of whatever kind."""
+    from sfactory.envs.factory import is_parallel
+
     if is_parallel(env):
         agent = env.possible_agents[0]
         observation, action = env.observation_space(agent), env.action_space(agent)
@@ -252,6 +254,8 @@ def _build(folder: Path, spec: EnvSpec, config: ModelConfig, snapshot: Snapshot)
     try:
         model = build_model(spec.observation, spec.action, config)
         model.load_state_dict(snapshot.model)
+        returns = snapshot.trainer.get("returns", {})
+        CriticUnits(model, normalize=bool(returns)).load_state_dict(returns)
     except (RuntimeError, MemoryError, ValueError, TypeError) as error:
         if isinstance(error, SfactoryError):
             raise

@@ -1,8 +1,7 @@
-"""``python -m sfactory.profile``: time of a run by phases, its bottleneck, and the ceiling of this machine."""
+"""``sfactory profile``: time of a run by phases, its bottleneck, and the ceiling of this machine."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -11,12 +10,14 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from sfactory.runtime.interrupts import end_at_once_when_interrupted, ignore_interrupts
+from sfactory.config import CommandOptions, Switch, read_command_line
+from sfactory.errors import ConfigError, SfactoryError, check_platform
 
 if TYPE_CHECKING:
     from sfactory.config import Config
@@ -24,74 +25,71 @@ if TYPE_CHECKING:
     from sfactory.profiling.tune import Trial
     from sfactory.runtime.plan import Plan
 
-PROG = "python -m sfactory.profile"
 DESCRIPTION = """Train in a temporary folder for a while, and show where the time of each kind of worker goes, what
-limits the run and which flag to change, and which share of this machine's ceiling is reached. The command's own flags:
-
-  --seconds N      to measure (30); warm-up and the ceiling take as long again at most, besides the start of
-                   processes; with --tune: for the whole search
-  --sample-only    rollout and policy workers at full speed, without learning
-  --json           the last line of the output is one JSON object
-  --trace FILE     write a trace of all processes for ui.perfetto.dev
-  --tune           search workers, environments, groups, policy workers, threads, batch size and precision for this
-                   machine
-  --tune-out FILE  where --tune writes the best as YAML for --config (tuned.yaml)
-
-and every flag of a training run:"""
+limits the run and which flag to change, and which share of this machine's ceiling is reached."""
 MOST_CEILING_S = 15.0
 """Most seconds of the ceiling's measurements."""
 
 
-def main(args: Sequence[str] | None = None) -> int:
+@dataclass(frozen=True)
+class Options(CommandOptions):
+    """Flags of the command besides those of a run."""
+
+    seconds: float = 30.0
+    """To measure; warm-up and the ceiling take about as long again at most. With --tune: for the whole search."""
+    sample_only: Switch = False
+    """Rollout and policy workers at full speed, without learning."""
+    json: Switch = False
+    """The last line of the output is one JSON object."""
+    trace: Path | None = None
+    """Write a trace of all processes to this file, for ui.perfetto.dev."""
+    tune: Switch = False
+    """Search workers, environments, groups, policy workers, threads, batch size and precision for this machine."""
+    tune_out: Path | None = None
+    """Where --tune writes the best as YAML for --config; unset: tuned.yaml."""
+
+
+def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.profile") -> int:
     """Run the command.
+
+    Args:
+        args: The command line; None: that of the process, which does nothing else.
+        prog: The command, as messages name it.
 
     Returns:
         The exit status: 0 done, 1 failed, 2 bad configuration, 130 or 143 interrupted.
     """
-    from sfactory.config import from_command_line
-    from sfactory.errors import SfactoryError
-    from sfactory.runtime.processes import fork_server
-
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    options, rest = _options(sys.argv[1:] if args is None else args)
     try:
-        config = from_command_line(rest, PROG, DESCRIPTION)
-        _check(options, config)
-        with contextlib.nullcontext() if config.serial else fork_server():
-            # Imports torch, which takes its time, while the server does the same.
-            from sfactory.runtime.planning import (
-                make_plan,
-            )
+        check_platform()
+        from sfactory.runtime.interrupts import as_program
 
-            return _run(options, config, make_plan(config))
+        with as_program() if args is None else contextlib.nullcontext():
+            line = read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, Options)
+            return _profile(line.options, line.config)
     except SfactoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--sample-only", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--trace", type=Path)
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--tune-out", type=Path)
-    return parser
+def _profile(options: Options, config: Config) -> int:
+    """Check the options, and run."""
+    from sfactory.runtime.processes import fork_server
 
-
-def _options(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The command's own flags, and the other arguments."""
-    options, rest = _parser().parse_known_args(args)
     if options.tune and options.tune_out is None:
-        options.tune_out = Path("tuned.yaml")
-    return options, rest
+        options = dataclasses.replace(options, tune_out=Path("tuned.yaml"))
+    _check(options, config)
+    with contextlib.nullcontext() if config.serial else fork_server():
+        # Imports torch, which takes its time, while the server does the same.
+        from sfactory.runtime.planning import (
+            make_plan,
+        )
+
+        return _run(options, config, make_plan(config))
 
 
-def _check(options: argparse.Namespace, config: Config) -> None:
+def _check(options: Options, config: Config) -> None:
     """Raise ConfigError for options that cannot work."""
-    from sfactory.errors import ConfigError
-
     problems = []
     if not (options.seconds > 0 and math.isfinite(options.seconds)):
         problems.append(f"seconds is {options.seconds:g}; it must be above 0")
@@ -114,7 +112,7 @@ def _check(options: argparse.Namespace, config: Config) -> None:
         raise ConfigError(*problems)
 
 
-def _run(options: argparse.Namespace, config: Config, plan: Plan) -> int:
+def _run(options: Options, config: Config, plan: Plan) -> int:
     """Measure, show, and give the exit status."""
     from sfactory.profiling.bottleneck import find_bottleneck
     from sfactory.profiling.measure import profile_run
@@ -150,9 +148,7 @@ def _progress(console: Console) -> Iterator[Callable[[str], object]]:
         yield status.update
 
 
-def _tune(
-    options: argparse.Namespace, config: Config, plan: Plan, seconds: float, console: Console
-) -> tuple[Profile, int]:
+def _tune(options: Options, config: Config, plan: Plan, seconds: float, console: Console) -> tuple[Profile, int]:
     """Search, and write the best; the exit status is 0 unless a signal has ended the search."""
     from sfactory.profiling.tune import SEARCHED, tune, write_tuned
 
@@ -185,7 +181,6 @@ def _ceiling(plan: Plan, seconds: float, tell: Callable[[str], object]) -> float
 
 
 if __name__ == "__main__":
-    end_at_once_when_interrupted()
-    status = main()
-    ignore_interrupts()
-    sys.exit(status)
+    from sfactory.profile import main as command  # whose classes are found by the name of their module
+
+    sys.exit(command())

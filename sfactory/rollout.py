@@ -16,13 +16,14 @@ import numpy as np
 from sfactory.data.arena import FILLING, FINISHED, OWN_POLICY, Arena
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import pack_request
-from sfactory.envs.interface import Finals, Group, Outcome, StepBuffers, SurvivedFault
+from sfactory.envs.interface import Finals, Group, Outcome, StepBuffers, SurvivedFault, whole_ends
 from sfactory.telemetry.events import PROGRESS_EVERY_S, Episodes, SurvivedFaults
 from sfactory.telemetry.stopwatch import Stopwatch
 
 
 class EpisodeLog:
-    """Returns and lengths of a group's episodes, collected until they are reported.
+    """Returns and lengths of a group's episodes, collected until they are reported. Where a lost life ends an episode
+    for the learner alone, those of whole games.
 
     Args:
         rows: Rows of the group.
@@ -32,25 +33,27 @@ class EpisodeLog:
         self._returns, self._lengths = np.zeros(rows), np.zeros(rows, np.int64)
         self._ended: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def record(self, first: np.ndarray, active: np.ndarray, outcome: Outcome) -> None:
+    def record(self, active: np.ndarray, outcome: Outcome, goes_on: np.ndarray | None) -> None:
         """Account for one step of all rows.
 
         Args:
-            first, active: bool ``[rows]`` of the observations before the step.
+            active: bool ``[rows]`` of the observations before the step.
             outcome: Results of the step.
+            goes_on: bool ``[rows]``, terminations that do not end the row's game; None if there are none.
         """
         reward, terminated, truncated = outcome
-        if np.count_nonzero(first):  # several times as fast as any()
-            begins = first & active
-            self._returns[begins] = 0.0
-            self._lengths[begins] = 0
         with np.errstate(over="ignore", invalid="ignore"):  # of rewards without a limit
             np.add(self._returns, reward, out=self._returns, where=active)
             self._lengths += active
-            if np.count_nonzero(terminated) or np.count_nonzero(truncated):
-                ended = (terminated | truncated) & active & ~np.isnan(self._returns)
-                if ended.any():
-                    self._ended.append((self._returns[ended].astype(np.float32), self._lengths[ended].astype(np.int32)))
+            if np.count_nonzero(terminated) or np.count_nonzero(truncated):  # several times as fast as any()
+                over = whole_ends(outcome, goes_on)
+                counted = over & active & ~np.isnan(self._returns)
+                if counted.any():
+                    self._ended.append(
+                        (self._returns[counted].astype(np.float32), self._lengths[counted].astype(np.int32))
+                    )
+                self._returns[over] = 0.0
+                self._lengths[over] = 0
 
     def exclude(self, rows: Sequence[int]) -> None:
         """Exclude the current episodes of some rows."""
@@ -193,7 +196,7 @@ class RolloutWorker:
         self._watch.count(arena.rows)
         if running.group.faults:
             self._survive_faults(running)
-        running.log.record(arena.first[slot, t], arena.active[slot, t], outcome)
+        running.log.record(arena.active[slot, t], outcome, running.group.goes_on)
         arena.final_value[slot, t] = np.nan
         if running.group.finals is not None:
             self._request_final_values(running, after)
@@ -203,9 +206,9 @@ class RolloutWorker:
     def _survive_faults(self, running: RunningGroup) -> None:
         """Exclude the fragments of rows whose environments were at fault from training, and count the faults."""
         for fault in running.group.faults:
-            if running.slot >= 0:
+            if running.slot >= 0:  # else the first episodes have not begun
                 self._arena.active[running.slot, : running.step + 1, fault.rows] = False
-            running.log.exclude(fault.rows)
+                running.log.exclude(fault.rows)
             self._first_fault = self._first_fault or fault
             self._fault_counts[fault.environment] += fault.count
             self._watch.env_faults += fault.count

@@ -1,4 +1,4 @@
-"""``python -m sfactory.status``: the state of the processes of a run, or how the run has ended."""
+"""``sfactory status``: the state of the processes of a run, or how the run has ended."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sfactory.config import first_word_as
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.runs.run_folder import CONFIG, SUMMARY, is_held
 from sfactory.runtime.observed_state import RunState, read_status
@@ -96,13 +97,22 @@ def status(run: str | Path) -> RunStatus:
         return RunStatus("killed")
 
 
-def main(args: Sequence[str] | None = None) -> int:
+def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.status") -> int:
     """Run the command.
+
+    Args:
+        args: The command line; None: the process's own.
+        prog: The command, as messages name it.
 
     Returns:
         The exit status: 0, or 2 if the folder holds no run.
     """
-    options = tyro.cli(Options, args=args, prog="python -m sfactory.status", description=DESCRIPTION)
+    options = tyro.cli(
+        Options,
+        args=first_word_as("--run", sys.argv[1:] if args is None else args),
+        prog=prog,
+        description=DESCRIPTION,
+    )
     console = Console()
     live = (
         Live(console=console, auto_refresh=False)

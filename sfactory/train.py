@@ -1,50 +1,71 @@
-"""``python -m sfactory.train``: train an agent, or resume a run. In Python: :func:`sfactory.train`."""
+"""``sfactory train``: train an agent, or resume a run. In Python: :func:`sfactory.train`."""
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sfactory.runtime.interrupts import end_at_once_when_interrupted, ignore_interrupts
+from sfactory.config import CommandLine, CommandOptions, Switch, annotated_yaml, read_command_line
+from sfactory.errors import SfactoryError, check_platform
 
 DESCRIPTION = """Train a reinforcement-learning agent. The same command again resumes the run in its folder;
---overwrite starts anew. --config FILE reads a YAML file of the same fields; flags win over it, and both win over the
-preset of the environment's family."""
+--overwrite starts anew."""
 
 
-def main(args: Sequence[str] | None = None) -> int:
+@dataclass(frozen=True)
+class Options(CommandOptions):
+    """Flags of the command besides those of a run."""
+
+    show_config: Switch = False
+    """Print the configuration as YAML, with where each value comes from, and start nothing."""
+
+
+def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.train") -> int:
     """Run the command.
+
+    Args:
+        args: The command line; None: that of the process, which does nothing else.
+        prog: The command, as messages name it.
 
     Returns:
         The exit status: 0 done, 1 failed, 2 bad configuration, 130 or 143 interrupted after saving.
     """
-    from sfactory.config import from_command_line
-    from sfactory.errors import SfactoryError
-    from sfactory.runtime.processes import fork_server
-
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
-        config = from_command_line(sys.argv[1:] if args is None else args, "python -m sfactory.train", DESCRIPTION)
-        with contextlib.nullcontext() if config.serial else fork_server():
-            # Imports torch, which takes its time, while the server does the same.
-            from sfactory.runtime.supervisor import (
-                run_resolved,
-            )
+        check_platform()
+        from sfactory.runtime.interrupts import as_program
 
-            result = run_resolved(config)
+        with as_program() if args is None else contextlib.nullcontext():
+            return _run(read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, Options))
     except SfactoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
+
+
+def _run(line: CommandLine[Options]) -> int:
+    """Show the configuration, or train; gives the exit status."""
+    if line.options.show_config:
+        from sfactory.runtime.planning import make_plan
+
+        planned = make_plan(line.config).config if line.config.env else line.config
+        print(annotated_yaml(line.config, line.origins, planned))
+        return 0
+    from sfactory.runtime.processes import fork_server
+
+    with contextlib.nullcontext() if line.config.serial else fork_server():
+        # Imports torch, which takes its time, while the server does the same.
+        from sfactory.runtime.supervisor import (
+            run_resolved,
+        )
+
+        result = run_resolved(line.config)
     return 0 if result.status == "completed" else 128 + (result.signal or 2)
 
 
 if __name__ == "__main__":
-    end_at_once_when_interrupted()
-    if sys.stderr is not None:
-        faulthandler.enable()  # with --serial, environments can crash this process
-    status = main()
-    ignore_interrupts()
-    sys.exit(status)
+    from sfactory.train import main as command  # whose classes are found by the name of their module
+
+    sys.exit(command())

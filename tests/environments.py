@@ -43,6 +43,32 @@ class Counting(gym.Env):
         return np.array([self.episode, self.count, self.length], np.float32)
 
 
+class Lives(gym.Env):
+    """Pays 1 a step. A game has three lives of two, three and four steps, each of which ends an episode."""
+
+    observation_space = spaces.Box(0, 1e6, (1,), np.float32)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self):
+        self.life, self.count, self.games = 0, 0, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        self.count += 1
+        ended = self.count == 2 + self.life
+        self.life = (self.life + ended) % 3
+        over = ended and self.life == 0
+        self.games += over
+        return self._observation(), 1.0, ended, False, {"goes_on": ended and not over, "games": self.games}
+
+    def _observation(self):
+        return np.array([self.count], np.float32)
+
+
 class Busy(gym.Env):
     """Everything that makes a learner's life hard: Dict observations with an image, a mask that changes, a mixed action
     space, and ends of both kinds in the middle of segments."""

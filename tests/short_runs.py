@@ -21,8 +21,9 @@ def short_run(folder: Path, env: Any, **changes: Any) -> Path:
         "preset": "none",
         "device": "cpu",
         "serial": True,
+        "log": LogConfig(display="none", tensorboard=False),
     }
-    train(Config(env=env, run=str(folder), log=LogConfig(display="none", tensorboard=False), **settings | changes))
+    train(Config(env=env, run=str(folder), **settings | changes))
     return folder
 
 

@@ -42,7 +42,7 @@ ALLOWED = {
     "train": {"config", "runtime"},
     "eval": {"config", "envs", "policy", "runs", "spaces"},
     "profile": {"config", "profiling", "runtime"},
-    "status": {"runs", "runtime", "telemetry"},
+    "status": {"config", "runs", "runtime", "telemetry"},
     "commands": {
         "config", "data", "distributions", "envs", "eval", "model", "policy", "profiling", "runs", "runtime", "spaces",
         "status", "telemetry", "train",

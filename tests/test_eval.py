@@ -8,11 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
-from environments import MODES, Counting, vector_of
+from environments import MODES, Counting, Lives, vector_of
 from gymnasium import spaces
 from short_runs import favour, short_run
 
 from sfactory import evaluate
+from sfactory.config import LogConfig
 from sfactory.envs import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.eval import main
@@ -49,6 +50,17 @@ def test_every_environment_plays_its_share_and_returns_are_exact(counting, make)
     assert (result.return_min, result.return_max) == (min(result.returns), max(result.returns))
     assert result.length_mean == pytest.approx(np.mean(result.lengths))
     assert result.extras["last"] == pytest.approx(np.mean(result.lengths))
+
+
+@pytest.mark.parametrize(
+    "make", [Lives, *(vector_of(Lives, mode) for mode in MODES)], ids=["single", *(mode.name for mode in MODES)]
+)
+def test_a_game_that_goes_on_after_lost_lives_is_one_episode(tmp_path, make):
+    run = short_run(tmp_path / "run", make)
+    result = evaluate(run, 5, env=make, parallel=2)
+    assert result.returns == (9.0,) * 5
+    assert result.lengths == (9,) * 5
+    assert result.extras == {"games": (1 + 1 + 2 + 2 + 3) / 5}
 
 
 def test_episodes_do_not_depend_on_how_they_are_grouped(counting):
@@ -304,6 +316,18 @@ def test_sampled_episodes_that_do_not_end_are_cut_off(tmp_path, capsys):
     values = json.loads(capsys.readouterr().out)
     assert values["return_mean"] == 1
     assert 5 < values["sampled_return_mean"] <= 10
+
+
+def test_the_start_of_a_run_its_summary_and_evaluation_name_the_protocol(tmp_path, capsys):
+    pytest.importorskip("ale_py")
+    run = short_run(tmp_path / "run", "BreakoutNoFrameskip-v4", log=LogConfig(display="plain", tensorboard=False))
+    protocol = "classic (no sticky actions, a lost life ends an episode of the learner)"
+    assert f"protocol {protocol}" in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["protocol"] == protocol
+    assert main(["--run", str(run), "--episodes", "1", "--max-steps", "5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["protocol"] == protocol
+    assert main(["--run", str(run), "--episodes", "1", "--max-steps", "5"]) == 0
+    assert "protocol classic" in capsys.readouterr().out
 
 
 def test_flags_reach_the_evaluation(tmp_path, capsys):

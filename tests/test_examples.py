@@ -34,6 +34,7 @@ def run(folder: Path, *command: str) -> str:
         ("loss_term", "term/reward_error"),
         ("estimator", "return"),
         ("distribution", "return"),
+        ("logger", "last report"),
         ("replay", "return"),
         ("multi_agent", "return of an agent"),
         ("resume", "completed after"),

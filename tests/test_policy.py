@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -244,3 +249,48 @@ def test_a_run_is_not_continued_in_other_spaces(tmp_path):
     with pytest.raises(ConfigError, match=r"observation space: .*\(4,\).*\(5,\)"):
         short_run(tmp_path / "run", wide(5), steps=256)
     assert load_policy(run).act(np.zeros(4, np.float32))[0] in (0, 1)
+
+
+PLAIN_PROCESS = """
+import sys
+
+ALLOWED = {"sfactory", "torch", "torchgen", "functorch", "numpy", "safetensors", "yaml", "typing_extensions"}
+WITHOUT = {name.partition(".")[0] for name in sys.argv[3].split(",")} - ALLOWED
+
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in WITHOUT:
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, Without())
+import numpy as np
+from sfactory import load_policy
+
+batch = dict(np.load(sys.argv[2]))
+obs = {"image": batch["image"], "inner": (batch["0"], batch["1"]), "action_mask": batch["action_mask"]}
+action, state = load_policy(sys.argv[1]).act_batch(obs)
+assert not WITHOUT & {name.partition(".")[0] for name in sys.modules}
+np.savez(sys.argv[2], move=action["move"], turn=action["turn"], state=state.numpy())
+"""
+
+
+def test_a_plain_process_plays_with_torch_and_numpy_alone(busy, tmp_path):
+    """Besides them safetensors and PyYAML, which read the folder: none of sfactory's other dependencies."""
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[\[<>=]", text)[0] for text in project["dependencies"]} - {"pyyaml"}
+    modules = {name.replace("-", "_") for name in names} | {"llvmlite", "farama_notifications", "docstring_parser"}
+    assert {"gymnasium", "numba", "faster_fifo", "tyro", "rich"} <= modules
+    observations = [Busy().reset(seed=i)[0] for i in range(8)]
+    batch = batch_of(observations)
+    expected, state = load_policy(busy).act_batch(batch)
+    inner = dict(zip("01", batch["inner"], strict=True))
+    np.savez(tmp_path / "batch.npz", image=batch["image"], action_mask=batch["action_mask"], **inner)
+    command = [sys.executable, "-c", PLAIN_PROCESS, str(busy), str(tmp_path / "batch.npz"), ",".join(sorted(modules))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run(command, check=True, env=environment, timeout=120)
+    found = np.load(tmp_path / "batch.npz")
+    for name in ("move", "turn"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    np.testing.assert_array_equal(found["state"], state.numpy())

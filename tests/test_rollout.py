@@ -31,6 +31,7 @@ class ScriptedGroup:
     def __init__(self, start: int = 0, rests: bool = True, terminates: bool = False) -> None:
         self.rows, self.count, self.rests, self.terminates = ROWS, start, rests, terminates
         self.finals: Finals | None = None
+        self.goes_on: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self.faults: list[SurvivedFault] = []
         self.actions: list[tuple[np.ndarray, np.ndarray]] = []
@@ -224,26 +225,27 @@ def test_closing_a_worker_closes_its_groups():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_episodes_are_counted_as_row_by_row(seed: int):
-    """Against the plain definition, over random flags; excluded rows are out until their next episode."""
+    """Against the plain definition, over random flags; excluded rows are out until their next episode, and a
+    termination after which the game goes on ends none."""
     rng, rows = np.random.default_rng(seed), 7
     log = EpisodeLog(rows)
     returns, lengths, excluded = np.zeros(rows), np.zeros(rows, int), np.zeros(rows, bool)
     expected: list[tuple[float, int]] = []
     for _ in range(300):
-        first, active = rng.random(rows) < 0.2, rng.random(rows) < 0.8
-        kind = rng.integers(0, 8, rows)
+        active, kind = rng.random(rows) < 0.8, rng.integers(0, 8, rows)
+        goes_on = (kind == 0) & (rng.random(rows) < 0.5) if rng.random() < 0.5 else None
         outcome = Outcome(rng.normal(size=rows).astype(np.float32), kind == 0, kind == 1)
         if rng.random() < 0.1:
             log.exclude([3])
             excluded[3] = True
-        log.record(first, active, outcome)
-        for row in np.flatnonzero(active):
-            if first[row]:
+        log.record(active, outcome, goes_on)
+        for row in range(rows):
+            returns[row] += outcome.reward[row] * active[row]
+            lengths[row] += active[row]
+            if kind[row] < 2 and (goes_on is None or not goes_on[row]):
+                if active[row] and not excluded[row]:
+                    expected.append((returns[row], lengths[row]))
                 returns[row], lengths[row], excluded[row] = 0.0, 0, False
-            returns[row] += outcome.reward[row]
-            lengths[row] += 1
-            if kind[row] < 2 and not excluded[row]:
-                expected.append((returns[row], lengths[row]))
     parts = log.take()
     np.testing.assert_allclose(np.concatenate([part[0] for part in parts]), [value for value, _ in expected], rtol=1e-6)
     assert np.concatenate([part[1] for part in parts]).tolist() == [length for _, length in expected]

@@ -244,6 +244,6 @@ def test_files_are_made_in_the_run_folder_only(way, tmp_path):
     assert abandoned_shared_memory() <= shared
     assert {path for path in files_below(here) if not path.startswith("my/run/")} == {"my", "my/run"}
     assert {path.name for path in run.iterdir()} <= {
-        ".lock", "config.yaml", "spaces.json", "metrics.csv", "summary.json", "checkpoints",
+        ".lock", "config.yaml", "spaces.json", "metrics.csv", "summary.json", "report.html", "checkpoints",
         *(p.name for p in run.glob("events.out.*")),
     }  # fmt: skip

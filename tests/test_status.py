@@ -1,5 +1,6 @@
 """Seeing trouble: the status of a run, the report of a run that hangs, and the stacks of processes."""
 
+import dataclasses
 import fcntl
 import json
 import math
@@ -269,3 +270,10 @@ class TestWatchdog:
     def test_a_process_that_is_about_to_start_has_that_much_longer(self):
         assert self.look(29, 120, 101, 1) == {}
         assert list(self.look(2, 120, 101, 2)) == ["rollout-0"]
+
+
+def test_a_run_shows_a_small_curve_of_its_returns(tmp_path, capsys):
+    with open_run(config_for(tmp_path, Faulty)):
+        write_status(tmp_path / "run", dataclasses.replace(STATE, returns=[1.0, 2.0, 8.0]))
+        assert main(["--run", str(tmp_path / "run")]) == 0
+    assert "returns: ▁▂█  1 to 8" in capsys.readouterr().out

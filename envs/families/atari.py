@@ -2,19 +2,24 @@
 ``-v4``.
 
 Observations are the last 4 frames, uint8 ``[4, 84, 84]``, grey; frames before an episode's first are 0. An env step is
-`frameskip` (4) simulator frames, of which the last two are pooled by their maximum. Episodes begin with up to
-`noop_max` (30) frames without action, after one frame of FIRE in games that have it (`use_fire_reset`); they are
-truncated after `max_num_frames_per_episode` (108,000) frames. Rewards are the game's own. With `episodic_life` the loss
-of a life terminates the episode and the game begins anew. All these are ``env_kwargs``, as are the arguments of the
-ids' own environments; actions repeat with the `repeat_action_probability` registered for the id (v5 and v0: 0.25; v4:
-0).
+`frameskip` (4) simulator frames, of which the last two are pooled by their maximum. Games begin with up to `noop_max`
+(30) frames without action and then one frame of FIRE where they have it (`use_fire_reset`); they are truncated after
+`max_num_frames_per_episode` (108,000) frames. Rewards are the game's own. With `episodic_life` the loss of a life
+terminates the learner's episode after its env step; the game goes on, with a frame of FIRE as at its begin, and reports
+and evaluation are of whole games. All these are ``env_kwargs``, as are the arguments of the ids' own environments.
+
+The id chooses one of two protocols, which :attr:`EnvSpec.protocol` names:
+
+- *v5*, ``ALE/...-v5`` and ``...NoFrameskip-v0``: actions stick with `repeat_action_probability` 0.25, and lives mean
+  nothing (Machado et al. 2018).
+- *classic*, ``...NoFrameskip-v4``: no action sticks, and `episodic_life` (Mnih et al. 2015; PPO's published figures).
 
 Three backends play the same game: games stepped one by one (auto; :mod:`sfactory.envs.families.atari_games`), of whose
 screens only what has changed is drawn; ALE's vector environment (vector), stepped by `threads` threads, which auto also
 takes for more than one thread and for arguments that only it has, such as `img_height` or `grayscale`; and single
 environments in Gymnasium's wrappers (gymnasium). They differ in how the random number of frames without action is
-drawn; Gymnasium's counts those frames towards the limit, and OpenCV, which makes the vector environment's pictures,
-rounds a few pixels otherwise.
+drawn; Gymnasium's counts those frames towards the limit; ALE's vector environment presses FIRE before them, and after a
+lost life in place of the next action; and OpenCV, which makes its pictures, rounds a few pixels otherwise.
 """
 
 from __future__ import annotations
@@ -31,10 +36,18 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from sfactory.envs.factory import find_spec, make_environment
 from sfactory.envs.families import vector
-from sfactory.envs.families.atari_games import ENV_KWARGS, OBSERVATION_SPACE, SIDES, STACK, AtariGroup, GameSettings
+from sfactory.envs.families.atari_games import (
+    ENV_KWARGS,
+    OBSERVATION_SPACE,
+    PROTOCOLS,
+    SIDES,
+    STACK,
+    AtariGroup,
+    GameSettings,
+)
 from sfactory.envs.families.gymnasium import SingleGroup, read_spec
 from sfactory.envs.families.vector import VectorGroup
-from sfactory.envs.interface import EnvRequest, EnvSpec, Group
+from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Group
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -46,13 +59,12 @@ def handles(request: EnvRequest) -> bool:
 
 
 def canonical_id(env: str) -> tuple[str | None, dict[str, Any]]:
-    """The v5 id of the same game and the arguments in which an older id differs from it; None for ids that are not
-    Atari's."""
+    """The v5 id of the same game and what the id's protocol asks for; None for ids that are not Atari's."""
     name = env.rpartition(":")[2]
     if re.fullmatch(r"ALE/\w+-v5", name):
-        return name, {}
+        return name, PROTOCOLS["v5"]
     if older := re.fullmatch(r"(\w+)NoFrameskip-v([04])", name):
-        return f"ALE/{older[1]}-v5", {"repeat_action_probability": 0.25 if older[2] == "0" else 0.0}
+        return f"ALE/{older[1]}-v5", PROTOCOLS["v5" if older[2] == "0" else "classic"]
     return None, {}
 
 
@@ -79,7 +91,10 @@ def probe(request: EnvRequest) -> EnvSpec:
             raise ConfigError(str(fault)) from fault
         finally:
             env.close()
-    return dataclasses.replace(spec, family="atari", frameskip=settings.frameskip, render_fps=60 / settings.frameskip)
+    frames = settings.frameskip
+    return dataclasses.replace(
+        spec, family="atari", frameskip=frames, render_fps=60 / frames, protocol=settings.protocol
+    )
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:
@@ -110,22 +125,29 @@ def _backend(request: EnvRequest) -> str:
 
 
 def _settings(request: EnvRequest) -> GameSettings:
-    name, differences = canonical_id(request.env)
-    given = {**find_spec(name).kwargs, **differences, **request.kwargs}
+    name, protocol = canonical_id(request.env)
+    given = {**find_spec(name).kwargs, **protocol, **request.kwargs}
     return GameSettings(**{key: value for key, value in given.items() if key == "game" or key in ENV_KWARGS})
 
 
 def _make_vector(request: EnvRequest, count: int) -> VectorEnv:
-    name, differences = canonical_id(request.env)
-    settings = {
+    name, protocol = canonical_id(request.env)
+    kwargs = {
         "reward_clipping": False,
         "num_threads": request.threads,
         # not NEXT_STEP, which loses an env step after every end; both cost the same
         "autoreset_mode": AutoresetMode.SAME_STEP,
-        **differences,
+        **protocol,
+        **request.kwargs,
     }
-    request = dataclasses.replace(request, env=name, backend="vector", kwargs={**settings, **request.kwargs})
-    return _SeedArray(make_environment(request, count))
+    if ends_lives := kwargs.pop("episodic_life"):  # ALE's own begins a new game
+        kwargs["life_loss_info"] = True
+        if AutoresetMode(kwargs["autoreset_mode"]) is not AutoresetMode.SAME_STEP:
+            raise ConfigError(
+                f"env_kwargs autoreset_mode is {kwargs['autoreset_mode']!r}; where lives end episodes, leave it out"
+            )
+    env = _SeedArray(make_environment(dataclasses.replace(request, env=name, backend="vector", kwargs=kwargs), count))
+    return _FurtherLives(env, kwargs.get("use_fire_reset", True)) if ends_lives else env
 
 
 class _SeedArray(VectorWrapper):
@@ -135,27 +157,56 @@ class _SeedArray(VectorWrapper):
         return self.env.reset(seed=np.array(seed, np.int64) if isinstance(seed, list) else seed, options=options)
 
 
+class _FurtherLives(VectorWrapper):
+    """Tells the ends of lives, which ALE's vector environment reports, from those of games, and presses FIRE to begin
+    the next life.
+
+    Args:
+        env: The vector environment, with `life_loss_info`.
+        use_fire_reset: Press FIRE in games that have it.
+    """
+
+    def __init__(self, env: VectorEnv, use_fire_reset: bool) -> None:
+        super().__init__(env)
+        names = [action.name for action in env.unwrapped.ale.get_action_set()]
+        is_discrete = isinstance(env.single_action_space, spaces.Discrete)
+        self._fire = names.index("FIRE") if use_fire_reset and is_discrete and "FIRE" in names else None
+        self._lives, self._goes_on = np.zeros(env.num_envs, int), np.zeros(env.num_envs, bool)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._lives, self._goes_on = info["lives"].copy(), np.zeros(self.num_envs, bool)
+        return observation, info
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        if self._fire is not None:
+            actions = np.where(self._goes_on, self._fire, actions)
+        observation, reward, terminated, truncated, info = self.env.step(actions)
+        lives = info["lives"].copy()  # those of the next game where one has ended
+        self._goes_on = terminated & (lives < self._lives)
+        self._lives = lives
+        return observation, reward, terminated, truncated, {**info, "final_info": {GOES_ON_KEY: self._goes_on}}
+
+
 _WRAPPED = ("noop_max", "frameskip", "episodic_life", "use_fire_reset")
 """Arguments of the wrappers rather than of Gymnasium's environment."""
 
 
 def _make_single(request: EnvRequest) -> gymnasium.Env:
-    name, differences = canonical_id(request.env)
+    name, protocol = canonical_id(request.env)
     settings = _settings(request)
-    rest = {key: value for key, value in request.kwargs.items() if key not in _WRAPPED}
     # grey frames cost less than the colours that AtariPreprocessing does not look at
-    kwargs = {**differences, "obs_type": "grayscale", **rest, "frameskip": 1}
+    kwargs = {**protocol, "obs_type": "grayscale", **request.kwargs}
+    kwargs = {key: value for key, value in kwargs.items() if key not in _WRAPPED} | {"frameskip": 1}
     env = make_environment(dataclasses.replace(request, env=name, backend="gymnasium", kwargs=kwargs), 1)
     height, width = env.observation_space.shape
+    console = _Console(env, settings)
     env = gymnasium.wrappers.AtariPreprocessing(
-        _Console(env, settings.use_fire_reset),
-        noop_max=settings.noop_max,
-        frame_skip=settings.frameskip,
-        screen_size=(width, height),
-        terminal_on_life_loss=settings.episodic_life,
+        console, noop_max=0, frame_skip=settings.frameskip, screen_size=(width, height)
     )
     env = gymnasium.wrappers.TransformObservation(env, _shrinking((height, width)), spaces.Box(0, 255, SIDES, np.uint8))
-    return gymnasium.wrappers.FrameStackObservation(env, STACK, padding_type="zero")
+    env = gymnasium.wrappers.FrameStackObservation(env, STACK, padding_type="zero")
+    return _Lives(env, console) if settings.episodic_life else env
 
 
 def _shrinking(sides: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
@@ -173,18 +224,63 @@ def _shrinking(sides: tuple[int, int]) -> Callable[[np.ndarray], np.ndarray]:
 
 
 class _Console(gymnasium.Wrapper):
-    """Presses FIRE for one frame at a reset where asked to, and keeps ALE's counters out of the episode statistics."""
+    """A game frame by frame, which begins as the settings say. Keeps ALE's counters out of the episode statistics."""
 
-    def __init__(self, env: gymnasium.Env, use_fire_reset: bool) -> None:
+    def __init__(self, env: gymnasium.Env, settings: GameSettings) -> None:
         super().__init__(env)
         meanings = env.unwrapped.get_action_meanings()
-        self._fire = meanings.index("FIRE") if use_fire_reset and "FIRE" in meanings else None
+        self._noop_max = settings.noop_max
+        self._fires = [meanings.index("FIRE")] if settings.use_fire_reset and "FIRE" in meanings else []
+
+    @property
+    def lives(self) -> int:
+        """Those that are left."""
+        return self.env.unwrapped.ale.lives()
+
+    def press_fire(self) -> float:
+        """Press FIRE for a frame where asked to; gives the reward."""
+        return sum(float(self.env.step(action)[1]) for action in self._fires)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, _ = self.env.reset(seed=seed, options=options)
-        if self._fire is not None:
-            observation = self.env.step(self._fire)[0]
+        waits = self.env.unwrapped.np_random.integers(1, self._noop_max + 1) if self._noop_max else 0
+        for action in [0] * waits + self._fires:
+            observation, _, terminated, truncated, _ = self.env.step(action)
+            if terminated or truncated:
+                observation, _ = self.env.reset(options=options)
         return observation, {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         return (*self.env.step(action)[:4], {})
+
+
+class _Lives(gymnasium.Wrapper):
+    """Ends an episode with each life. The next one goes on with the game.
+
+    Args:
+        env: The whole environment.
+        console: The console in it.
+    """
+
+    def __init__(self, env: gymnasium.Env, console: _Console) -> None:
+        super().__init__(env)
+        self._console = console
+        self._lives = 0
+        self._next: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self._next is not None and seed is None:
+            return self._next, {}
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._lives = self._console.lives
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        before, self._lives = self._lives, self._console.lives
+        # with 0 lives left a game may show its end for some frames more
+        if terminated or truncated or not 0 < self._lives < before:
+            self._next = None
+            return observation, reward, terminated, truncated, info
+        self._next = observation
+        return observation, float(reward) + self._console.press_fire(), True, False, {**info, GOES_ON_KEY: True}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 STACK, SIDES = 4, (84, 84)
 OBSERVATION_SPACE = spaces.Box(0, 255, (STACK, *SIDES), np.uint8)
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "v5": {"repeat_action_probability": 0.25, "episodic_life": False},
+    "classic": {"repeat_action_probability": 0.0, "episodic_life": True},
+}
+"""The ways in which published figures were played, by their names, and in what they differ."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,16 @@ class GameSettings:
     mode: int | None = None
     difficulty: int | None = None
 
+    @property
+    def protocol(self) -> str:
+        """Name of the protocol, *own* for no published one, and what it says."""
+        names = [name for name, options in PROTOCOLS.items() if self == GameSettings(self.game, **options)]
+        sticky = f"actions stick with probability {self.repeat_action_probability:g}"
+        return (
+            f"{names[0] if names else 'own'} ({sticky if self.repeat_action_probability else 'no sticky actions'}, "
+            f"{'a lost life ends an episode of the learner' if self.episodic_life else 'lost lives end nothing'})"
+        )
+
     def __post_init__(self) -> None:
         for name, least in (("frameskip", 1), ("noop_max", 0), ("max_num_frames_per_episode", 1)):
             value = getattr(self, name)
@@ -60,8 +75,8 @@ ENV_KWARGS = frozenset(field.name for field in fields(GameSettings)) - {"game"}
 
 
 class AtariGroup:
-    """A :class:`~sfactory.envs.interface.Group` of games. One row each; terminated rows begin anew at once, truncated
-    ones rest for a step.
+    """A :class:`~sfactory.envs.interface.Group` of games. One row each; terminated rows begin anew at once, or play the
+    next life where only a life has ended; truncated ones rest for a step.
 
     Args:
         settings: The game and its options.
@@ -79,6 +94,7 @@ class AtariGroup:
 
         self.rows = len(seeds)
         self.finals: Finals | None = None
+        self.goes_on = np.zeros(len(seeds), bool)
         self.extras: list[dict[str, float]] = []
         self.faults: list[SurvivedFault] = []
         self._settings = settings
@@ -105,6 +121,7 @@ class AtariGroup:
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         results = []
+        self.goes_on.fill(False)
         for row, (action, stack) in enumerate(zip(categorical[:, 0].tolist(), after.obs[0], strict=True)):
             results.append(self._step(row, action, stack))
         outcome.reward[:], outcome.terminated[:], outcome.truncated[:], after.first[:] = zip(*results, strict=True)
@@ -121,7 +138,7 @@ class AtariGroup:
 
         Returns:
             Its reward, whether it terminated, whether it was truncated, and whether the pictures are those of a new
-            episode.
+            episode. A life's end is noted in `goes_on`.
         """
         if self._rests[row]:
             self._begin(row, stack)
@@ -130,7 +147,7 @@ class AtariGroup:
         reward = 0
         for left in range(settings.frameskip - 1, -1, -1):
             reward += console.act(chosen)
-            if console.game_over() or (settings.episodic_life and console.lives() < self._lives[row]):
+            if console.game_over():
                 self._begin(row, stack)
                 return reward, True, False, True
             if left <= 1:
@@ -138,18 +155,23 @@ class AtariGroup:
         if settings.frameskip == 1:
             self._stacks.look(row, 1)
         self._stacks.push(row, stack)
-        self._lives[row] = console.lives()
+        before, self._lives[row] = self._lives[row], console.lives()
         self._frames[row] += settings.frameskip
         self._rests[row] = self._frames[row] >= settings.max_num_frames_per_episode
-        return reward, False, self._rests[row], False
+        # with 0 lives left a game may show its end for some frames more
+        if not (settings.episodic_life and 0 < self._lives[row] < before) or self._rests[row]:
+            return reward, False, self._rests[row], False
+        self.goes_on[row] = True
+        if self._fires:
+            reward += console.act(self._fire)
+        return reward, True, False, True
 
     def _begin(self, row: int, stack: np.ndarray) -> None:
         console, noop_max = self._consoles[row], self._settings.noop_max
         console.reset_game()
-        if self._fires:
-            console.act(self._fire)
-        for _ in range(self._randoms[row].integers(1, noop_max, endpoint=True) if noop_max else 0):
-            console.act(self._noop)
+        waits = int(self._randoms[row].integers(1, noop_max, endpoint=True)) if noop_max else 0
+        for action in [self._noop] * waits + [self._fire] * self._fires:
+            console.act(action)
             if console.game_over():
                 console.reset_game()
         self._stacks.clear(row, stack)

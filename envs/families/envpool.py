@@ -1,9 +1,10 @@
 """EnvPool's C++ environments, with env_backend envpool: Atari, classic control, MuJoCo and all others that EnvPool
 knows by their id.
 
-Ids are EnvPool's own; an Atari id of Gymnasium (``ALE/Pong-v5``) means the same game with its
-`repeat_action_probability`. ``env_kwargs`` are EnvPool's options. Environments reset in the step after an episode's end
-(NEXT_STEP). EnvPool counts an episode that terminates in the very step of its time limit as truncated.
+Ids are EnvPool's own; an Atari id of Gymnasium (``ALE/Pong-v5``) means the same game by the same protocol.
+``env_kwargs`` are EnvPool's options. Environments reset in the step after an episode's end (NEXT_STEP). EnvPool counts
+an episode that terminates in the very step of its time limit as truncated, and waits up to `noop_max` frames before a
+further life of an Atari game, too.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from sfactory.envs.families import vector
 from sfactory.envs.families.atari import canonical_id
+from sfactory.envs.families.atari_games import ENV_KWARGS, GameSettings
 from sfactory.envs.families.vector import VectorGroup
-from sfactory.envs.interface import EnvRequest, EnvSpec
+from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault
 
+_OTHER_NAMES = {"frame_skip": "frameskip"}
+"""EnvPool's names of options of Atari games that have another one here."""
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -39,7 +43,8 @@ def probe(request: EnvRequest) -> EnvSpec:
     """
     env = _make(request, [0])
     try:
-        return dataclasses.replace(vector.read_spec(env, request), family="envpool", frameskip=env.frameskip)
+        spec = vector.read_spec(env, request)
+        return dataclasses.replace(spec, family="envpool", frameskip=env.frameskip, protocol=_protocol(request))
     except EnvironmentFault as fault:
         raise ConfigError(str(fault)) from fault
     finally:
@@ -85,10 +90,17 @@ def _make(request: EnvRequest, seeds: Sequence[int]) -> PooledEnvironments:
 
 def _translate(env: str) -> tuple[str, dict[str, Any]]:
     """EnvPool's id for an id, and the options that make it the same environment."""
-    atari, differences = canonical_id(env)
-    if atari is None:
-        return env, {}
-    return atari.removeprefix("ALE/"), {"repeat_action_probability": 0.25, **differences}
+    atari, protocol = canonical_id(env)
+    return (env, {}) if atari is None else (atari.removeprefix("ALE/"), dict(protocol))
+
+
+def _protocol(request: EnvRequest) -> str:
+    """How an Atari game of Gymnasium is played; else nothing."""
+    name, protocol = canonical_id(request.env)
+    if name is None:
+        return ""
+    given = {_OTHER_NAMES.get(key, key): value for key, value in (protocol | request.kwargs).items()}
+    return GameSettings(name, **{key: value for key, value in given.items() if key in ENV_KWARGS}).protocol
 
 
 class PooledEnvironments(VectorWrapper):
@@ -110,6 +122,8 @@ class PooledEnvironments(VectorWrapper):
         quantities = {
             key: value for key, value in info.items() if getattr(value, "dtype", None) in _FLOATS and key != "reward"
         }
+        if "lives" in info and terminated.any():  # of an Atari game, which says by itself whether it is over
+            quantities[GOES_ON_KEY] = terminated & (info["terminated"] == 0)
         return observation, reward, terminated, truncated, quantities
 
     def render(self) -> tuple[np.ndarray, ...]:

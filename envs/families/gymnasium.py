@@ -19,7 +19,7 @@ from sfactory.envs.factory import (
     render_fps,
 )
 from sfactory.envs.fault_recovery import FaultRecovery
-from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
+from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
 from sfactory.envs.observations import ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import EnvironmentFault, shown
@@ -78,6 +78,7 @@ class SingleGroup:
     ) -> None:
         self.rows = len(envs)
         self.finals: Finals | None = None
+        self.goes_on: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self._envs = [_without_order_check(env) for env in envs]
         self._make = make
@@ -110,6 +111,7 @@ class SingleGroup:
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         self._recovery.step += 1
+        self.goes_on = None
         results = self._call(self._action.rows(categorical, continuous))
         observations, infos, ended = self._take(results, outcome)
         after.first.fill(False)
@@ -123,6 +125,8 @@ class SingleGroup:
         if self._remade:
             for array, value in zip((*outcome, after.first, after.active), (0, True, False, True, True), strict=True):
                 array[self._remade] = value
+            if self.goes_on is not None:
+                self.goes_on[self._remade] = False
             self._remade = []
 
     def render(self) -> list[Any]:
@@ -170,6 +174,7 @@ class SingleGroup:
         """Reset terminated environments and let truncated ones rest; gives the new observations and infos of the
         group."""
         outcome.truncated[outcome.terminated] = False
+        goes_on = np.zeros(self.rows, bool)
         for row in np.flatnonzero(outcome.terminated | outcome.truncated).tolist():
             if not isinstance(infos[row], dict):
                 fault = EnvironmentFault(
@@ -177,7 +182,8 @@ class SingleGroup:
                 )
                 observations[row], infos[row] = self._remake(fault)
                 continue
-            if extras := numeric_extras(infos[row]):
+            goes_on[row] = outcome.terminated[row] and bool(infos[row].get(GOES_ON_KEY))
+            if not goes_on[row] and (extras := numeric_extras(infos[row])):
                 self.extras.append(extras)
             if outcome.terminated[row]:
                 observations[row], infos[row] = self._begin(row)
@@ -186,6 +192,7 @@ class SingleGroup:
                 self._calls[row] = self._wakers[row]
                 self._resting.append(row)
                 after.active[row] = False
+        self.goes_on = goes_on
         return observations, infos
 
     def _waker(self, row: int) -> Callable[[Any], StepResult]:

@@ -81,6 +81,7 @@ class ParallelGroup:
     ) -> None:
         self.rows = len(envs) * spec.agents
         self.finals: Finals | None = None
+        self.goes_on: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self._envs, self._make = list(envs), make
         self._agents = list(envs[0].possible_agents)

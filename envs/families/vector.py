@@ -21,7 +21,7 @@ from sfactory.envs.factory import (
     render_fps,
 )
 from sfactory.envs.fault_recovery import FaultRecovery
-from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
+from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Finals, Outcome, StepBuffers, whole_ends
 from sfactory.envs.observations import NO_MASK, ObservationWriter, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault, shown
@@ -82,6 +82,7 @@ class VectorGroup:
         (env,) = envs
         self.rows = env.num_envs
         self.finals: Finals | None = None
+        self.goes_on: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self._env, self._make = env, make
         self._mode = _autoreset_mode(env, request)
@@ -117,6 +118,7 @@ class VectorGroup:
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         self._recovery.step += 1
+        self.finals = self.goes_on = None
         self._faulty_rows.clear()
         try:
             self._step(categorical, continuous, outcome, after)
@@ -125,6 +127,7 @@ class VectorGroup:
                 error if isinstance(error, EnvironmentFault) else environment_fault(self._group_name, "step()", error)
             )
             self._remake(fault, after)
+            self.goes_on = None
             for array, value in zip(outcome, (0, True, False), strict=True):
                 array.fill(value)
 
@@ -147,17 +150,17 @@ class VectorGroup:
         return [env_seed(self._seed, self._first_index + row, remade) for row in range(self.rows)]
 
     def _step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
-        self.finals = None
         observation, info, any_ended = self._step_env(categorical, continuous, outcome, after)
         if any_ended:
             ended = outcome.terminated | outcome.truncated
+            last = info.get("final_info", {}) if self._mode is AutoresetMode.SAME_STEP else info
+            if GOES_ON_KEY in last:
+                self.goes_on = outcome.terminated & np.asarray(last[GOES_ON_KEY], bool)
+            self._add_extras(last, whole_ends(outcome, self.goes_on))
             if self._mode is AutoresetMode.SAME_STEP:
-                self._add_extras(info.get("final_info", {}), ended)
                 self._keep_finals(info, outcome.truncated)
-            else:
-                self._add_extras(info, ended)
-                if self._mode is AutoresetMode.DISABLED:
-                    observation, info = self._reset_ended(observation, info, ended, outcome.truncated)
+            elif self._mode is AutoresetMode.DISABLED:
+                observation, info = self._reset_ended(observation, info, ended, outcome.truncated)
         self._write(observation, info, after)
 
     def render(self) -> list[Any]:

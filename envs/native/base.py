@@ -38,6 +38,7 @@ class NativeGroup:
             raise ConfigError(f"env_kwargs max_episode_steps is {max_episode_steps}; it must be at least 1")
         self.rows = len(seeds)
         self.finals: Finals | None = None
+        self.goes_on: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self.faults: list[SurvivedFault] = []
         self._squash = squash

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from sfactory.errors import ConfigError, check_platform
 
 
 class Command(NamedTuple):
@@ -24,18 +27,32 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "train": Command("sfactory.train", "train an agent, or resume a run"),
     "eval": Command("sfactory.eval", "play a trained policy and report its returns"),
+    "export": Command("sfactory.commands.export", "a policy as ONNX, for torch.export, or for the Hugging Face Hub"),
     "profile": Command("sfactory.profile", "where a run's time goes, and what limits it"),
     "plot": Command("sfactory.commands.plot", "draw learning curves of runs"),
     "report": Command("sfactory.commands.report", "write a run's page, with a final evaluation and video"),
+    "sweep": Command("sfactory.commands.sweep", "search for good settings by many runs, several at once"),
     "status": Command("sfactory.status", "what a living run does, or how it has ended"),
+    "play": Command("sfactory.commands.play", "watch a trained policy on the screen, in the terminal or as a video"),
+    "check": Command("sfactory.commands.check", "find what is wrong with an environment, and what speed to expect"),
+    "runs": Command("sfactory.commands.runs", "list run folders with environment, steps, return and status"),
+    "completion": Command("sfactory.commands.completion", "a script with which a shell completes commands and flags"),
 }
+
+
+MODULES = ("train", "eval", "profile", "status")
+"""Commands that also run as ``python -m sfactory.NAME``. So they are told under which name they were called, and given
+no arguments where they are the whole process, as there."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names.
 
+    Args:
+        args: The command line; None: that of the process, which does nothing else.
+
     Returns:
-        Its exit status; 2 for an unknown command.
+        Its exit status; 2 for an unknown command, or on another system than Linux.
     """
     name, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
     if name in ("-h", "--help", "help"):
@@ -46,7 +63,19 @@ def main(args: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}? " if near else ""
         print(f"error: there is no command {name}; {hint}use one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return int(importlib.import_module(COMMANDS[name].module).main(rest))
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, "")  # modules of the current folder, as for python -m
+    try:
+        check_platform()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    command = importlib.import_module(COMMANDS[name].module).main
+    if name not in MODULES:
+        return int(command(rest))
+    if args is None:
+        sys.argv[1:] = rest
+    return int(command(None if args is None else rest, f"sfactory {name}"))
 
 
 def usage() -> str:

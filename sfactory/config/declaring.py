@@ -12,8 +12,6 @@ import functools
 import typing
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
-import tyro
-
 T = TypeVar("T")
 _KEY = "setting"
 
@@ -142,13 +140,22 @@ def settings_group(cls: type[T]) -> type[T]:
         object.__setattr__(self, "_given", frozenset(names[: len(args)]) | frozenset(kwargs))
 
     cls.__init__ = __init__
+    _show_limits(cls)
+    return cls
+
+
+def _show_limits(cls: type) -> None:
+    """Have ``--help`` show limits. A process that only plays a saved policy does without tyro, which makes it."""
+    try:
+        import tyro
+    except ImportError:
+        return
     hints = typing.get_type_hints(cls, include_extras=True)
     for f in dataclasses.fields(cls):
         declared = f.metadata.get(_KEY)
         if declared is not None and declared.limits is not None:
             hint = tyro.conf.arg(help_behavior_hint=functools.partial(_limits_and_default, declared.limits))
             cls.__annotations__[f.name] = Annotated[hints[f.name], hint]
-    return cls
 
 
 def _limits_and_default(limits: Limits, default: str) -> str:

@@ -238,10 +238,13 @@ class LogConfig:
     """Reported returns and lengths are means over at least this many of the last episodes."""
     tensorboard: bool = setting(True, resume=_REPORTS)
     """Write TensorBoard files."""
+    loggers: tuple[Name, ...] = setting((), resume=_REPORTS)
+    """Where reports go besides: wandb, mlflow, or a callable / module:Class that makes a logger
+    (sfactory.telemetry.loggers.Logger)."""
     report: bool = setting(True, resume=_REPORTS)
     """Write report.html into the run folder at the end: curves, configuration, machine and phases on one page."""
     display: Literal["auto", "live", "plain", "none"] = setting("auto", resume=_REPORTS)
-    """auto: live on a terminal, plain lines elsewhere."""
+    """auto: live on a terminal and in a notebook, plain lines elsewhere."""
     save_every_s: float = setting(120.0, at_least(0), resume=safe("when to save"))
     """Seconds between checkpoints."""
     keep: int = setting(
@@ -297,7 +300,8 @@ class Config:
     overwrite: bool = setting(False, resume=safe("removes the run, and begins anew"))
     """Start anew where the run folder already holds a run."""
     device: str = setting("auto", DeviceNames(), resume=_PLACE)
-    """Device of the learner and the policy workers; auto: the first GPU if there is one."""
+    """Device of the learner and the policy workers; auto: where the model trains faster, on the first GPU if there is
+    one, but on the CPU if it has few dense layers and nothing else."""
     algo: Literal["appo", "impala", "ppo"] = setting("appo", resume=_LOSS)
     """appo: V-trace with PPO's clip; impala: V-trace policy gradient; ppo: synchronous, with GAE."""
     precision: Literal["auto", "float32", "bfloat16"] = setting(

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import yaml
-from tyro.constructors import PrimitiveConstructorSpec
 
 MOST_YAML_NODES = 100_000
 """Most entries that a YAML text may have, aliases written out."""
 
 
-def _flag(metavar: str, parse: Callable[[str], Any]) -> PrimitiveConstructorSpec:
-    """How tyro reads and shows such a field."""
+def _flag(metavar: str, parse: Callable[[str], Any]) -> Any:
+    """How tyro reads and shows such a field. A process that only plays a saved policy does without tyro."""
+    try:
+        from tyro.constructors import PrimitiveConstructorSpec
+    except ImportError:
+        return metavar
     return PrimitiveConstructorSpec(
         1, metavar, lambda words: parse(words[0]), lambda value: True, lambda value: [str(value)]
     )
@@ -37,6 +40,10 @@ def plain_yaml(text: str) -> Any:
     """
     try:
         value = yaml.safe_load(text)
+    except yaml.constructor.ConstructorError as error:
+        raise ValueError(
+            f"{error.problem}; only numbers, strings, lists and mappings are read, and code is named as module:Name"
+        ) from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also impossible numbers and dates
         raise ValueError(str(error) or type(error).__name__) from None
     nodes, waiting = 0, [value]

@@ -26,7 +26,7 @@ def load_object(name_or_callable: str | Callable[..., Any], role: str = "object"
         found = name_or_callable
     else:
         module_name, colon, attribute = name_or_callable.partition(":")
-        if not (module_name and colon and attribute):
+        if not (module_name and colon and attribute) or name_or_callable.startswith("lambda"):
             raise ConfigError(
                 f"{role} is {name_or_callable!r}; write it as module:Name, for example my_package.networks:MyEncoder"
             )

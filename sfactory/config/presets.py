@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any
 
@@ -32,15 +33,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss": {"gamma": 0.95, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
-    "mountain_car_continuous": {
-        "envs_per_worker": 32,
-        "rollout": 32,
-        "batch_size": 1024,
-        "epochs": 4,
-        "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
-        "loss": {"gamma": 0.999, "normalize_returns": True},
-        "model": {"normalize_obs": True, "initial_log_std": 0.5},
-    },
     "box2d": {
         "envs_per_worker": 32,
         "rollout": 64,
@@ -60,11 +52,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": {"normalize_obs": True},
     },
     "atari": {
-        "envs_per_worker": 32,
-        "rollout": 32,
+        "envs_per_worker": 8,
+        "rollout": 128,
         "batch_size": 1024,
-        "epochs": 2,
-        "optim": {"lr": 2.5e-4, "minibatches": 4},
+        "epochs": 4,
+        "optim": {"lr": 2.5e-4, "minibatches": 4, "schedule": "linear"},
         "loss": {"entropy_coef": 0.01, "clip": 0.1, "reward_clip": 1.0},
     },
     "vizdoom": {
@@ -82,7 +74,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "epochs": 2,
         "optim": {"lr": 1e-3, "minibatches": 2, "schedule": "linear"},
         "loss": {"entropy_coef": 0.01},
-        "model": {"features": 128, "categories": 11},
+        "model": {"encoder": "mlp", "categories": 11},
     },
     "car_racing": {
         "envs_per_worker": 16,
@@ -118,7 +110,6 @@ _FAMILIES = (
     ("grid", r"MiniGrid-|BabyAI-"),
     ("memory", r"sfactory/MemoryGrid"),
     ("pendulum", r"Pendulum-|sfactory/Pendulum"),
-    ("mountain_car_continuous", r"MountainCarContinuous-"),
     ("classic", r"(.*CartPole|Acrobot-|MountainCar-)|sfactory/CartPole"),
     ("box2d", r"LunarLander|BipedalWalker"),
     ("car_racing", r"CarRacing-"),
@@ -150,5 +141,7 @@ def preset_for(preset: str, env: Any, algo: str = "appo") -> tuple[str, dict[str
         return "none", {}
     name = family_of(env) if preset == "auto" else preset
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"unknown preset {preset!r}; use auto, none or one of {', '.join(PRESETS)}")
+        near = difflib.get_close_matches(str(preset), PRESETS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"unknown preset {preset!r}; {hint}use auto, none or one of {', '.join(PRESETS)}")
     return name, PRESETS[name] | ({"epochs": 1} if algo == "impala" else {})

@@ -1,25 +1,22 @@
 """Where the values of a config come from: Python, presets, YAML files and the command line.
 
 A later source wins: defaults < the environment family's preset < YAML file < flags. :func:`resolve` applies the preset
-to a ``Config`` made in Python, :func:`from_command_line` does the whole chain for the commands.
+to a ``Config`` made in Python, :func:`sfactory.config.command_line.from_command_line` does the whole chain for the
+commands.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import difflib
 import numbers
 import os
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tyro
-
-from sfactory.config.checking import check_types
 from sfactory.config.declaring import changed, given_names, types_of
 from sfactory.config.env_source import env_name
 from sfactory.config.fields import Config
@@ -28,8 +25,6 @@ from sfactory.config.presets import preset_for
 from sfactory.errors import ConfigError
 
 T = TypeVar("T")
-_PRESET_DEPENDS_ON = ("env", "preset", "algo")
-"""Fields that decide the defaults of the others."""
 
 
 def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, path: str = "") -> T:
@@ -138,39 +133,3 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"the config file {path} must hold a mapping of config keys, not {type(values).__name__}")
     return values
-
-
-def from_command_line(args: Sequence[str], prog: str, description: str = "") -> Config:
-    """The config that a command line asks for: defaults < preset < the YAML file of `--config` < flags.
-
-    Exits with status 2 and a message on unknown or malformed flags, with 0 on `--help`.
-
-    Raises:
-        ConfigError: On a bad YAML file or preset.
-    """
-    early, rest = _what_chooses_the_preset(args)
-    base = load_yaml(early.config) if early.config else {}
-    chosen = {name: value for name in _PRESET_DEPENDS_ON if (value := getattr(early, name)) is not None}
-    asked = merged(Config(), base | chosen)
-    default = resolve(asked)
-    if not asked.env:  # which the preset would follow
-        default = changed(default, preset=asked.preset)
-    check_types(default)
-    rest += [word for name, value in chosen.items() for word in (f"--{name}", value)]
-    config = tyro.cli(Config, args=rest, default=default, prog=prog, description=description)
-    flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in args if word.startswith("--")}
-    given = {
-        f.name
-        for f in dataclasses.fields(Config)
-        if f.name in flags or getattr(config, f.name) != getattr(default, f.name)
-    }
-    return changed(config, given=given_names(default) | given)
-
-
-def _what_chooses_the_preset(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The flags that decide the defaults of the others, and the rest of the command line."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
-    for name in _PRESET_DEPENDS_ON:
-        first.add_argument(f"--{name}", choices=typing.get_args(types_of(Config)[name]) if name == "algo" else None)
-    return first.parse_known_args(list(args))

@@ -73,6 +73,12 @@ class Batch:
     def all_columns(self) -> slice:
         return slice(0, self.first.shape[1])
 
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("obs", "mask")}
+        mask, obs = self.mask if self.mask is None else self.mask.to(device), (leaf.to(device) for leaf in self.obs)
+        return Batch(obs=tuple(obs), mask=mask, **{name: x.to(device) for name, x in found.items()})
+
     def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """Inputs of the network for some columns: observations ``[T+1, n, ...]``, ``first [T+1, n]`` and RNN states
         ``[n, S]``."""

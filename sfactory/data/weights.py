@@ -4,11 +4,18 @@ Concurrent access to :class:`PublishedWeights`: one writer, any number of reader
 between two buffers. The writer announces the publication it begins, fills its buffer, then announces it as complete. A
 reader copies the buffer of the complete publication, and repeats that if the writer has meanwhile begun the publication
 after next, which uses the same buffer.
+
+The order of these stores and loads is what the processor keeps. x86-64 reorders neither stores with stores nor loads
+with loads. ARM may do both, so there :func:`barrier` stands between an announcement and the buffer that it is about.
+The other lock-free order, of a slot's ``begun`` and ``state``, is kept by the queues' system calls between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import platform
+import threading
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -17,6 +24,23 @@ from torch import Tensor, nn
 from sfactory.data.shared_memory import SharedArray
 
 _BEGUN, _COMPLETE, _VERSIONS = 0, 1, 2
+_SEQUENTIALLY_CONSISTENT = 5
+"""C11's memory_order_seq_cst."""
+
+
+def make_barrier(machine: str) -> Callable[[], object]:
+    """What keeps loads and stores before it from those after it on a kind of machine."""
+    if machine in ("x86_64", "AMD64"):
+        return lambda: None
+    try:
+        fence = ctypes.CDLL("libatomic.so.1").atomic_thread_fence
+    except (OSError, AttributeError):  # then a lock's own barriers, one in each direction
+        lock = threading.Lock()
+        return lambda: lock.acquire() and lock.release()
+    return lambda: fence(_SEQUENTIALLY_CONSISTENT)
+
+
+barrier = make_barrier(platform.machine())
 
 
 def _float_tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -88,8 +112,10 @@ class PublishedWeights:
         header = self._header.array
         turn = int(header[_COMPLETE]) + 1
         header[_BEGUN] = turn
+        barrier()
         torch.from_numpy(self._buffers.array[turn % 2]).copy_(vector.detach())
         header[_VERSIONS + turn % 2] = version
+        barrier()
         header[_COMPLETE] = turn
 
     def read(self, out: Tensor) -> int:
@@ -101,8 +127,10 @@ class PublishedWeights:
         header = self._header.array
         while True:
             turn = int(header[_COMPLETE])
+            barrier()
             out.copy_(torch.from_numpy(self._buffers.array[turn % 2]))
             version = int(header[_VERSIONS + turn % 2])
+            barrier()
             if int(header[_BEGUN]) <= turn + 1:
                 return version
 

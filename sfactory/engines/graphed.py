@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from sfactory.data.arena import Arena
+from sfactory.data.cuda_graphs import Recorder, Work
 from sfactory.data.staging import StagingBuffer
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Request
-from sfactory.engines.cuda_graphs import Recorder, Work
 from sfactory.model.precision import mixed_precision
 from sfactory.telemetry.stopwatch import Stopwatch
 
@@ -82,6 +82,10 @@ class GraphedEngine:
         self._sizes, self._passes = padded_sizes(groups), dict[int, _Pass]()
         self.recorder = Recorder(device, TOLERANCE[autocast], graphs)
         self._stream.wait_stream(self._module.current_stream(device))
+        if graphs and device.type == "cuda":  # at once, so that no request waits for a recording
+            with torch.inference_mode(), self._module.stream(self._stream):
+                for size in self._sizes:
+                    self._make_pass(size)
 
     def refresh(self, weights: PublishedWeights) -> int:
         # The copy of the last ones was done before the last answers, which the host has waited for.
@@ -110,25 +114,25 @@ class GraphedEngine:
         return zip(params, value, strict=True)
 
     def _pass_for(self, requests: list[Request]) -> _Pass:
-        """The smallest pass that holds all requests; they are what it is tried out with when it is made."""
+        """The smallest pass that holds all requests."""
         size = next(size for size in self._sizes if size >= len(requests))
-        if size not in self._passes:
-            rows, state_size = size * self._arena.rows, self._states.shape[-1]
-            leaves = [((rows, *leaf.shape[3:]), leaf.dtype) for leaf in self._arena.obs]
-            real, index = np.dtype(np.float32), np.dtype(np.int64)
-            inputs = StagingBuffer(
-                [*leaves, ((rows,), np.dtype(bool)), ((size,), index), ((size,), index)], self._device
-            )
-            width = self._model.distribution.width
-            outputs = StagingBuffer([((rows, width), real), ((rows,), real), ((rows, state_size), real)], self._device)
+        return self._passes[size] if size in self._passes else self._make_pass(size)
 
-            def run() -> None:
-                self._forward(inputs, outputs)
+    def _make_pass(self, size: int) -> _Pass:
+        """A pass for a number of groups, tried out on zeros."""
+        rows, state_size = size * self._arena.rows, self._states.shape[-1]
+        leaves = [((rows, *leaf.shape[3:]), leaf.dtype) for leaf in self._arena.obs]
+        real, index = np.dtype(np.float32), np.dtype(np.int64)
+        inputs = StagingBuffer([*leaves, ((rows,), np.dtype(bool)), ((size,), index), ((size,), index)], self._device)
+        width = self._model.distribution.width
+        outputs = StagingBuffer([((rows, width), real), ((rows,), real), ((rows, state_size), real)], self._device)
 
-            self._fill(inputs, requests)
-            inputs.arrays[-1][:] = self._nobody
-            inputs.upload()
-            self._passes[size] = _Pass(inputs, outputs, self.recorder(run, outputs.tensors[:2]))
+        def run() -> None:
+            self._forward(inputs, outputs)
+
+        self._fill(inputs, [])
+        inputs.upload()
+        self._passes[size] = _Pass(inputs, outputs, self.recorder(run, outputs.tensors[:2]))
         return self._passes[size]
 
     def _fill(self, inputs: StagingBuffer, requests: list[Request]) -> None:

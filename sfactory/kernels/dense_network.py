@@ -230,10 +230,8 @@ def _is_small(trunk: Trunk) -> bool:
     encoder = trunk.encoders[0]
     if type(encoder) is not MLPEncoder or len(trunk.encoders) > 1 or encoder.activation not in ACTIVATIONS:
         return False
-    widths, numbers = (
-        [linear.out_features for linear in encoder.linears],
-        encoder.flat.out_features - encoder.flat.entries,
-    )
+    widths = [linear.out_features for linear in encoder.linears]
+    numbers = encoder.flat.out_features - encoder.flat.entries
     return bool(widths) and max(widths) <= WIDEST and numbers <= MOST_NUMBERS
 
 
@@ -247,7 +245,7 @@ def _side_by_side(linears: Sequence[nn.Linear], columns: int) -> tuple[Layer, li
     parameters = [(linear.weight.detach().numpy()[:, :columns], linear.bias.detach().numpy()) for linear in linears]
     rows = sum(len(bias) for _, bias in parameters)
     shape = -(-rows // 4) * 4, -(-columns // 4) * 4
-    if len(linears) == 1 and shape == linears[0].weight.shape:
+    if len(linears) == 1 and shape == linears[0].weight.shape and columns == shape[1]:
         return parameters[0], []
     weight, bias = np.zeros(shape, np.float32), np.zeros(shape[0], np.float32)
     copies, row = [], 0

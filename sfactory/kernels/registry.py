@@ -14,6 +14,7 @@ from sfactory.config import Config
 from sfactory.data.examples import example_batch
 from sfactory.distributions import ActionDistribution
 from sfactory.kernels.dense_network import DenseNetwork
+from sfactory.kernels.fused_loss import FusedObjective, triton_is_there
 from sfactory.kernels.lowered import lower_weights
 from sfactory.kernels.modules import (
     BlockPixelConv,
@@ -43,7 +44,7 @@ class Use(NamedTuple):
     """What a kernel is wanted for.
 
     Attributes:
-        model: Of the run, on the CPU.
+        model: Of the run, on the CPU; for what is meant for GPUs, there.
         config: Of the run.
         autocast: torch dtype to compute in, or None for float32.
         training: Gradients are needed; else answers to observations.
@@ -188,17 +189,18 @@ class _Critic(nn.Module):
 
 def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
     """Estimates, targets, gradients and sums of a small chunk."""
-    model = use.model
-    batch = example_batch(model.observation, model.action, 0, masked=True)
-    units = CriticUnits(_Critic(), use.config.loss.normalize_returns)
-    units.update(torch.linspace(-3, 8, 50), torch.ones(50, dtype=torch.bool))
+    model, device = use.model, next(use.model.parameters()).device
+    batch = example_batch(model.observation, model.action, 0, masked=True).to(device)
+    units = CriticUnits(_Critic().to(device), use.config.loss.normalize_returns)
+    units.update(torch.linspace(-3, 8, 50, device=device), torch.ones(50, dtype=torch.bool, device=device))
     objective, columns = kind(use.config, model.distribution, units), batch.all_columns
     generator = torch.Generator().manual_seed(2)
     params = torch.randn(*batch.first.shape, model.distribution.width, generator=generator)
     value = torch.randn(batch.first.shape, generator=generator)
+    moved = params[:-1] + 0.3 * torch.randn(params[:-1].shape, generator=generator)
+    params, value, moved = (x.to(device) for x in (params, value, moved))
     estimates = objective.estimate(objective.evaluate(Outputs(params, value), batch, columns), batch, columns)
     targets, _ = objective.targets([estimates])
-    moved = params[:-1] + 0.3 * torch.randn(params[:-1].shape, generator=generator)
     samples = batch.samples(targets, single=False)
     found = [x.float() for x in estimates]
     for shift in (0.0, 1e3):  # near the behaviour policy, and far from it
@@ -212,6 +214,10 @@ def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
 
 def _objective_differences(use: Use) -> list[float]:
     return _relative_differences(_terms(CompiledObjective, use), _terms(Objective, use))
+
+
+def _fused_differences(use: Use) -> list[float]:
+    return _relative_differences(_terms(FusedObjective, use), _terms(Objective, use))
 
 
 def _draws(kind: type[Sampler], use: Use) -> list[Tensor]:
@@ -245,6 +251,10 @@ def _learns_as_built_in(use: Use) -> bool:
     return _samples_as_built_in(use) and loss.terms == "none" and loss.estimator in ("auto", *ESTIMATORS)
 
 
+def _can_fuse(use: Use) -> bool:
+    return _learns_as_built_in(use) and triton_is_there()
+
+
 def _has_dense_network(use: Use) -> bool:
     return DenseNetwork.fits(use.model, use.autocast)
 
@@ -262,6 +272,10 @@ MODULES = (
 )
 """Modules that are exchanged one kind after the other."""
 REGISTRY = (DENSE_NETWORK, OBJECTIVE, SAMPLER, *MODULES)
+
+
+FUSED_LOSS = Kernel("fused loss", Objective, FusedObjective, _can_fuse, _fused_differences, 1e-4, "023")
+"""The one that is for GPUs, where it is compared with the plain loss as the others are on the CPU."""
 
 
 def exchange_all(module: nn.Module) -> nn.Module:

@@ -11,9 +11,10 @@ from torch import nn
 
 from sfactory.config import Config
 from sfactory.kernels.dense_network import DenseNetwork
+from sfactory.kernels.fused_loss import FusedObjective
 from sfactory.kernels.modules import exchange
 from sfactory.kernels.objective import CompiledObjective
-from sfactory.kernels.registry import DENSE_NETWORK, MODULES, OBJECTIVE, SAMPLER, Kernel, Use, modules_of
+from sfactory.kernels.registry import DENSE_NETWORK, FUSED_LOSS, MODULES, OBJECTIVE, SAMPLER, Kernel, Use, modules_of
 from sfactory.kernels.sampling import CompiledSampler
 from sfactory.model.normalizer import CriticUnits
 from sfactory.networks import Network, TorchNetwork
@@ -85,8 +86,12 @@ class Kernels:
 
     def objective(self, units: CriticUnits) -> Objective:
         """Targets and loss of the learner."""
-        fits = self._device.type == "cpu" and self._takes(OBJECTIVE, training=True)
-        return (CompiledObjective if fits else Objective)(self._config, self._model.distribution, units)
+        kind: type[Objective] = Objective
+        if self._device.type == "cpu" and self._takes(OBJECTIVE, training=True):
+            kind = CompiledObjective
+        elif self._device.type == "cuda" and self._takes(FUSED_LOSS, training=True):
+            kind = FusedObjective
+        return kind(self._config, self._model.distribution, units)
 
     def sampler(self, seed: int) -> Sampler:
         """What draws a policy worker's actions, on the host whatever the device."""

@@ -34,9 +34,9 @@ class MLPEncoder(nn.Module):
 
     def __init__(self, leaves: Sequence[Leaf], hidden: Sequence[int] = (64, 64), activation: str = "tanh") -> None:
         super().__init__()
-        self.flat = FlatInput(leaves)
-        widths = (self.flat.out_features, *hidden)
-        layers: list[nn.Module] = []
+        flat = FlatInput(leaves)
+        widths = (flat.out_features, *hidden)
+        layers: list[nn.Module] = [flat]
         for width, following in pairwise(widths):
             layers += [Dense(width, following), ACTIVATIONS[activation]()]
         self.layers = nn.Sequential(*layers)
@@ -44,11 +44,19 @@ class MLPEncoder(nn.Module):
         self.out_features = widths[-1]
 
     @property
+    def flat(self) -> FlatInput:
+        return self.layers[0]
+
+    @property
     def linears(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     def forward(self, *obs: Tensor) -> Tensor:
-        return self.layers(self.flat(*obs))
+        flat, *layers = self.layers
+        x = flat(*obs)
+        for layer in layers:
+            x = layer(x)
+        return x
 
 
 class NatureCNN(nn.Module):
@@ -176,10 +184,13 @@ def build_encoders(leaves: Sequence[Leaf], config: ModelConfig) -> tuple[nn.Modu
 def _named_encoders(
     leaves: Sequence[Leaf], image: type[nn.Module], config: ModelConfig
 ) -> tuple[nn.ModuleList, list[tuple[int, ...]]]:
-    """An encoder for each image, in their order, and then one for everything else."""
-    reads: list[tuple[int, ...]] = [(i,) for i, leaf in enumerate(leaves) if leaf.is_image]
-    encoders: list[nn.Module] = [image(leaves[i], config.features) for (i,) in reads]
-    if flat := tuple(i for i, leaf in enumerate(leaves) if not leaf.is_image):
-        encoders.append(MLPEncoder([leaves[i] for i in flat], config.hidden, config.activation))
-        reads.append(flat)
+    """An encoder for each image and one for everything else, in the order of their first leaves."""
+    flat = tuple(i for i, leaf in enumerate(leaves) if not leaf.is_image)
+    reads = sorted([flat] * bool(flat) + [(i,) for i, leaf in enumerate(leaves) if leaf.is_image])
+    encoders = [
+        MLPEncoder([leaves[i] for i in flat], config.hidden, config.activation)
+        if read == flat
+        else image(leaves[read[0]], config.features)
+        for read in reads
+    ]
     return nn.ModuleList(encoders), reads

@@ -83,14 +83,14 @@ class FlatInput(nn.Module):
         self.register_buffer("offsets", offsets, persistent=False)
 
     def forward(self, *obs: Tensor) -> Tensor:
-        flat = [leaf.reshape(len(leaf), -1) for leaf in obs]
+        flat = [leaf.reshape(leaf.shape[0], -1) for leaf in obs]
         parts = [
             flat[i] if scale == 1.0 and flat[i].is_floating_point() else flat[i].float() * scale
             for i, scale in zip(self.numbers, self.scales, strict=True)
         ]
         if self.entries:
             codes = torch.cat([flat[i] for i in self.categories], -1) + self.offsets
-            hot = torch.zeros(len(codes), self.entries, device=codes.device)
+            hot = torch.zeros(codes.shape[0], self.entries, device=codes.device)
             parts.append(hot.scatter_(1, codes, 1.0))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 

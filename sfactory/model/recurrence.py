@@ -25,9 +25,14 @@ _BLOCK = 1 << 16
 """Elements of a state over the steps of a block: a few such arrays fit into a core's second-level cache."""
 
 
-def _blocks_backward(steps: int, elements: int) -> Iterator[tuple[int, int]]:
-    """Ranges of steps, the last first, with about `_BLOCK` elements each where a step has `elements`."""
-    span = max(1, _BLOCK // elements)
+def _blocks_backward(steps: int, like: Tensor) -> Iterator[tuple[int, int]]:
+    """Ranges of steps, the last first: on the CPU with about `_BLOCK` elements each, elsewhere all steps at once, since
+    there each operation costs a launch.
+
+    Args:
+        like: A state of one step.
+    """
+    span = max(1, _BLOCK // like.numel()) if like.device.type == "cpu" else steps
     for end in range(steps, 0, -span):
         yield max(0, end - span), end
 
@@ -91,7 +96,7 @@ class LSTMScan(Function):
         steps, rows, _, size = gates.shape
         d_gates = torch.empty_like(gates)
         dh, dc = grad[-1], torch.zeros_like(grad[-1])
-        for begin, end in _blocks_backward(steps, rows * size):
+        for begin, end in _blocks_backward(steps, dh):
             i, f, g, o = gates[begin:end].unbind(2)
             # Factors of dc for i, f, g and of dh for o, then the gradients.
             tanh_c, factors = (
@@ -157,7 +162,7 @@ class GRUScan(Function):
         d_recurrent = gates.new_empty(steps, rows, 3, size)
         d_new = torch.empty_like(before)
         dh = grad[-1]
-        for begin, end in _blocks_backward(steps, rows * size):
+        for begin, end in _blocks_backward(steps, dh):
             r, z, n = gates[begin:end].view(-1, rows, 3, size).unbind(2)
             # Of dh, for the recurrent share of each pre-activation, then the gradients.
             factors = d_recurrent[begin:end]

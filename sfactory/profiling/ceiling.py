@@ -109,13 +109,16 @@ MOST_GROUPS = 4
 """Most groups that the policy worker answers at once: every process allocates segments for them."""
 
 
-def measure_ceiling(config: Config, seconds: float, tell: Callable[[str], object] = str) -> Ceiling:
+def measure_ceiling(
+    config: Config, seconds: float, tell: Callable[[str], object] = str, simulation_s: float | None = None
+) -> Ceiling:
     """Measure the ceiling of this machine for a run.
 
     Args:
         config: Configuration of the run, resolved (:func:`sfactory.config.resolve`).
         seconds: Seconds for all measurements together; starting processes takes additional time.
         tell: Is told how far it is.
+        simulation_s: Core seconds per env step of the environment, where they are known; None: measured, too.
 
     Raises:
         ConfigError: If the configuration cannot work.
@@ -125,14 +128,12 @@ def measure_ceiling(config: Config, seconds: float, tell: Callable[[str], object
         plan = with_threads(make_plan(config), 1)
         config, cores, share = plan.config, devices.cores(), seconds / 3
         inference = inference_workloads(plan)
-        processes = {
-            workload: cores if device_of(plan, workload).type == "cpu" else 1
-            for workload in (SIMULATION, *inference, TRAINING)
-        }
+        workloads = [*([SIMULATION] if simulation_s is None else []), *inference, TRAINING]
+        processes = {w: cores if device_of(plan, w).type == "cpu" else 1 for w in workloads}
         speeds: dict[Workload, float] = {}
         for number in sorted(set(processes.values())):
             lengths = {
-                w: share / len(inference) if w in inference else share for w in processes if processes[w] == number
+                w: share / len(inference) if w in inference else share for w in workloads if processes[w] == number
             }
             tell(f"ceiling: {', '.join(sorted({w.kind for w in lengths}))}, for {sum(lengths.values()):.0f} s")
             speeds |= zip(lengths, measure(plan, lengths, number), strict=True)
@@ -140,7 +141,8 @@ def measure_ceiling(config: Config, seconds: float, tell: Callable[[str], object
         best = min(inference, key=costs.__getitem__)
         places = device_of(plan, best), device_of(plan, TRAINING)
     return Ceiling(
-        costs[SIMULATION], costs[best], costs[TRAINING], cores, rows_of(plan, best), config.batch_size,
+        simulation_s or costs[SIMULATION], costs[best], costs[TRAINING], cores, rows_of(plan, best),
+        config.batch_size,
         1, precision_of(plan, places[1]), places[0].type, places[1].type,
     )  # fmt: skip
 

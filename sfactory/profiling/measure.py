@@ -72,6 +72,7 @@ class Profile:
         settled: Whether the run had settled when the measurement began; else it may have trained faster than it can
             sample.
         kernels: Names of the kernels with which each kind of worker ran.
+        begin_s: When the measurement began, in monotonic seconds.
     """
 
     plan: Plan
@@ -84,6 +85,7 @@ class Profile:
     lag_max: float
     settled: bool = True
     kernels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    begin_s: float = math.nan
 
     @property
     def frames_per_s(self) -> float:
@@ -143,6 +145,7 @@ def profile_run(
             plan.config.log,
             display="none",
             tensorboard=False,
+            loggers=(),
             report=False,
             report_every_s=0.5,
             save_every_s=ENDLESS,
@@ -241,6 +244,7 @@ class _Observer:
         return Profile(
             plan, self._begin - self._made, self._end - self._begin, fps, interval, levels,
             math.nan if plan.sample_only else lag_mean, math.nan if plan.sample_only else lag_max, self._settled,
+            begin_s=self._begin,
         )  # fmt: skip
 
     def _warm_up(self, wires: Wires, now: float) -> bool:

@@ -31,6 +31,7 @@ FINALISTS = 3
 START_S = 4.0
 """Initial estimate of the seconds that a run takes besides its measurement."""
 SEARCHED = (
+    "device",
     "workers",
     "envs_per_worker",
     "batch_size",
@@ -141,6 +142,7 @@ def settings_of(config: Config) -> Settings:
     """Values of the searched fields, with threads as they will be."""
     runtime = config.runtime
     return {
+        "device": config.device,
         "workers": config.workers,
         "envs_per_worker": config.envs_per_worker,
         "batch_size": config.batch_size,
@@ -190,6 +192,9 @@ class _Search:
         self._run_s = min(10.0, max(1.5, seconds / 40))
         self._start_s = START_S
         self.best = settings_of(plan.config)
+        self._other_device = None
+        if plan.device_reason:  # it was left open, and there are two
+            self._other_device = "cpu" if plan.config.device == "cuda" else "cuda"
         self.profiles: dict[tuple, Profile] = {}
         self.trials: list[Trial] = []
         self.signal: int | None = None
@@ -245,6 +250,10 @@ class _Search:
     def _values(self, name: str, direction: int) -> Iterator[Any]:
         """Further values of a setting, from the present one in a direction."""
         now, cores = self.best[name], devices.cores()
+        if name == "device":
+            if direction == 1 and self._other_device is not None:
+                yield self._other_device
+            return
         if name == "precision":
             if direction == 1 and devices.computes_bfloat16(devices.learner_device(self._plan.config)):
                 yield "float32" if now == "bfloat16" else "bfloat16"
@@ -266,7 +275,12 @@ class _Search:
     def _candidate(self, name: str, value: Any) -> Settings | None:
         """The best settings with one of them changed and others made to fit; None where that has been tried or cannot
         be."""
-        settings = settings_of(self._fit({**self.best, name: value}))
+        changes = {name: value}
+        if name == "device":  # policy workers are left to what suits it
+            other = dataclasses.replace(self._plan.config.runtime, policy_workers=None)
+            config = dataclasses.replace(self._plan.config, device=value, runtime=other)
+            changes["runtime.policy_workers"] = devices.policy_processes(config)
+        settings = settings_of(self._fit({**self.best, **changes}))
         tried = {_key(trial.settings) for trial in self.trials}
         return None if _key(settings) in tried or settings[name] == self.best[name] else settings
 

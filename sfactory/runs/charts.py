@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 
 WIDTH, HEIGHT = 420, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 28, 34
+LEFT, RIGHT, TOP, BOTTOM = 52, 16, 28, 34
 """Margins around the lines, in pixels."""
 POINTS = 400
 """Most points of a line; more are means of neighbours."""

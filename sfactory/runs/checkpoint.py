@@ -7,8 +7,8 @@ A checkpoint is three files with one stem::
     checkpoint_000000200000.opt.pt        the trainer's state: tensors, numbers and strings, read with weights_only=True
     checkpoint_000000200000.json          env steps, return, ..., and the size and SHA-256 of the other two
 
-The JSON is written last, so a checkpoint exists exactly if its JSON does, and it is good if the hashes fit. Nothing is
-ever unpickled beyond what ``torch.load(weights_only=True)`` allows.
+The JSON is written last, so a checkpoint exists exactly if its JSON does, and it is good if the hashes fit. One that is
+only to be played has no trainer state. Nothing is ever unpickled beyond what ``torch.load(weights_only=True)`` allows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Snapshot:
     Attributes:
         model: Weights and buffers by name.
         trainer: Optimizer, normalisers, schedules, RNG states, ...: tensors, numbers, strings and None in nested dicts,
-            lists and tuples.
+            lists and tuples. Empty where no run can go on from it.
         env_steps: Env steps trained on so far.
         frames: Frames simulated so far: env steps x frameskip.
         updates: Learner updates so far, which is the policy version.
@@ -112,14 +112,17 @@ class CheckpointStore:
         for leftover in self.folder.glob(f"{TEMPORARY}*"):
             leftover.unlink(missing_ok=True)
         stem = self._unused_stem(snapshot.env_steps)
-        contents = {_WEIGHTS: _pack_model(snapshot.model), _TRAINER: _pack_trainer(snapshot.trainer)}
+        contents = {_WEIGHTS: _pack_model(snapshot.model)}
+        if snapshot.trainer:
+            contents[_TRAINER] = _pack_trainer(snapshot.trainer)
         contents[_JSON] = _describe(snapshot, self._is_milestone(snapshot.env_steps), contents)
         finals = {suffix: self._path(stem, suffix) for suffix in contents}
         try:
             for suffix, data in contents.items():
                 write_synced(temporary_for(finals[suffix]), data)
-            for suffix in (_WEIGHTS, _TRAINER):
-                os.replace(temporary_for(finals[suffix]), finals[suffix])
+            for suffix in contents:
+                if suffix != _JSON:
+                    os.replace(temporary_for(finals[suffix]), finals[suffix])
             sync_folder(self.folder)
             os.replace(temporary_for(finals[_JSON]), finals[_JSON])
             sync_folder(self.folder)
@@ -268,7 +271,8 @@ class CheckpointStore:
     def _read(self, stem: str) -> Snapshot:
         try:
             description = _parse_description(self._path(stem, _JSON).read_bytes())
-            contents = {suffix: self._path(stem, suffix).read_bytes() for suffix in (_WEIGHTS, _TRAINER)}
+            suffixes = [suffix for suffix in (_WEIGHTS, _TRAINER) if suffix in description["files"]]
+            contents = {suffix: self._path(stem, suffix).read_bytes() for suffix in suffixes}
         except OSError as error:
             raise _Unreadable(f"{error.strerror} ({error.filename})") from error
         if description["format"] > FORMAT:
@@ -284,7 +288,7 @@ class CheckpointStore:
                 raise _Unreadable(f"{stem}{suffix} does not have its SHA-256 of {expected['sha256'][:12]}...")
         return Snapshot(
             model=_unpack_model(contents[_WEIGHTS]),
-            trainer=_unpack_trainer(contents[_TRAINER]),
+            trainer=_unpack_trainer(contents[_TRAINER]) if _TRAINER in contents else {},
             **{name: description[name] for name in ("env_steps", "frames", "updates", "wall_s", "episode_return")},
             eval_return=description.get("eval_return"),
         )

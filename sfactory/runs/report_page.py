@@ -84,6 +84,7 @@ def write_page(folder: Path, ended: bool = False) -> Path:
         "Returns": _returns(curve),
         "Evaluation": _evaluation(folder),
         **{title: _charts(curve, charts) for title, charts in CHARTS.items()},
+        "Of the environment and of loss terms": _charts(curve, _extras(curve)),
         "Where the time went": _phases(summary.get("phases") or {}),
         "Configuration": _configuration(config),
         "Machine": _table(summary.get("machine") or {}),
@@ -185,7 +186,7 @@ def _returns(curve: Curve) -> str:
     band = tuple(curve.series("env_steps", f"episode_return_{end}") for end in ("min", "max"))
     over_time = curve.series("wall_s", "episode_return_mean")
     charts = [
-        Chart("return: mean, lowest to highest", lines, (band[0], band[1])),
+        Chart("return, with its range", lines, (band[0], band[1])),
         Chart("return over time", {"training": over_time}, x_label="seconds"),
         Chart("episode length, env steps", {"mean": curve.series("env_steps", "episode_length_mean")}),
     ]
@@ -197,6 +198,11 @@ def _charts(curve: Curve, charts: Mapping[str, Iterable[str]]) -> str:
         Chart(title, {column: curve.series("env_steps", column) for column in columns}).svg()
         for title, columns in charts.items()
     )
+
+
+def _extras(curve: Curve) -> dict[str, tuple[str, ...]]:
+    """Charts of what the environment's ``info`` has, and of a user's own loss terms."""
+    return {name: (name,) for name in curve.columns if name.startswith(("extra/", "term/"))}
 
 
 def _grid(drawn: Iterable[str]) -> str:

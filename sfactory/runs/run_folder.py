@@ -29,7 +29,7 @@ LOCK_S = 0.2
 """How long a start waits for the folder: whoever asks whether a run lives there (:func:`is_held`) holds it for a
 moment."""
 STATUS, REPORTS = "status.json", "stall-*.txt"
-TENSORBOARD = "events.out.tfevents.*"
+TENSORBOARD, LOGGER_IDS = "events.out.tfevents.*", "logger-*.id"
 PAGE, EVALUATION, VIDEOS = "report.html", "evaluation.json", "videos"
 
 
@@ -159,8 +159,14 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     saved = _saved_values(Path(folder))
     if saved is None:
         raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder with --run")
-    config = from_dict(saved)
-    check_types(config)
+    try:
+        config = from_dict(saved)
+        check_types(config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{Path(folder) / CONFIG} is of an sfactory with other fields; use that version, or correct the file:",
+            *(f"  {problem}" for problem in error.problems),
+        ) from None
     if not isinstance(config.env, str):
         raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a string")
     return config
@@ -234,7 +240,7 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 def _remove_run(path: Path) -> None:
     """Remove a run's files. The config goes last: until then the folder is still known as a run's."""
     CheckpointStore(path / CHECKPOINTS).clear()
-    several = [file for pattern in (REPORTS, TENSORBOARD, f"{TEMPORARY}*") for file in path.glob(pattern)]
+    several = [file for pattern in (REPORTS, TENSORBOARD, LOGGER_IDS, f"{TEMPORARY}*") for file in path.glob(pattern)]
     if not (path / VIDEOS).is_symlink():
         shutil.rmtree(path / VIDEOS, ignore_errors=True)
     single = (path / name for name in (SPACES, METRICS, SUMMARY, STATUS, PAGE, EVALUATION))

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from gymnasium import Space, spaces
 
 from sfactory.config.env_source import EnvSource
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.files import write_atomically
-from sfactory.spaces import AS_DECLARED, ActionSpec, ObservationSpec, Reading
+from sfactory.spaces import AS_DECLARED, ActionSpec, ObservationSpec, Reading, spaces
 
 FORMAT = 1
 """Version of the file's layout."""
@@ -43,6 +42,7 @@ def save_spec(path: Path, spec: EnvSpec) -> None:
         "frameskip": spec.frameskip,
         "masked": spec.masked,
         "render_fps": spec.render_fps,
+        "protocol": spec.protocol,
         "observation": encode_space(spec.observation.space),
         "action": encode_space(spec.action.space),
         "source": None if spec.source is None else dataclasses.asdict(spec.source),
@@ -71,6 +71,7 @@ def load_spec(path: Path, squash: Literal["clip", "tanh"], reading: Reading = AS
             ObservationSpec.from_space(decode_space(described["observation"]), reading),
             ActionSpec.from_space(decode_space(described["action"]), squash),
             **{name: described[name] for name in ("agents", "frameskip", "masked", "family", "render_fps")},
+            protocol=_text(described.get("protocol", "")),
             source=_decode_source(described.get("source")),
         )
     except FileNotFoundError:
@@ -81,6 +82,13 @@ def load_spec(path: Path, squash: Literal["clip", "tanh"], reading: Reading = AS
         raise CheckpointError(
             f"{path} is damaged ({error!r}); restore it from a copy, or resume the run once to have it written"
         ) from None
+
+
+def _text(described: object) -> str:
+    """A string of a file. Raises TypeError if it is something else."""
+    if not isinstance(described, str):
+        raise TypeError(f"{described!r} is no text")
+    return described
 
 
 def _decode_source(described: dict[str, Any] | None) -> EnvSource | None:
@@ -112,7 +120,7 @@ def check_spaces(ours: EnvSpec, theirs: EnvSpec, our_name: str, their_name: str)
             )
 
 
-def encode_space(space: Space) -> dict[str, Any]:
+def encode_space(space: spaces.Space) -> dict[str, Any]:
     """A space as plain values for JSON; exact, with infinite bounds and dtypes.
 
     Raises:
@@ -145,7 +153,7 @@ def encode_space(space: Space) -> dict[str, Any]:
     )
 
 
-def decode_space(described: dict[str, Any]) -> Space:
+def decode_space(described: dict[str, Any]) -> spaces.Space:
     """The space that :func:`encode_space` described.
 
     Raises:

@@ -12,9 +12,14 @@ import numpy as np
 from sfactory.errors import ConfigError, EnvironmentFault
 
 
+def has_display() -> bool:
+    """Whether there is a screen to open a window on."""
+    return any(os.environ.get(display) for display in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
 def prepare_rendering() -> None:
     """Let MuJoCo render without a window where there is no display. Its own default fails there."""
-    if not any(os.environ.get(display) for display in ("DISPLAY", "WAYLAND_DISPLAY")):
+    if not has_display():
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 

@@ -112,7 +112,9 @@ class Evaluator:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 sampled = self._plan.config.eval.sampled
-                self._make_player(rendering(self._request)).play(1, not sampled, None, LONGEST, video=folder)
+                player = self._make_player(rendering(self._request))
+                with player.recorder(folder) as recorder:
+                    player.play(1, not sampled, None, LONGEST, recorder)
                 (recorded,) = Path(folder).glob("*.mp4")
                 self._videos.mkdir(exist_ok=True)
                 shutil.move(recorded, self._videos / f"{env_steps:012d}.mp4")

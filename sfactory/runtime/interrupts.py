@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import shutil
 import signal
+import sys
+from collections.abc import Iterator
 from multiprocessing.util import get_temp_dir
 from types import FrameType
 from typing import NoReturn
@@ -34,3 +38,14 @@ def end_at_once_when_interrupted() -> None:
         signal.signal(number, end_at_once)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def as_program() -> Iterator[None]:
+    """Around a command that is all that its process does: an interrupt before or after its run ends it at once, and a
+    crash shows the Python stacks."""
+    end_at_once_when_interrupted()
+    if sys.stderr is not None:
+        faulthandler.enable()  # with --serial, environments can crash this process
+    yield
+    ignore_interrupts()

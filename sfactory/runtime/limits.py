@@ -21,10 +21,12 @@ from torch import nn
 from sfactory.config import devices
 from sfactory.config.lag import segments_per_batch, slot_count
 from sfactory.data.arena import arena_bytes, segment_fields
+from sfactory.data.examples import example_batch
 from sfactory.errors import ConfigError
 from sfactory.model import build_model
 from sfactory.model.actor_critic import CORES
 from sfactory.model.encoders import KNOWN
+from sfactory.networks import TorchNetwork
 from sfactory.runtime.processes import server_pid
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ OWN_DESCRIPTORS, DESCRIPTORS_PER_PROCESS = 24, 4
 sentinel, and two while it starts)."""
 SPARE_DESCRIPTORS = 64
 """Descriptors reserved for libraries, environments and callbacks."""
+CONTEXT_MIB = 400
+"""Memory of a GPU that a process takes before it computes there."""
 MEMORY_SHARE = 0.9
 """Share of the free memory that a run may use; the rest is for environments and activations."""
 MOST_ONE_HOT = 2**30
@@ -70,7 +74,7 @@ def check_limits(plan: Plan, model: nn.Module) -> None:
     """
     problems = [
         problem
-        for check in (_memory, _file_size, _shared_folder, _descriptors, _processes)
+        for check in (_memory, _device_memory, _file_size, _shared_folder, _descriptors, _processes)
         if (problem := check(plan, model)) is not None
     ]
     if problems:
@@ -194,6 +198,58 @@ def _memory(plan: Plan, model: nn.Module) -> str | None:
         "leaves "
         f"{max(0, free.left) / 2**30:.1f} GiB; lower envs_per_worker, workers, rollout or batch_size, or free some "
         "memory"
+    )
+
+
+# A GPU's memory
+
+
+def saved_bytes(model: nn.Module) -> float:
+    """Bytes of activations that a model of the CPU saves for the way back, for each sample, in float32."""
+    batch, found = example_batch(model.observation, model.action, model.state_size), dict[int, int]()
+    own = {weights.data_ptr() for weights in model.state_dict().values()}
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        if x.data_ptr() not in own:
+            found[x.data_ptr()] = max(x.nbytes, found.get(x.data_ptr(), 0))
+        return x
+
+    network = TorchNetwork(model, torch.device("cpu"), None, compiled=False)
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        kept = network.outputs(batch, batch.all_columns)  # an address belongs to one tensor as long as it lives
+        total = sum(found.values())
+        del kept
+    return total / batch.first.numel()
+
+
+def gpu_bytes(plan: Plan, model: nn.Module, batch_size: int) -> float:
+    """Bytes of the learner's GPU that a run takes at least: two staging buffers, a minibatch's activations, weights
+    with gradients and optimizer, and a context for each process there."""
+    config, device = plan.config, devices.learner_device(plan.config)
+    segments = batch_size // (config.rollout * plan.rows)
+    batch = arena_bytes(segment_fields(plan.env, model.state_size), segments, config.rollout, plan.rows)
+    low = 1.0 if config.precision == "float32" else 0.5
+    activations = low * saved_bytes(model) * batch_size / config.optim.minibatches
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    there = sum(devices.inference_device(config, worker) == device for worker in range(plan.policies))
+    return 2 * batch + activations + (5 + there) * weights + CONTEXT_MIB * MIB * (1 + there)
+
+
+def _device_memory(plan: Plan, model: nn.Module) -> str | None:
+    config, device = plan.config, devices.learner_device(plan.config)
+    if device.type != "cuda" or plan.sample_only or (state := devices.gpu_state(device)) is None:
+        return None
+    needed, segment = gpu_bytes(plan, model, config.batch_size), config.rollout * plan.rows
+    if needed <= state.free:
+        return None
+    fixed = gpu_bytes(plan, model, 0)
+    unit = (needed - fixed) / (config.batch_size // segment)
+    fitting = int(max(0, state.free - fixed) // unit) * segment
+    remedy = f"the largest that fits is {fitting}" if fitting else "not even one segment fits; make the model smaller"
+    return (
+        f"batch_size {config.batch_size} needs about {needed / 2**30:.1f} GiB on {device}, of which "
+        f"{state.free / 2**30:.1f} GiB of {state.total / 2**30:.1f} GiB are free; {remedy}. More optim.minibatches or "
+        "--precision bfloat16 need less of it"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
-from sfactory.config import Config
+from sfactory.config import Config, changed
 from sfactory.envs.interface import EnvSpec
 
 EVALUATOR = "evaluator"
@@ -22,11 +23,13 @@ class Plan:
     """Description of a run from which every process builds its workers.
 
     Attributes:
-        config: Configuration of the run, resolved and valid, with `workers` and `runtime.policy_workers` set.
+        config: Configuration of the run, resolved and valid, with `device`, `workers` and `runtime.policy_workers`
+            set.
         env: Spaces and properties of the environment.
         env_source: The environment itself: an id or a callable.
         sample_only: Sample without learning; finished segments are released at once.
         trace: Folder in which every process leaves its trace, or None.
+        device_reason: Why the run has its device, where that was left open and there is a choice; else empty.
     """
 
     config: Config
@@ -34,6 +37,7 @@ class Plan:
     env_source: Any
     sample_only: bool = False
     trace: Path | None = None
+    device_reason: str = ""
 
     @property
     def rows(self) -> int:
@@ -99,7 +103,8 @@ class PickledPlan:
             for spec in gymnasium.registry.values()
             if callable(spec.entry_point) or callable(spec.vector_entry_point)
         ]
-        self._data = cloudpickle.dumps((plan, registered))
+        without_loggers = changed(plan.config, log=changed(plan.config.log, loggers=()))  # they work in the runner
+        self._data = cloudpickle.dumps((dataclasses.replace(plan, config=without_loggers), registered))
 
     def open(self) -> Plan:
         """Unpickle the plan and register its environments with Gymnasium in this process."""

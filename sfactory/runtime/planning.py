@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from sfactory.config import Config, changed, check_types, devices, fitted, given_values, preset_value
 from sfactory.config.validation import minibatch_problem, validate
 from sfactory.envs import probe, resolve_env
-from sfactory.envs.interface import EnvRequest
+from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.errors import ConfigError
 from sfactory.model import build_model, shares_trunk
+from sfactory.model.encoders import KNOWN
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.video import check_video
 from sfactory.runtime.dry_run import check_extensions
@@ -23,6 +26,8 @@ from sfactory.spaces import Reading
 T = TypeVar("T")
 FEW_UPDATES = 500
 """Optimizer steps of a whole run below which hardly any task is learned."""
+SLOW_STEP_S = 0.1
+"""Seconds of an env step from which a run is told how slow it will be."""
 
 
 def make_plan(config: Config) -> Plan:
@@ -62,11 +67,14 @@ def make_plan(config: Config) -> Plan:
         found(lambda: devices.inference_devices(config))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
-    runtime = dataclasses.replace(config.runtime, policy_workers=devices.policy_processes(config))
     model = dataclasses.replace(config.model, shared_critic=shares_trunk(env.observation, config.model))
-    config = changed(config, runtime=runtime, model=model)
-    plan = Plan(config, env, source)
-    check_model(plan)
+    config = changed(config, model=model)
+    check_model(Plan(config, env, source))
+    choice = devices.suited_device(config, env.observation.has_images, _dense_weights(config, env))
+    config = config if choice is None else changed(config, device=choice.name)
+    runtime = dataclasses.replace(config.runtime, policy_workers=devices.policy_processes(config))
+    config = changed(config, runtime=runtime)
+    plan = Plan(config, env, source, device_reason="" if choice is None else choice.reason)
     model = build_model(env.observation, env.action, config.model)
     if (problem := minibatch_problem(config, recurrent=model.state_size > 0)) is not None:
         raise ConfigError(problem)
@@ -75,9 +83,21 @@ def make_plan(config: Config) -> Plan:
     return plan
 
 
+def _dense_weights(config: Config, env: EnvSpec) -> int | None:
+    """Weights of a model of dense layers alone; None for others."""
+    model = config.model
+    if model.model != "none" or model.core != "none" or model.encoder not in KNOWN or env.observation.has_images:
+        return None
+    with torch.device("meta"):  # shapes without memory
+        return sum(weights.numel() for weights in build_model(env.observation, env.action, model).parameters())
+
+
 def notes_on(plan: Plan) -> list[str]:
     """Notes to the user about a run before it begins, one line each."""
-    config, notes = plan.config, []
+    config, notes = plan.config, [f"protocol {plan.env.protocol}"] if plan.env.protocol else []
+    if plan.device_reason:
+        other = "cpu" if config.device == "cuda" else "cuda"
+        notes.append(f"trains on {config.device}, since {plan.device_reason}; --device {other} takes the other")
     usual, segment = preset_value(config, "batch_size"), config.rollout * plan.rows
     if "batch_size" not in given_values(config) and config.batch_size != usual:
         notes.append(
@@ -99,6 +119,23 @@ def notes_on(plan: Plan) -> list[str]:
     return notes
 
 
+def note_on_slow_steps(plan: Plan, step_s: float) -> str | None:
+    """A note to the user of an environment whose steps are so slow that nothing seems to happen.
+
+    Args:
+        step_s: Seconds of a rollout worker per env step.
+    """
+    if step_s < SLOW_STEP_S:
+        return None
+    config = plan.config
+    minutes = config.batch_size * step_s / config.workers / 60
+    return (
+        f"an env step takes {step_s:.2g} s, so that the {config.batch_size:,} of a batch take about {minutes:,.2g} "
+        f"minutes on {config.workers} workers; if steps wait rather than compute, raise --workers; a smaller "
+        "--batch-size and --envs-per-worker 2 bring updates sooner; sfactory check says more"
+    )
+
+
 def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
     """Check that the weights of a checkpoint fit the model of a plan, whose code the user may have changed.
 
@@ -108,8 +145,13 @@ def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
         folder: Run folder.
 
     Raises:
-        ConfigError: If shapes differ; names them.
+        ConfigError: If shapes differ; names them. Or if it holds a policy and nothing to train it with.
     """
+    if not snapshot.trainer:
+        raise ConfigError(
+            f"{folder} holds an exported policy, without the optimizer's state that a run goes on with; name another "
+            "folder with --run"
+        )
     model = build_model(plan.env.observation, plan.env.action, plan.config.model)
     asked = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     saved = {name: tuple(tensor.shape) for name, tensor in snapshot.model.items()}

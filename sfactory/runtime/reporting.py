@@ -19,6 +19,7 @@ from sfactory.runs.run_folder import PAGE, RunFolder
 from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
 from sfactory.telemetry.events import TERM, Episodes, Evaluated, KernelsChosen, Progress
+from sfactory.telemetry.loggers import Loggers
 from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, Summary
 
 Status = Literal["completed", "interrupted", "failed"]
@@ -77,6 +78,7 @@ class Reporter:
         self._display = Display(
             config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag
         )
+        self._loggers = Loggers(config, folder.path, self.note)
         self._episodes = EpisodeWindow(config.log.episode_window)
         self._kernels: dict[str, list[str]] = {}
         self._evaluation: Evaluated | None = None
@@ -164,6 +166,7 @@ class Reporter:
         if episodes.counted >= self._plan.config.log.episode_window:
             self.settled_return = episodes.return_mean
         self._write(report)
+        self._loggers.write(report)
         self._display.update(report)
         return report
 
@@ -205,11 +208,12 @@ class Reporter:
             Summary(
                 status=status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
                 frames=env_steps * self._plan.env.frameskip, wall_s=wall_s, fps=fps, episode_return_mean=returns,
-                extras=self.last.extras if self.last else {}, error=error,
+                protocol=self._plan.env.protocol, extras=self.last.extras if self.last else {}, error=error,
                 phases=phases, machine=describe_machine(),
             ).write(self._folder.summary)  # fmt: skip
         except OSError as cause:
             self.note(f"summary not written: {cause}")
+        self._loggers.close()
         if config.log.report:
             self._write_page()
         self._display.close()
@@ -219,7 +223,8 @@ class Reporter:
         """Tell the user that the checkpoint already has the requested number of env steps."""
         steps, returns = snapshot.env_steps, math.nan if snapshot.episode_return is None else snapshot.episode_return
         self.note(
-            f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps"
+            f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps, or "
+            "begin anew with --overwrite"
         )
         self._display.close()
         return Result(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-_FILE = "stacks"
+_FILE, _REASON = "stacks", "reason"
 _ANSWER_S, _POLL_S = 2.0, 0.05
 """Seconds that processes have to write their stacks, and seconds between two looks at them."""
 _files: list[TextIO] = []
@@ -34,8 +34,16 @@ def stacks_in(folder: Path) -> str:
     return ""
 
 
+def explain_exit(folder: str | Path, reason: str) -> None:
+    """Leave in the folder of this process why it ends itself."""
+    with contextlib.suppress(OSError):
+        (Path(folder) / _REASON).write_text(reason)
+
+
 def crash_in(folder: Path) -> str:
-    """The stack of a crash that a process has written to its folder; empty if there is none."""
+    """What a process has written to its folder of its end: its own reason, or the stack of a crash; else empty."""
+    with contextlib.suppress(OSError):
+        return (folder / _REASON).read_text()
     _, head, stacks = stacks_in(folder).rpartition("Fatal Python error")
     return f"{head}{stacks}".partition("\nExtension modules:")[0].rstrip() if head else ""
 

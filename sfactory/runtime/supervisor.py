@@ -18,7 +18,7 @@ import torch
 
 from sfactory.config import Config, devices, resolve
 from sfactory.data.arena import FINISHED, FREE
-from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError, said
+from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError, check_platform, said
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_folder import VIDEOS, RunFolder, open_run
 from sfactory.runtime import workers
@@ -26,7 +26,7 @@ from sfactory.runtime.budgets import FaultBudget, RestartBudget
 from sfactory.runtime.interrupts import end_at_once
 from sfactory.runtime.observed_state import observe, remove_status, write_report, write_status
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
-from sfactory.runtime.planning import check_fit, make_plan, notes_on
+from sfactory.runtime.planning import check_fit, make_plan, note_on_slow_steps, notes_on
 from sfactory.runtime.processes import WorkerProcesses, fork_server
 from sfactory.runtime.reporting import Reporter, Result, Status
 from sfactory.runtime.stacks import crash_in
@@ -89,6 +89,7 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
 
 def run_resolved(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
     """Train with a config whose preset has been applied. Otherwise as :func:`train`."""
+    check_platform()
     with contextlib.nullcontext() if config.serial else fork_server():
         return run_plan(make_plan(config), callbacks)
 
@@ -137,7 +138,7 @@ class _Supervisor:
         self._error: Exception | None = None
         self._ended: TrainingEnded | None = None
         self._signal: int | None = None
-        self._cancelled = self._report_asked = False
+        self._cancelled = self._report_asked = self._told_of_speed = False
         self._evaluator_restarts, self._evaluator_failure = RestartBudget(EVALUATOR_RESTARTS), ""
         self._evaluations = 0
         self._processes = WorkerProcesses()
@@ -258,7 +259,7 @@ class _Supervisor:
         except SfactoryError as error:
             self._failure = Failure("serial", str(error), "", isinstance(error, EnvironmentFault))
         except Exception as error:
-            self._fail(error)
+            self._fail(devices.explained(error, self._plan.config))
         finally:
             for rollout in rollouts:
                 rollout.report()
@@ -333,7 +334,8 @@ class _Supervisor:
         }
         control = self._wires.control
         table = control.snapshot()
-        heartbeats = dict(zip(control.names, table[:, COLUMNS.index("heartbeat")].tolist(), strict=True))
+        column = table[:, COLUMNS.index("heartbeat")].tolist()
+        heartbeats = {name: column[control.names.index(name)] for name in self._watched_names()}
         training = [name != EVALUATOR for name in control.names]  # an evaluation shows no progress of the run
         work = float(table[training][:, [COLUMNS.index(phase) for phase in WORKING]].sum())
         if not lost and (lost := self._watchdog.look(heartbeats, work)):
@@ -347,11 +349,14 @@ class _Supervisor:
         return Watchdog(
             {
                 name: limit if name.startswith("rollout") or name == EVALUATOR else patient
-                for name in self._wires.control.names
-                if name != EVALUATOR or name in self._processes.names
+                for name in self._watched_names()
             },
             patient + STARTING_S,
         )
+
+    def _watched_names(self) -> list[str]:
+        """Names of all workers that there must be: the evaluator may have been given up."""
+        return [name for name in self._wires.control.names if name != EVALUATOR or name in self._processes.names]
 
     def _write_report(self, reason: str) -> None:
         state = observe(self._wires, self._processes, self._last_status[1], self._reporter.figures())
@@ -464,6 +469,7 @@ class _Supervisor:
             self._report()
         if report and time.monotonic() - self._last_status[0] >= STATUS_EVERY_S:
             self._write_status()
+            self._tell_of_slow_steps()
         if self._report_asked:
             self._report_asked = False
             self._write_report("asked for by SIGUSR2")
@@ -488,6 +494,17 @@ class _Supervisor:
         )
         if (problem := self._budget.excess(faults, env_steps)) and not (self._ending() or self._ended):
             self._failure = Failure("runner", problem, "", environment_fault=True)
+
+    def _tell_of_slow_steps(self) -> None:
+        """Say once how long a batch takes where env steps are slow."""
+        control = self._wires.control
+        rollouts = [name for name in control.names if name.startswith("rollout")]
+        seconds, steps = (sum(control.total(name, column) for name in rollouts) for column in ("environment", "rows"))
+        if self._told_of_speed or not steps:
+            return
+        self._told_of_speed = True
+        if (note := note_on_slow_steps(self._plan, seconds / steps)) is not None:
+            self._reporter.note(note)
 
     def _write_status(self) -> None:
         """Write the state of the run for `python -m sfactory.status`."""
@@ -565,10 +582,10 @@ def _exit_description(code: int, crash: str) -> str:
 
     Args:
         code: Exit code; negative: the signal that killed it.
-        crash: Stack of the crash, as far as the process could write it.
+        crash: The process's own reason, or the stack of the crash, as far as it could write it.
     """
     if code >= 0:
-        return f"exit status {code}"
+        return f"exit status {code}" + (f" ({crash})" if crash else "")
     hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
     where = f"\n{crash}\n" if crash else ""
     return f"killed by {signal.Signals(-code).name}{hint}{where}"

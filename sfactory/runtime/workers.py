@@ -34,12 +34,16 @@ from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime.allocator import keep_freed_memory
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_tree
-from sfactory.runtime.stacks import keep_stacks
+from sfactory.runtime.stacks import explain_exit, keep_stacks
 from sfactory.runtime.training import make_training
 from sfactory.runtime.wires import Wires, inline_wires
 from sfactory.telemetry.control_block import ControlBlock
 from sfactory.telemetry.events import Failure, KernelsChosen
 
+COMPILER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sfactory" / "inductor"
+"""Where what torch.compile has made outlasts a run, unless TORCHINDUCTOR_CACHE_DIR names another place."""
+DEVICE_FAILED = 71
+"""Exit status of a worker whose device failed or ran out of memory; it is started anew."""
 POLL_S = 0.05
 """Longest wait for a message, in seconds, before a worker looks at the stop flag again."""
 EVALUATOR_NICE = 10
@@ -107,9 +111,9 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
             training.evaluate_if_due()
             training.save_if_due()
         training.evaluate_last(lambda: _evaluator_lives(wires.control))
-    except BaseException:
+    except BaseException as error:
         training.rescue()
-        raise
+        raise devices.explained(error, plan.config) from error
     training.finish()
 
 
@@ -167,6 +171,28 @@ def _evaluator_lives(control: ControlBlock) -> bool:
     return time.monotonic() - control.total(EVALUATOR, "heartbeat") < EVALUATOR_SILENT_S
 
 
+def settle_process(name: str, folder: str) -> None:
+    """Make the process that this is called in one of a run's: it leaves signals to the runner, has its temporary files
+    in a folder of its own, and ends with the runner.
+
+    Args:
+        name: Name of the process.
+        folder: Temporary files of this process and of its children belong there.
+    """
+    Path("/proc/self/comm").write_text(f"sf-{name}")  # the name shown by top and ps
+    os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds children of environments by it
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    # Handled rather than ignored: programs that environments start, and their forks, must still end at a SIGTERM.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    keep_stacks(folder)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILER_CACHE))  # torch's own would lie in the folder
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+
+
 def process_main(
     name: str,
     events: EventSender,
@@ -187,22 +213,15 @@ def process_main(
         wires: Wires of the run.
         args: Further arguments of `target`.
     """
-    Path("/proc/self/comm").write_text(f"sf-{name}")  # the name shown by top and ps
-    os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds children of environments by it
-    for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    # Handled rather than ignored: programs that environments start, and their forks, must still end at a SIGTERM.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    keep_stacks(folder)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    settle_process(name, folder)
     try:
         target(plan.open(), dataclasses.replace(wires, events=events), *args)
     except SfactoryError as error:
         events.put(Failure(name, str(error), "", isinstance(error, EnvironmentFault)))
     except BaseException as error:
+        if devices.is_device_error(error):  # another process may have better luck, or another GPU
+            explain_exit(folder, str(error).strip().partition("\n")[0])
+            os._exit(DEVICE_FAILED)
         events.put(Failure(name, str(error) or repr(error), traceback.format_exc()))
     finally:
         wires.control.close()

@@ -1,4 +1,4 @@
-"""Display of a run on the terminal: a live panel, one plain line per report, or nothing."""
+"""Display of a run on the terminal or in a notebook: a live panel, one plain line per report, or nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 from sfactory.telemetry.metrics import METRICS, Metric, Report
+from sfactory.telemetry.notebook import NotebookView, in_notebook
 from sfactory.telemetry.sparkline import History, sparkline
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Display:
     intact however the process ends.
 
     Args:
-        mode: live, plain or none; auto is live on a terminal and plain elsewhere.
+        mode: live, plain or none; auto is live on a terminal and in a notebook, and plain elsewhere.
         title: Name of the run.
         steps: Env steps to train for.
         slots: Slots of the arena.
@@ -54,7 +55,8 @@ class Display:
         max_lag: int,
         console: Console | None = None,
     ) -> None:
-        self.mode = mode if mode != "auto" else "live" if sys.stdout.isatty() else "plain"
+        notebook = in_notebook()
+        self.mode = mode if mode != "auto" else "live" if notebook or sys.stdout.isatty() else "plain"
         self._title = title
         self._steps = steps
         self._slots = slots
@@ -64,6 +66,7 @@ class Display:
         self._evaluation = math.nan
         self._console = console
         self._live: Live | None = None
+        self._notebook = NotebookView(title) if notebook else None
 
     def update(self, report: Report) -> None:
         """Show a report."""
@@ -74,12 +77,14 @@ class Display:
             self._evaluation = report.eval_return_mean
         if self.mode == "plain":
             print(self._line(report), flush=True)
+        elif self.mode == "live" and self._notebook is not None:
+            self._notebook.show(*self._cells(report))
         elif self.mode == "live":
             self._running().update(self._panel(report), refresh=True)
 
     def note(self, text: str) -> None:
         """Show a line of text, above the live panel."""
-        if self.mode == "plain":
+        if self.mode == "plain" or (self.mode == "live" and self._notebook is not None):
             print(text, flush=True)
         elif self.mode == "live":
             self._running().console.print(text, markup=False, highlight=False)
@@ -125,6 +130,18 @@ class Display:
         ]
         return "  ".join(parts)
 
+    def _cells(self, report: Report) -> tuple[str, list[tuple[str, str]], tuple[float, float]]:
+        """What the notebook shows: a head, labels with values, and a point of the curve."""
+        head = (
+            f"{self._share(report):.1%}: {self._progress(report)}, {_clock(report.wall_s)} elapsed, "
+            f"{_clock(self._left_s(report))} left"
+        )
+        rows = [(each.label or "lowest, highest", self._text(each, report)) for each in _shown_metrics()]
+        return head, rows + _extras(report), (report.env_steps, report.episode_return_mean)
+
+    def _progress(self, report: Report) -> str:
+        return f"{_count(report.env_steps)} of {_count(self._steps)} env steps"
+
     def _panel(self, report: Report) -> RenderableType:
         from rich import box
         from rich.console import Group
@@ -137,7 +154,7 @@ class Display:
         head.add_column(justify="right", no_wrap=True)
         head.add_row(_bar(self._share(report), 1.0), f"{self._share(report):.1%}")
         head.add_row(
-            Text(f"{_count(report.env_steps)} of {_count(self._steps)} env steps"),
+            Text(self._progress(report)),
             f"{_clock(report.wall_s)} elapsed, {_clock(self._left_s(report))} left",
         )
         body = Table.grid(expand=True, padding=(0, 3))

@@ -234,7 +234,7 @@ class MetricsWriter:
         append_whole(self._csv, _csv_text(self._columns, self._unwritten), header)
         self._unwritten.clear()
         if self._events is not None:
-            self._events.write(_scalars(report), report.env_steps)
+            self._events.write(scalars(report), report.env_steps)
 
     def _add_columns(self, names: Sequence[str]) -> None:
         """Write the file anew with further columns, of which it has at most :data:`MOST_COLUMNS`."""
@@ -294,8 +294,8 @@ def _cell(value: float | int) -> str:
     return str(value)
 
 
-def _scalars(report: Report) -> Iterable[tuple[str, float]]:
-    """The tags and values that TensorBoard shows."""
+def scalars(report: Report) -> list[tuple[str, float]]:
+    """The tags and values that TensorBoard and loggers show: what is known, over env steps."""
     named = {each.tag: getattr(report, each.name) for each in METRICS if each.tensorboard}
     return [(tag, value) for tag, value in (named | _extras(report)).items() if not math.isnan(value)]
 
@@ -311,6 +311,7 @@ class Summary:
 
     Attributes:
         env: The environment's name.
+        protocol: How it is played (``EnvSpec.protocol``), or empty.
         fps: Env steps per second over the whole run.
         extras: Means of the last report.
         error: What made a failed run fail.
@@ -326,6 +327,7 @@ class Summary:
     wall_s: float
     fps: float
     episode_return_mean: float
+    protocol: str = ""
     extras: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     phases: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -125,7 +125,7 @@ def test_bad_flags_end_with_status_2(flags, capsys):
 def test_help_without_an_environment_says_that_the_preset_is_chosen_by_it(capsys):
     def help_of(*args: str) -> str:
         with pytest.raises(SystemExit):
-            parse(*args, "--help")
+            parse(*args, "--help-all")
         return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
     what = "Family of defaults: auto (by the environment), none, or a family's name. (default: "
@@ -175,9 +175,9 @@ def test_a_value_beyond_the_limits_of_its_field_is_named_with_them(config, says)
     assert says in problems_of(validate, dataclasses.replace(config, workers=1))
 
 
-def test_help_shows_limits_and_default(capsys):
+def test_the_whole_help_shows_limits_and_default(capsys):
     with pytest.raises(SystemExit):
-        parse("--preset", "none", "--help")
+        parse("--preset", "none", "--help-all")
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "Learning rate of Adam. (above 0; default: 0.0003)" in said
     assert "Discount per env step. (between 0 and 1; default: 0.99)" in said
@@ -332,10 +332,10 @@ def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, 
         ("sfactory/MemoryGrid", "memory"),
         ("procgen:procgen-coinrun-v0", "procgen"),
         ("MountainCar-v0", "classic"),
-        ("MountainCarContinuous-v0", "mountain_car_continuous"),
+        ("MountainCarContinuous-v0", "default"),
     ],
 )
-def test_a_family_is_that_of_unlike_tasks_apart(env, family):
+def test_ids_of_unlike_tasks_have_families_of_their_own(env, family):
     assert family_of(env) == family
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from sfactory.data import weights
 from sfactory.data.weights import FlatWeights, PublishedWeights, WeightPublisher
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -127,3 +128,20 @@ def _check_weights(published: PublishedWeights) -> None:
     out = torch.empty(3)
     assert published.read(out) == 8
     assert out.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_barriers_stand_between_announcements_and_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both directions, on machines that reorder stores or loads."""
+    published, seen = PublishedWeights(2), []
+    header, buffers = published._header.array, published._buffers.array
+    monkeypatch.setattr(weights, "barrier", lambda: seen.append((header[:2].tolist(), buffers[1].tolist())))
+    published.publish(torch.ones(2), 7)
+    assert seen == [([1, 0], [0, 0]), ([1, 0], [1, 1])], "begun, then filled, and only then complete"
+    seen.clear()
+    assert published.read(out := torch.zeros(2)) == 7
+    assert out.tolist() == [1, 1] and len(seen) == 2
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_every_machine_has_its_barrier(machine: str) -> None:
+    weights.make_barrier(machine)()

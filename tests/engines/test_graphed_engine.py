@@ -18,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from late_device import LateDevice
 from sampling_run import SamplingRun
+from tape import OneDevice, Waits
 from test_invariants import busy_config, shake
 
 from sfactory import inference
@@ -26,10 +27,10 @@ from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, Runtim
 from sfactory.config.validation import validate
 from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.batch import Assembler, Batch
+from sfactory.data.cuda_graphs import Recorder
 from sfactory.data.staging import StagingBuffer
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Engine, TorchEngine
-from sfactory.engines.cuda_graphs import Recorder
 from sfactory.engines.graphed import GraphedEngine, padded_sizes
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
@@ -202,7 +203,7 @@ class TestRecorder:
 
     @staticmethod
     def recorder(monkeypatch: pytest.MonkeyPatch, record: Callable) -> Recorder:
-        monkeypatch.setattr("sfactory.engines.cuda_graphs.record", record)
+        monkeypatch.setattr("sfactory.data.cuda_graphs.record", record)
         return Recorder(CPU, 1e-3)
 
     def test_a_right_recording_is_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +231,7 @@ class TestRecorder:
     def test_after_a_failure_nothing_more_is_recorded(self, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
         tried = []
 
-        def record(work: Callable, _: torch.device) -> Callable:
+        def record(work: Callable, *_: object) -> Callable:
             tried.append(work)
             raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -334,9 +335,29 @@ def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pyte
         return tuple(map(on_meta, value)) if isinstance(value, tuple) else None if value is None else value.to(META)
 
     learner._assemble.batch = Batch(**{f.name: on_meta(getattr(batch, f.name)) for f in dataclasses.fields(Batch)})
+    for name in ("_begin", "_forward", "_gradient", "_step"):  # what is recorded on a GPU
+        monkeypatch.setattr(learner, name, on_one_device(getattr(learner, name)))
     learner._train([0, 1])
     assert learner.updates == plan.config.updates_per_batch
     assert all(statistics.is_meta for statistics in learner._statistics)
+
+
+def on_one_device(work: Callable) -> Callable:
+    """Work that may not bring a number from the host to the device, or back."""
+
+    def watched(*args):
+        with OneDevice("meta"):
+            return work(*args)
+
+    return watched
+
+
+def test_numbers_that_come_from_the_host_are_noticed() -> None:
+    x, number = torch.zeros(3, device=META), torch.tensor(2.0)
+    on_one_device(lambda: torch.where(x > 0, x, 0.0) * 2.0 + 1.0)()
+    for wrong in (lambda: torch.where(x > 0, x, number), lambda: x.copy_(number), lambda: number.to(META)):
+        with pytest.raises(Waits):
+            on_one_device(wrong)()
 
 
 def test_policy_workers_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_games_play_as_in_gymnasiums_wrappers_pixel_by_pixel(game: str, kwargs: 
     assert ends >= (1200 // 251 if "max_num_frames_per_episode" in kwargs else game == "Breakout")
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"episodic_life": True}])
+@pytest.mark.parametrize("kwargs", [{}, {"episodic_life": True, "use_fire_reset": False}])
 @pytest.mark.parametrize("game", ["Breakout", "AirRaid"])
 def test_games_play_as_in_ales_vector_environment_but_for_roundings(game: str, kwargs: dict[str, Any]) -> None:
     """Over several episodes, with FIRE and sticky actions, in groups of three; OpenCV rounds a few pixels otherwise."""
@@ -160,23 +160,107 @@ def test_single_games_rest_after_a_truncation(backend: str) -> None:
         assert play.group.extras == []
 
 
-@pytest.mark.parametrize(("kwargs", "lives"), [({"episodic_life": True}, 1), ({}, 5)])
-def test_an_episode_terminates_with_the_game_or_if_asked_with_a_life(
-    backend: str, kwargs: dict[str, Any], lives: int
-) -> None:
-    """Doing nothing but to begin, Breakout loses a life about every 25 env steps."""
-    with Play("ALE/Breakout-v5", 1, kwargs, backend=backend) as play:
-        steps = 1
-        while not play.step(np.array([steps % 2])).terminated[0]:
-            steps += 1
+def play_breakout(play: Play, games: int) -> tuple[list[int], list[bool]]:
+    """Do nothing but press FIRE now and then, so that a life is lost about every 25 env steps.
+
+    Returns:
+        For each termination how many active env steps there were since the last, and whether its game went on.
+    """
+    ends, went_on, steps = [], [], 0
+    while went_on.count(False) < games:
+        was_active = play.buffers.active[0]
+        terminated = play.step(np.array([steps % 2])).terminated[0]
+        steps += int(was_active)
+        assert was_active or not terminated
+        if terminated:
             assert steps < 400
-        assert 12 * lives < steps
-        assert (steps < 60) == (lives == 1)
-        assert not play.outcome.truncated[0]
-        assert play.buffers.first[0]
-        assert play.buffers.active[0]
-        assert not play.obs[0, :3].any()
+            assert not play.outcome.truncated[0]
+            ends.append(steps)
+            went_on.append(play.group.goes_on is not None and bool(play.group.goes_on[0]))
+            assert play.buffers.first[0] == play.buffers.active[0]
+            steps = 0
+    return ends, went_on
+
+
+@pytest.mark.parametrize("pool", [*BACKENDS, "envpool"])
+def test_a_lost_life_ends_an_episode_and_the_game_goes_on_to_its_last_life(pool: str) -> None:
+    if pool == "envpool":
+        pytest.importorskip("envpool")
+    with Play("BreakoutNoFrameskip-v4", 1, backend=pool) as play:
+        ends, went_on = play_breakout(play, games=2)
+        assert went_on == [True, True, True, True, False] * 2
+        assert all(12 < steps < 60 for steps in ends)
         assert play.group.extras == []
+
+
+@pytest.mark.parametrize("pool", [*BACKENDS, "envpool"])
+def test_by_the_v5_protocol_an_episode_is_a_game(pool: str) -> None:
+    if pool == "envpool":
+        pytest.importorskip("envpool")
+    with Play("ALE/Breakout-v5", 1, backend=pool) as play:
+        ends, went_on = play_breakout(play, games=1)
+        assert went_on == [False]
+        assert 60 < ends[0] < 400
+
+
+@pytest.mark.parametrize("pool", ["vector", "gymnasium"])
+def test_lives_end_in_the_same_env_steps_with_the_same_rewards_in_all_backends(pool: str) -> None:
+    """Without FIRE, which ALE's vector environment presses in place of an action."""
+    kwargs = {"noop_max": 0, "use_fire_reset": False}
+    with (
+        Play("SpaceInvadersNoFrameskip-v4", 2, kwargs) as play,
+        Play("SpaceInvadersNoFrameskip-v4", 2, kwargs, backend=pool) as other,
+    ):
+        lives = games = 0
+        for action in np.random.default_rng(0).integers(0, play.spec.action.sizes[0], (1200, 2)):
+            for mine, theirs in zip(play.step(action), other.step(action), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+            assert (play.buffers.first == other.buffers.first).all()
+            assert np.abs(play.obs.astype(int) - other.obs).max() <= (pool == "vector")
+            if play.outcome.terminated.any():
+                np.testing.assert_array_equal(play.group.goes_on, other.group.goes_on)
+                lives += np.count_nonzero(play.outcome.terminated)
+                games += np.count_nonzero(play.outcome.terminated & ~play.group.goes_on)
+    assert games > 0
+    assert lives >= 3 * games
+
+
+def test_fire_begins_every_life(backend: str) -> None:
+    """Doing nothing, Breakout would otherwise wait for ever."""
+    with Play("BreakoutNoFrameskip-v4", 1, backend=backend) as play:
+        ends = sum(bool(play.step(np.zeros(1)).terminated[0]) for _ in range(400))
+    assert ends > 5
+
+
+@pytest.mark.parametrize("backend", ["auto", "gymnasium"])
+def test_fire_is_pressed_after_the_frames_without_action(backend: str) -> None:
+    """The first ball of Breakout falls as long after 29 or 30 of them, which seeds 5 and 12 draw, as after none."""
+    lengths = set()
+    for seed, noop_max in ((5, 0), (5, 30), (12, 30)):
+        with Play("BreakoutNoFrameskip-v4", 1, {"noop_max": noop_max}, seed=seed, backend=backend) as play:
+            steps = 1
+            while not play.step(np.zeros(1)).terminated[0]:
+                steps += 1
+        lengths.add(steps)
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "protocol"),
+    [
+        ("ALE/Pong-v5", {}, "v5 (actions stick with probability 0.25, lost lives end nothing)"),
+        ("PongNoFrameskip-v0", {"mode": 0}, "own (actions stick with probability 0.25, lost lives end nothing)"),
+        ("PongNoFrameskip-v4", {}, "classic (no sticky actions, a lost life ends an episode of the learner)"),
+        ("PongNoFrameskip-v4", {"episodic_life": False}, "own (no sticky actions, lost lives end nothing)"),
+    ],
+)
+def test_the_id_chooses_a_protocol_and_its_spec_names_it(env: str, kwargs: dict[str, Any], protocol: str) -> None:
+    assert envs.probe(EnvRequest(env, kwargs)).protocol == protocol
+
+
+def test_lives_need_ales_vector_environment_to_begin_anew_in_the_same_step() -> None:
+    with pytest.raises(ConfigError, match=r"autoreset_mode .* leave it out"):
+        envs.probe(EnvRequest("PongNoFrameskip-v4", {"autoreset_mode": "NextStep"}))
 
 
 def test_games_differ_by_their_index_in_the_run_and_not_by_their_group(backend: str) -> None:

@@ -17,6 +17,7 @@ from sfactory.envs import EnvRequest, Outcome, env_seed, general, make_group, pr
 from sfactory.envs.interface import EnvSpec, Group
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.spaces import Reading
 
 
 def request(env: Any, **kwargs: Any) -> EnvRequest:
@@ -516,3 +517,24 @@ def test_mujoco_tells_a_warning_once_and_writes_no_file(tmp_path, monkeypatch, c
     assert len([warning for warning in told if "MuJoCo" in str(warning.message)]) <= 1
     assert "WARNING" not in "".join(capfd.readouterr())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("dtype", "low"), [(np.int64, -2), (np.int8, -2), (np.uint8, 3)])
+def test_categories_of_a_box_count_from_its_lowest_value(dtype: Any, low: int) -> None:
+    space = spaces.Box(low, low + 4, (2, 3), dtype)
+    value = np.arange(6, dtype=dtype).reshape(2, 3) % 5 + dtype(low)
+    spec, group = group_of(lambda: Scripted(first=(value, {}), observation_space=space))
+    buffers = new_step_buffers(spec, 1)
+    group.reset(buffers)
+    assert buffers.obs[0].tolist() == [[[0, 1, 2], [3, 4, 0]]]
+
+
+def test_a_value_that_is_no_category_names_the_field_that_decides() -> None:
+    grid = spaces.Box(0, 255, (7, 7, 3), np.uint8)
+
+    def make() -> Scripted:
+        return Scripted(first=(np.full((7, 7, 3), 200, np.uint8), {}), observation_space=grid)
+
+    assert general.probe(request(make)).observation.leaves[0].sizes == ()
+    with pytest.raises(ConfigError, match=r"is 200 at \[0, 0, 0\]; its space has 11 categories.*model.categories"):
+        general.probe(EnvRequest(make, {}, reading=Reading(categories=11)))

@@ -44,6 +44,8 @@ SPACES = {
     "vector": spaces.Box(-np.inf, np.inf, (3, 5)),
     "category": spaces.Discrete(30, start=2),
     "grid": spaces.Dict({"agent": spaces.Box(0, 4, (2,), int), "target": spaces.Box(-2, 2, (2,), int)}),
+    "filled up": spaces.Dict({"vector": spaces.Box(-np.inf, np.inf, (5,)), "category": spaces.Discrete(3)}),
+    "as wide": spaces.Dict({"vector": spaces.Box(-np.inf, np.inf, (8,)), "category": spaces.Discrete(3)}),
     "mixed": spaces.Tuple(
         (
             spaces.MultiDiscrete([3, 4]),

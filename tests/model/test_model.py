@@ -23,7 +23,7 @@ from sfactory.model import (
     build_model,
     describe,
 )
-from sfactory.model.recurrence import GRUScan, LSTMScan
+from sfactory.model.recurrence import GRUScan, LSTMScan, _blocks_backward
 from sfactory.spaces import ActionSpec, Leaf, ObservationSpec
 
 STEPS, ROWS = 6, 3
@@ -221,8 +221,8 @@ def test_an_image_of_categories_has_a_plane_for_each(kind: str) -> None:
 
 def test_one_mlp_reads_all_leaves_but_images_numbers_first() -> None:
     model = _model(OBSERVATIONS["dict"], hidden=())
-    image, flat = model.actor.encoders
-    assert (type(image).__name__, model.actor._reads) == ("NatureCNN", [(2,), (0, 1)])
+    flat, image = model.actor.encoders
+    assert (type(image).__name__, model.actor._reads) == ("NatureCNN", [(0, 1), (2,)])
     position, level = torch.tensor([[0.5, -2.0]]), torch.tensor([1], dtype=torch.int32)
     assert flat(level, position).tolist() == [[0.5, -2.0, 0.0, 1.0, 0.0]]
 
@@ -241,7 +241,7 @@ def test_several_leaves_are_merged_as_wide_as_features_only_where_one_is_an_imag
         spaces.Box(0, 255, (1, 12, 12), np.uint8),
     )
     assert _model(vectors, features=512, hidden=(48, 24)).actor.out_features == 24
-    assert _model(vectors, features=512, hidden=()).actor.out_features == 512
+    assert _model(vectors, features=512, hidden=()).actor.out_features == 3 + 4, "as they are"
     assert _model(spaces.Tuple((*vectors, image)), features=512).actor.out_features == 512
 
 
@@ -412,3 +412,9 @@ def test_wrong_parts_say_what_is_wrong(config: dict[str, Any], message: str) -> 
 def test_load_object_gives_nested_names_and_callables() -> None:
     assert load_object("collections:OrderedDict.fromkeys") is not None
     assert load_object(math.sqrt) is math.sqrt
+
+
+def test_on_a_gpu_the_way_back_through_time_is_not_cut_into_blocks_for_a_cache() -> None:
+    large = torch.empty(256, 1024)
+    assert len(list(_blocks_backward(32, large))) == 32, "on the CPU"
+    assert list(_blocks_backward(32, large.to("meta"))) == [(0, 32)]

@@ -135,9 +135,9 @@ def test_a_folder_that_goes_right_after_a_save_is_a_failed_save(
     store = CheckpointStore(tmp_path / "checkpoints")
     rotate = store._rotate
 
-    def go_first(stem: str) -> None:
+    def go_first(stem: str, now: int) -> None:
         (tmp_path / "checkpoints").rename(tmp_path / "aside")
-        rotate(stem)
+        rotate(stem, now)
 
     monkeypatch.setattr(store, "_rotate", go_first)
     with pytest.raises(FileNotFoundError, match="gone since it was written"):

@@ -39,7 +39,7 @@ def test_an_empty_cell_is_unknown_and_no_point_of_a_series(tmp_path: Path) -> No
 def test_a_run_folder_gives_its_curve_with_its_settings(tmp_path: Path) -> None:
     curve = read_curve(short_run(tmp_path / "run", "CartPole-v1", seed=3))
     assert (curve.name, curve.env, curve.settings["seed"], curve.living) == ("run", "CartPole-v1", 3, False)
-    assert curve.settings["optim.lr"] > 0 and curve.rows and curve.columns["env_steps"][-1] == 128
+    assert curve.settings["optim.lr"] > 0 and curve.rows and curve.columns["env_steps"][-1] >= 128
 
 
 @pytest.mark.parametrize(

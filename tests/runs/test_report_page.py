@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from environments import Counting
 from short_runs import short_run
 
 from sfactory import Config, train
@@ -97,3 +98,8 @@ def test_log_report_off_writes_no_page(tmp_path: Path) -> None:
     )  # fmt: skip
     train(config)
     assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_numbers_of_the_environments_info_have_charts(tmp_path: Path) -> None:
+    folder = short_run(tmp_path / "run", Counting)
+    assert 'aria-label="extra/last"' in (folder / "report.html").read_text()

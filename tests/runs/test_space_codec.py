@@ -53,7 +53,7 @@ def test_a_spec_survives_its_file(tmp_path):
     observation = spaces.Dict(
         mission=spaces.Text(9), image=spaces.Box(0, 255, (7, 7, 3), np.uint8), action_mask=spaces.MultiBinary(2)
     )
-    before = spec(observation, agents=3, frameskip=4, masked=True, family="multiagent", render_fps=12.5)
+    before = spec(observation, agents=3, frameskip=4, masked=True, family="multiagent", render_fps=12.5, protocol="v5")
     save_spec(tmp_path / "spaces.json", before)
     after = load_spec(tmp_path / "spaces.json", "tanh")
     assert after == before
@@ -69,6 +69,7 @@ def test_a_spec_survives_its_file(tmp_path):
         lambda described: described["observation"].update(shape=[10**6, 10**6]),
         lambda described: described["observation"].update(low=[1, 2]),
         lambda described: described.update(format=99),
+        lambda described: described.update(protocol=5),
     ],
 )
 def test_a_damaged_or_hostile_file_is_refused(tmp_path, damage):

@@ -513,7 +513,7 @@ class Script:
     done."""
 
     def __init__(self, rows: int, seed: int) -> None:
-        self.rows, self.finals = rows, None
+        self.rows, self.finals, self.goes_on = rows, None, None
         self.extras: list[dict[str, float]] = []
         self.faults: list[SurvivedFault] = []
         self.random = np.random.default_rng(seed)

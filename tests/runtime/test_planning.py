@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
+import torch
 from small_tasks import Crowd
 from whole_runs import config_for
 
 from sfactory import Config, train
-from sfactory.config import LogConfig, from_command_line, resolve
+from sfactory.config import LogConfig, ModelConfig, from_command_line, resolve
+from sfactory.profiling import tune
 from sfactory.runtime.planning import make_plan, notes_on
 
 
@@ -41,3 +45,70 @@ def test_a_run_says_it_once_at_its_start(display: str, times: int, tmp_path: Pat
         config_for(tmp_path, "CartPole-v1", steps=256, serial=True, log=LogConfig(display=display, tensorboard=False))
     )
     assert capsys.readouterr().out.count("256 steps are only 2 updates") == times
+
+
+class Pixels(gymnasium.Env):
+    """Has images."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU, as far as planning asks for it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("settings", "device", "reason"),
+    [
+        ({"env": "CartPole-v1"}, "cpu", "weights in dense layers, which a GPU would spend its time launching"),
+        ({"env": Pixels}, "cuda", "observations have images"),
+        ({"env": "CartPole-v1", "model": ModelConfig(core="lstm")}, "cuda", "more than dense layers"),
+        ({"env": "CartPole-v1", "model": ModelConfig(hidden=(1024, 1024))}, "cuda", "weights in dense layers"),
+    ],
+    ids=["small", "images", "memory", "large"],
+)
+def test_a_device_that_is_left_open_is_chosen_by_the_model_and_told_with_its_reason(
+    settings: dict, device: str, reason: str
+) -> None:
+    plan = make_plan(resolve(Config(**settings)))
+    assert plan.config.device == device
+    (note,) = [note for note in notes_on(plan) if "trains on" in note]
+    assert reason in note and f"trains on {device}" in note and "--device" in note
+    workers = plan.config.runtime.policy_workers
+    assert workers == (1 if device == "cuda" or plan.config.workers == 1 else 0)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_device_that_is_named_is_taken(device: str) -> None:
+    plan = make_plan(resolve(Config(env="CartPole-v1", device=device)))
+    assert plan.config.device == device
+    assert not [note for note in notes_on(plan) if "trains on" in note]
+
+
+def test_without_a_gpu_there_is_nothing_to_tell() -> None:
+    plan = make_plan(resolve(Config(env="CartPole-v1")))
+    assert not [note for note in notes_on(plan) if "trains on" in note]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_tuning_tries_both_devices_where_it_was_left_open() -> None:
+    plan = make_plan(resolve(Config(env="CartPole-v1")))
+    search = tune._Search(plan, 100.0, lambda _: None)
+    (other,) = search._values("device", 1)
+    candidate = search._candidate("device", other)
+    assert candidate["device"] == "cuda" and candidate["runtime.policy_workers"] == 1
+    named = tune._Search(make_plan(resolve(Config(env="CartPole-v1", device="cpu"))), 100.0, lambda _: None)
+    assert not [*named._values("device", 1)]

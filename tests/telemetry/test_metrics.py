@@ -16,7 +16,7 @@ import pytest
 from sfactory.config import Config, LogConfig
 from sfactory.errors import ConfigError
 from sfactory.losses import BatchStats, LossStats
-from sfactory.telemetry.events import Progress
+from sfactory.telemetry.events import Evaluated, Progress
 from sfactory.telemetry.metrics import (
     METRICS,
     MOST_COLUMNS,
@@ -47,6 +47,7 @@ def test_the_columns_are_the_documented_ones_in_their_order(tmp_path: Path) -> N
     write(tmp_path, 1)
     assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == (
         "wall_s,env_steps,frames,fps,frames_per_s,episodes,episode_return_mean,episode_return_min,episode_return_max,episode_length_mean,"
+        "eval_env_steps,eval_return_mean,eval_return_std,eval_return_min,eval_return_max,eval_length_mean,"
         "policy_lag_mean,policy_lag_max,learner_updates,skipped_updates,loss,policy_loss,value_loss,entropy,kl,behaviour_kl,clip_fraction,explained_variance,grad_norm,"
         "lr,rollout_busy,policy_busy,learner_busy,batch_fill,free_slots,finished_slots,queue_full_waits,restarts,env_faults,rss_mb"
     )
@@ -126,6 +127,7 @@ SOURCES = {
     "speed": set(Speed._fields),
     "totals": {"frames"},
     "episodes": set(EpisodeStatistics._fields),
+    "evaluation": {f.name for f in dataclasses.fields(Evaluated)},
     "losses": {f.name for kind in (LossStats, BatchStats) for f in dataclasses.fields(kind)} | {"grad_norm"},
 }
 
@@ -208,6 +210,7 @@ def test_the_summary_is_plain_json_and_replaces_the_last_one(tmp_path: Path) -> 
             wall_s=2.0,
             fps=np.float32(2.5),
             episode_return_mean=math.nan,
+            protocol="classic",
             extras={"success": np.float64(0.5)},
             error=error,
         )
@@ -221,8 +224,11 @@ def test_the_summary_is_plain_json_and_replaces_the_last_one(tmp_path: Path) -> 
         "wall_s": 2.0,
         "fps": 2.5,
         "episode_return_mean": None,
+        "protocol": "classic",
         "extras": {"success": 0.5},
         "error": "worker 3 died",
+        "phases": {},
+        "machine": {},
     }
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
 

@@ -10,12 +10,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from gymnasium import spaces
 
 from sfactory.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+else:
+    try:
+        from gymnasium import spaces
+    except ImportError:  # a process that plays a saved policy needs no environment
+        from sfactory.spaces import plain as spaces
 
 MASK_KEY = "action_mask"
 MOST_CATEGORIES = 32

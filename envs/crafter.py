@@ -1,0 +1,59 @@
+"""Crafter (Hafner 2021) as Gymnasium environments, CrafterReward-v1 and CrafterNoReward-v1, registered by an import of
+this module. The package itself speaks the API of before Gymnasium."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import crafter
+import gymnasium
+import numpy as np
+
+LENGTH = 10_000
+"""Env steps after which an episode is truncated, by default."""
+
+
+class Crafter(gymnasium.Env):
+    """A world of its own for each seed and episode.
+
+    At an episode's end `info` has ``achievements``, the number of different ones, and ``achievement/NAME``, 1 for each
+    that was unlocked.
+
+    Args:
+        render_mode: rgb_array or None.
+        kwargs: Those of ``crafter.Env``: area, view, size, reward, length.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, render_mode: str | None = None, length: int = LENGTH, **kwargs: Any) -> None:
+        self._make = lambda seed: crafter.Env(length=length, seed=seed, **kwargs)
+        self.render_mode = render_mode
+        self._game = self._make(None)
+        shape = self._game.observation_space.shape
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(len(self._game.action_names))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._game = self._make(seed)
+        return self._game.reset(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, done, info = self._game.step(int(action))
+        dead = info["discount"] == 0
+        return observation, float(reward), dead, done and not dead, _achieved(info["achievements"]) if done else {}
+
+    def render(self) -> Any:
+        return self._game.render()
+
+
+def _achieved(counts: dict[str, int]) -> dict[str, Any]:
+    unlocked = {f"achievement/{name}": int(count > 0) for name, count in counts.items()}
+    return unlocked | {"achievements": sum(unlocked.values())}
+
+
+for _id, _reward in (("CrafterReward-v1", True), ("CrafterNoReward-v1", False)):
+    if _id not in gymnasium.registry:
+        gymnasium.register(_id, entry_point=Crafter, kwargs={"reward": _reward})

@@ -1,0 +1,166 @@
+"""What speed to expect of an environment on this machine, what limits it, and which preset and flags suit it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sfactory.commands.checks.findings import Facts, duration
+from sfactory.config import Config, devices
+from sfactory.profiling.ceiling import Ceiling, measure_ceiling
+from sfactory.spaces import ObservationSpec
+
+REACHED = 0.85
+"""Share of the ceiling that a run usually reaches (perf/RESULTS.md)."""
+SLOW_STEP_S = 0.01
+"""Duration of an env step from which simulation is not measured once more: it would take long, and is known."""
+LONG_STEP_S, SHORT_STEP_S = 1e-3, 3e-5
+WAITING = 0.5
+"""Share of processor time in a step below which it mostly waits."""
+LARGE_IMAGE = 100 * 100
+"""Pixels from which an image is worth shrinking."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The speed that a run may have.
+
+    Attributes:
+        env_steps_per_s: Learning included.
+        ceiling: What this machine could do at most.
+        limit: simulation, inference or training: what takes most of the time.
+        shares: Share of the processor time that each of the three takes.
+    """
+
+    env_steps_per_s: float
+    ceiling: float
+    limit: str
+    shares: dict[str, float]
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items())
+        return (
+            f"about {self.env_steps_per_s:,.3g} env steps/s with learning, on {devices.cores()} cores (ceiling "
+            f"{self.ceiling:,.3g}); the limit is {self.limit} ({shares} of the time)"
+        )
+
+
+def expect(config: Config, facts: Facts, seconds: float) -> Expectation:
+    """Measure what inference and training cost, and estimate the speed of a run.
+
+    Raises:
+        ConfigError: If the configuration cannot work.
+        RunFailed: If the environment fails while it is measured.
+    """
+    known = facts.env_step_s if facts.env_step_s > SLOW_STEP_S else None
+    ceiling = measure_ceiling(config, seconds, simulation_s=known)
+    costs = {"simulation": ceiling.simulation_s} | {
+        name: cost
+        for name, cost, device in (
+            ("inference", ceiling.inference_s, ceiling.inference_device),
+            ("training", ceiling.training_s, ceiling.learner_device),
+        )
+        if device == "cpu"
+    }
+    return _expectation(costs, ceiling)
+
+
+def _expectation(costs: dict[str, float], ceiling: Ceiling) -> Expectation:
+    shares = {name: cost / sum(costs.values()) for name, cost in costs.items()}
+    limit = max(shares, key=lambda name: shares[name])
+    return Expectation(REACHED * ceiling.env_steps_per_s, ceiling.env_steps_per_s, limit, shares)
+
+
+def advise(config: Config, facts: Facts, observation: ObservationSpec, expectation: Expectation | None) -> list[str]:
+    """Sentences about the preset and flags that suit an environment.
+
+    Args:
+        config: The resolved config.
+        facts: What was measured.
+        observation: What training sees.
+        expectation: None if it could not be measured.
+    """
+    preset = f"preset {config.preset}: {_of_preset(config)}"
+    return [preset, *_for_speed(facts, expectation), *_for_images(observation), *_for_learning(config, facts)]
+
+
+def _of_preset(config: Config) -> str:
+    if config.preset == "default":
+        return (
+            "no family of environments is known by this name; if it is like one of them, --preset classic, box2d, "
+            "mujoco, atari, vizdoom or grid has its settings"
+        )
+    return "tuned for environments of this family"
+
+
+def _for_speed(facts: Facts, expectation: Expectation | None) -> Iterator[str]:
+    cores, step_s = devices.cores(), facts.env_step_s
+    if step_s >= LONG_STEP_S and facts.cpu_share < WAITING:
+        yield (
+            f"--workers {min(4 * cores, 64)}: a step of {duration(step_s)} computes for {facts.cpu_share:.0%} of its "
+            "time and waits for the rest, so many of them fit onto one core"
+        )
+    elif step_s >= LONG_STEP_S:
+        yield (
+            f"--workers {cores} --envs-per-worker 4: steps take {duration(step_s)}, so every core should step "
+            "environments, and few in each worker keep batches young"
+        )
+    elif step_s <= SHORT_STEP_S and facts.kind != "single":
+        yield "steps are quick; --envs-per-worker 64 or more makes their batches larger"
+    elif step_s <= SHORT_STEP_S:
+        yield (
+            f"--envs-per-worker 64: steps take {duration(step_s)}, so that several environments in each worker share "
+            "the cost of a message; a gymnasium.vector.VectorEnv of your own saves Python's calls, too"
+        )
+    resets = facts.reset.mean / facts.episode_length / step_s if facts.episodes and facts.kind == "single" else 0.0
+    if resets > 0.3:
+        yield f"resets take {resets:.0%} of the time (each {duration(facts.reset.mean)}); make reset() cheaper"
+    if facts.step.most > 10:
+        yield f"--runtime.step-timeout-s {10 * facts.step.most:.0f}: the longest step took {duration(facts.step.most)}"
+    if expectation is not None and expectation.limit == "training":
+        yield "training is the limit: --epochs, --model.hidden and --model.features decide what it costs"
+    if expectation is not None and (hours := _hours(expectation)) > 12:
+        yield f"10,000,000 env steps would take about {hours:.0f} hours here; a shorter step would gain most"
+
+
+def _hours(expectation: Expectation) -> float:
+    """Hours for ten million env steps."""
+    return 1e7 / expectation.env_steps_per_s / 3600
+
+
+def _for_images(observation: ObservationSpec) -> Iterator[str]:
+    images = [leaf for leaf in observation.leaves if leaf.is_image]
+    if not images:
+        return
+    largest = max(
+        images, key=lambda leaf: leaf.shape[0] * leaf.shape[1] * (leaf.shape[2] if len(leaf.shape) > 2 else 1)
+    )
+    pixels = sorted(largest.shape)[-1] * sorted(largest.shape)[-2]
+    if pixels > LARGE_IMAGE:
+        yield (
+            f"images are {' x '.join(map(str, largest.shape))}: gymnasium.wrappers.ResizeObservation to 84 x 84, and "
+            "grey where colour does not matter, cost a fraction"
+        )
+    yield "images: --model.encoder impala_resnet learns more per env step than nature_cnn, and costs more"
+
+
+def _for_learning(config: Config, facts: Facts) -> Iterator[str]:
+    if facts.sparse:
+        yield (
+            f"--loss.entropy-coef {max(0.02, 2 * config.loss.entropy_coef):g} --rollout 128: rewards are sparse, so "
+            "that exploration matters and a reward must be carried far back"
+        )
+    if facts.episodes and facts.episode_length > 1.5 / max(1e-9, 1 - config.loss.gamma):
+        yield (
+            f"--loss.gamma 0.999: episodes take {facts.episode_length:.0f} env steps, and --loss.gamma "
+            f"{config.loss.gamma:g} looks about {1 / max(1e-9, 1 - config.loss.gamma):.0f} ahead; where the end is "
+            "what counts"
+        )
+    size = max(abs(facts.reward_min), abs(facts.reward_max))
+    if not config.loss.normalize_returns and not config.loss.reward_clip and size > 10:
+        yield f"--loss.normalize-returns: rewards reach {size:.3g}, and this preset takes them as they are"
+    elif size > 1e4:
+        yield f"--loss.reward-scale {10 ** -round(math.log10(size)):g}: rewards reach {size:.3g}"
+    if facts.observation_max > 100 and not config.model.normalize_obs:
+        yield f"--model.normalize-obs: observations reach {facts.observation_max:.3g}"

@@ -1,0 +1,299 @@
+"""Environments of every kind, played with random actions as their own API has it, without anything between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+
+from sfactory.envs import make_group
+from sfactory.envs.factory import is_parallel, is_vector, make_environment
+from sfactory.envs.families import gymnasium as single
+from sfactory.envs.families import multiagent, vector
+from sfactory.envs.interface import EnvRequest, EnvSpec, Outcome
+from sfactory.envs.observations import mask_in, new_step_buffers
+from sfactory.errors import EnvironmentFault, shown
+
+VECTOR_ROWS = 4
+"""Environments of a vector environment that is checked."""
+
+
+class Step(NamedTuple):
+    """What one call of step() brought.
+
+    Attributes:
+        observation: As the environment gave it.
+        rewards: float ``[rows]``.
+        ended: bool ``[rows]``; their episodes have ended.
+        acted: bool ``[rows]``; the row had an action that counts.
+    """
+
+    observation: Any
+    rewards: np.ndarray
+    ended: np.ndarray
+    acted: np.ndarray
+
+
+class Subject(Protocol):
+    """An environment to be checked.
+
+    Attributes:
+        kind: single, vector, parallel or native.
+        spec: Its spaces and properties.
+        rows: Agents that one step moves.
+        step_s, reset_s: Seconds of every call of step() and reset().
+        cpu_s: Seconds of processor time in step().
+    """
+
+    kind: str
+    spec: EnvSpec
+    rows: int
+    step_s: list[float]
+    reset_s: list[float]
+    cpu_s: float
+
+    def begin(self, seed: int | None) -> Any:
+        """Reset, and give the observation."""
+
+    def act(self, rng: np.random.Generator) -> Step:
+        """Step with random actions; resets first where the last episode is over."""
+
+    def spaces(self, observation: Any) -> Iterator[tuple[str, Any, Any]]:
+        """The parts of an observation with their names and the spaces that they promise to be in."""
+
+    def close(self) -> None:
+        """Close the environment."""
+
+
+def make_subject(request: EnvRequest, probed: EnvSpec) -> Subject:
+    """Make an environment of a request.
+
+    Args:
+        probed: The spec that training would read of it.
+    """
+    if probed.family == "native":
+        return NativeSubject(request, probed)
+    env = make_environment(request, VECTOR_ROWS)
+    if is_vector(env):
+        return VectorSubject(env, request)
+    return ParallelSubject(env, request) if is_parallel(env) else SingleSubject(env, request)
+
+
+def random_actions(spec: EnvSpec, masks: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Uniform actions of each row, categories int32 ``[rows, K]`` and samples float32 ``[rows, D]`` that fill boxes.
+
+    Args:
+        masks: bool ``[rows, logits]`` of allowed categories.
+    """
+    rows, sizes = len(masks), spec.action.sizes
+    draws = np.split(rng.random((rows, spec.action.logits)) * masks, np.cumsum(sizes)[:-1], axis=1)
+    categorical = np.stack([draw.argmax(1) for draw in draws], 1) if sizes else np.zeros((rows, 0))
+    return categorical.astype(np.int32), rng.uniform(-1, 1, (rows, spec.action.continuous)).astype(np.float32)
+
+
+class _Timed:
+    """Times the calls of an environment."""
+
+    def __init__(self, env: Any, spec: EnvSpec, rows: int) -> None:
+        self.env, self.spec, self.rows = env, spec, rows
+        self.step_s: list[float] = []
+        self.reset_s: list[float] = []
+        self.cpu_s = 0.0
+        self._over = False
+
+    def _reset(self, seed: int | None) -> tuple[Any, Any]:
+        begin = time.perf_counter()
+        result = self.env.reset(seed=seed)
+        self.reset_s.append(time.perf_counter() - begin)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise EnvironmentFault(f"reset() returned {shown(result)}; it must return observation, info")
+        self._over = False
+        return result
+
+    def _step(self, action: Any) -> tuple[Any, ...]:
+        begin, cpu = time.perf_counter(), time.process_time()
+        result = self.env.step(action)
+        self.step_s.append(time.perf_counter() - begin)
+        self.cpu_s += time.process_time() - cpu
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise EnvironmentFault(
+                f"step() returned {shown(result)}; it must return observation, reward, terminated, truncated, info"
+            )
+        return result
+
+    def _masks(self, holders: list[Any]) -> np.ndarray:
+        """The masks of rows, bool ``[rows, logits]``."""
+        found = [mask_in(holder) for holder in holders]
+        action = self.spec.action
+        return np.stack(
+            [np.ones(action.logits, bool) if mask is None else action.flat_mask(mask) for mask in found]
+        ).reshape(len(holders), action.logits)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _number(what: str, value: Any) -> float:
+    """A reward or a flag as a number.
+
+    Raises:
+        EnvironmentFault: If it is none.
+    """
+    if np.shape(value) != () or not isinstance(value, bool | int | float | np.generic | np.ndarray):
+        raise EnvironmentFault(f"step() returned {shown(value)} as {what}; it must be one number")
+    return float(value)
+
+
+class SingleSubject(_Timed):
+    """A ``gymnasium.Env``."""
+
+    kind = "single"
+
+    def __init__(self, env: gymnasium.Env, request: EnvRequest) -> None:
+        super().__init__(env, single.read_spec(env, request), 1)
+        self._seen: Any = None
+        self._info: Any = None
+
+    def begin(self, seed: int | None) -> Any:
+        self._seen, self._info = self._reset(seed)
+        return self._seen
+
+    def act(self, rng: np.random.Generator) -> Step:
+        if self._over:
+            self.begin(None)
+        holder = self._seen if self.spec.observation.mask_path is not None else self._info
+        (action,) = self.spec.action.rows(*random_actions(self.spec, self._masks([holder]), rng))
+        self._seen, reward, terminated, truncated, self._info = self._step(action)
+        self._over = bool(_number("terminated", terminated) or _number("truncated", truncated))
+        return Step(self._seen, np.array([_number("reward", reward)]), np.array([self._over]), np.ones(1, bool))
+
+    def spaces(self, observation: Any) -> Iterator[tuple[str, Any, Any]]:
+        yield "observation", self.env.observation_space, observation
+
+
+class VectorSubject(_Timed):
+    """A Gymnasium vector environment; it resets itself, or, with DISABLED, the rows that have ended."""
+
+    kind = "vector"
+
+    def __init__(self, env: gymnasium.vector.VectorEnv, request: EnvRequest) -> None:
+        super().__init__(env, vector.read_spec(env, request), env.num_envs)
+        mode = (env.metadata or {}).get("autoreset_mode")
+        self.mode = getattr(mode, "name", str(mode))
+        self._ended = np.zeros(self.rows, bool)
+        self._info: Any = None
+        self._seen: Any = None
+
+    def begin(self, seed: int | None) -> Any:
+        self._seen, self._info = self._reset(seed)
+        self._ended = np.zeros(self.rows, bool)
+        return self._seen
+
+    def act(self, rng: np.random.Generator) -> Step:
+        if self.mode == "DISABLED" and self._ended.any():
+            self._seen, self._info = self.env.reset(options={"reset_mask": self._ended})
+        holder = self._seen if self.spec.observation.mask_path is not None else self._info
+        mask = mask_in(holder)
+        masks = np.ones((self.rows, self.spec.action.logits), bool)
+        if isinstance(mask, np.ndarray):
+            masks = np.stack([self.spec.action.flat_mask(row) if row is not None else masks[0] for row in mask])
+        actions = self.spec.action.batch(*random_actions(self.spec, masks, rng))
+        self._seen, rewards, terminated, truncated, self._info = self._step(actions)
+        arrays = [np.asarray(value) for value in (rewards, terminated, truncated)]
+        for what, array in zip(("rewards", "terminations", "truncations"), arrays, strict=True):
+            if array.shape != (self.rows,):
+                raise EnvironmentFault(f"step() returned {what} of shape {array.shape}; it must be ({self.rows},)")
+        self._ended = arrays[1].astype(bool) | arrays[2].astype(bool)
+        return Step(self._seen, arrays[0].astype(float), self._ended, np.ones(self.rows, bool))
+
+    @property
+    def info(self) -> Any:
+        """The info of the last step."""
+        return self._info
+
+    def spaces(self, observation: Any) -> Iterator[tuple[str, Any, Any]]:
+        yield "observation", self.env.observation_space, observation
+
+
+class ParallelSubject(_Timed):
+    """A PettingZoo parallel environment."""
+
+    kind = "parallel"
+
+    def __init__(self, env: Any, request: EnvRequest) -> None:
+        spec = multiagent.read_spec(env, request)
+        super().__init__(env, spec, spec.agents)
+        self._agents = list(env.possible_agents)
+        self._seen: Mapping[Any, Any] = {}
+        self._infos: Mapping[Any, Any] = {}
+
+    def begin(self, seed: int | None) -> Any:
+        self._seen, self._infos = self._reset(seed)
+        return self._seen
+
+    def act(self, rng: np.random.Generator) -> Step:
+        if not self.env.agents:
+            self.begin(None)
+        acting = list(self.env.agents)
+        holders = self._seen if self.spec.observation.mask_path is not None else self._infos
+        masks = self._masks([holders.get(agent) for agent in acting])
+        actions = self.spec.action.rows(*random_actions(self.spec, masks, rng))
+        result = self._step(dict(zip(acting, actions, strict=True)))
+        if not all(isinstance(part, Mapping) for part in result):
+            raise EnvironmentFault(f"step() returned {shown(result)}; it must return five dicts by agent")
+        self._seen, rewards, terminations, truncations, self._infos = result
+        step = Step(self._seen, np.zeros(self.rows), *np.zeros((2, self.rows), bool))
+        for agent in acting:
+            row = self._agents.index(agent)
+            step.rewards[row] = _number(f"the reward of {agent}", rewards.get(agent, 0.0))
+            step.acted[row] = True
+            step.ended[row] = bool(terminations.get(agent) or truncations.get(agent))
+        return step
+
+    def spaces(self, observation: Any) -> Iterator[tuple[str, Any, Any]]:
+        for agent, value in observation.items():
+            if agent in self._agents:
+                yield f"observation of {agent}", self.env.observation_space(agent), value
+
+
+class NativeSubject:
+    """An environment of sfactory's own, which only steps in groups."""
+
+    kind = "native"
+
+    def __init__(self, request: EnvRequest, spec: EnvSpec) -> None:
+        self.spec, self.rows = spec, VECTOR_ROWS
+        self.step_s: list[float] = []
+        self.reset_s: list[float] = []
+        self.cpu_s = 0.0
+        self._request, self._group = request, make_group(request, spec, self.rows, 0, 0)
+        self._buffers = new_step_buffers(spec, self.rows)
+
+    def begin(self, seed: int | None) -> Any:
+        self._group = make_group(self._request, self.spec, self.rows, 0, seed or 0)
+        begin = time.perf_counter()
+        self._group.reset(self._buffers)
+        self.reset_s.append(time.perf_counter() - begin)
+        return self._buffers.obs
+
+    def act(self, rng: np.random.Generator) -> Step:
+        masks = self._buffers.mask
+        actions = random_actions(
+            self.spec, np.ones((self.rows, self.spec.action.logits), bool) if masks is None else masks, rng
+        )
+        outcome = Outcome(np.zeros(self.rows, np.float32), np.zeros(self.rows, bool), np.zeros(self.rows, bool))
+        acted = self._buffers.active.copy()
+        begin, cpu = time.perf_counter(), time.process_time()
+        self._group.step(*actions, outcome, self._buffers)
+        self.step_s.append(time.perf_counter() - begin)
+        self.cpu_s += time.process_time() - cpu
+        return Step(self._buffers.obs, outcome.reward.astype(float), outcome.terminated | outcome.truncated, acted)
+
+    def spaces(self, observation: Any) -> Iterator[tuple[str, Any, Any]]:
+        yield from ()
+
+    def close(self) -> None:
+        self._group.close()

@@ -1,0 +1,95 @@
+"""``sfactory completion``: a script with which a shell completes commands and flags."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from unittest import mock
+
+import tyro
+
+from sfactory.commands import COMMANDS, MODULES
+from sfactory.errors import ConfigError
+
+DESCRIPTION = """Print a script that completes sfactory's commands, flags and choices. For bash:
+sfactory completion bash > ~/.local/share/bash-completion/completions/sfactory; for zsh, into a folder of $fpath:
+sfactory completion zsh > ~/.zfunc/_sfactory"""
+FLAG = re.compile(r"(--[a-z][\w.-]*)(?: \{([\w,.:-]+)\})?")
+"""A flag in a help page, with its choices."""
+WIDE = "10000"
+"""Columns of a help page that is read here, so that nothing in it is broken."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command takes."""
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh", "tcsh"]]
+    """The shell."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0, or 2 if shtab is not installed.
+    """
+    options = tyro.cli(Options, args=args, prog="sfactory completion", description=DESCRIPTION)
+    try:
+        print(script(options.shell))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    return 0
+
+
+def script(shell: str) -> str:
+    """The completion script for a shell.
+
+    Raises:
+        ConfigError: If shtab is not installed.
+    """
+    try:
+        import shtab
+    except ImportError as error:
+        raise ConfigError(f"completion needs shtab: {error}; pip install 'sfactory[completion]'") from error
+    program = argparse.ArgumentParser("sfactory")
+    commands = program.add_subparsers()
+    for name, command in COMMANDS.items():
+        parser = commands.add_parser(name, help=command.help, description=command.help)
+        for flag, choices in flags_of(name):
+            if flag != "--help":
+                parser.add_argument(flag, choices=choices or None)
+    return str(shtab.complete(program, shell))
+
+
+def flags_of(name: str) -> Iterator[tuple[str, list[str]]]:
+    """The flags of a command with their choices, as its help page names them."""
+    seen = set()
+    for flag, choices in FLAG.findall(_help_page(name)):
+        if flag not in seen:
+            seen.add(flag)
+            yield flag, [choice for choice in choices.split(",") if choice]
+
+
+def _help_page(name: str) -> str:
+    """The whole help page of a command; empty if it has none, as where a package that it needs is missing."""
+    page = io.StringIO()
+    flag = "--help-all" if name in ("train", "profile", "check") else "--help"
+    prog = (f"sfactory {name}",) if name in MODULES else ()
+    with (
+        mock.patch.dict(os.environ, COLUMNS=WIDE),
+        contextlib.redirect_stdout(page),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.suppress(SystemExit, ImportError),
+    ):
+        importlib.import_module(COMMANDS[name].module).main([flag], *prog)
+    return page.getvalue()

@@ -1,0 +1,154 @@
+"""``sfactory export``: a policy as a file that needs no sfactory, or as a folder for the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+import sfactory
+from sfactory.commands.export.formats import largest_difference, write_onnx, write_torch
+from sfactory.commands.export.hub import make_folder, measured, push, reported
+from sfactory.commands.export.portable import PortablePolicy
+from sfactory.config import ModelConfig, env_name
+from sfactory.config.flags import Mapped, Name
+from sfactory.errors import ConfigError, SfactoryError
+from sfactory.policy import Checkpoint, load_policy
+from sfactory.runs.run_folder import read_config
+
+DESCRIPTION = """Write the policy of a run as one file, with normalisation, memory and action masks inside: ONNX, or an
+archive for torch.export.load. Or as a folder for the Hugging Face Hub: weights, configuration, model card, curve."""
+WRITERS = {"onnx": write_onnx, "torch": write_torch}
+DEFAULT_NAMES = {"onnx": "policy.onnx", "torch": "policy.pt2", "hf": "huggingface"}
+
+
+def export(
+    run: str | Path,
+    format: Literal["onnx", "torch"] = "onnx",
+    out: str | Path | None = None,
+    checkpoint: Checkpoint = "latest",
+    *,
+    model: ModelConfig | None = None,
+    trust: bool = False,
+) -> tuple[Path, float]:
+    """Write the policy of a run as one file, and compare what it computes with the policy.
+
+    The file maps named tensors to named tensors: :class:`~sfactory.commands.export.portable.PortablePolicy` lists them.
+
+    Args:
+        run: The run folder.
+        format: onnx, or torch: an archive for ``torch.export.load``.
+        out: The file; None: ``export/policy.onnx`` or ``export/policy.pt2`` in the run folder.
+        checkpoint: latest, or best by return.
+        model: As in :func:`sfactory.load_policy`.
+        trust: Likewise.
+
+    Returns:
+        The file, and the largest relative difference between its figures and the policy's on random observations.
+
+    Raises:
+        ConfigError: If there is no such run, a package is missing, or the model cannot be traced.
+    """
+    path = _target(run, format, out)
+    policy = PortablePolicy(load_policy(run, checkpoint, model=model, trust=trust))
+    about = {"sfactory": sfactory.__version__, "env": env_name(read_config(run).env), "checkpoint": checkpoint}
+    played = WRITERS[format](policy, path, about)
+    return path, largest_difference(policy, played)
+
+
+def _target(run: str | Path, format: str, out: str | Path | None) -> Path:
+    """Where to write.
+
+    Raises:
+        ConfigError: If the folder of it cannot be made.
+    """
+    read_config(run)  # before a folder is made in something else than a run
+    path = Path(run) / "export" / DEFAULT_NAMES[format] if out is None else Path(out)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; name another place with --out") from error
+    return path
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command takes."""
+
+    run: tyro.conf.Positional[str]
+    """Run folder."""
+    format: Literal["onnx", "torch", "hf"] = "onnx"
+    """onnx: for ONNX runtimes; torch: an archive for torch.export.load; hf: a folder for the Hugging Face Hub."""
+    out: str | None = None
+    """File, or with hf folder; unset: in the run folder's export/."""
+    best: bool = False
+    """The checkpoint with the best return in training instead of the latest."""
+    episodes: int = 20
+    """Evaluation episodes for the model card (hf); 0: it tells the return in training."""
+    video: str | None = None
+    """MP4 file for the model card (hf); unset: the newest in the run folder."""
+    push: str | None = None
+    """Also upload the folder (hf) to this repository, OWNER/NAME."""
+    private: bool = False
+    """A new repository is private."""
+    env: Name = None
+    """Environment to evaluate in instead of the saved one: a Gymnasium id, module:Id or module:callable."""
+    env_kwargs: Mapped | None = None
+    """Its keyword arguments; unset: those of the run."""
+    trust: bool = False
+    """Import the environment and the classes that the run's config names as module:Name."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0 done, 1 failed, 2 bad configuration, 130 interrupted.
+    """
+    options = tyro.cli(Options, args=args, prog="sfactory export", description=DESCRIPTION)
+    try:
+        if options.format == "hf":
+            _export_folder(options)
+        else:
+            _export_file(options)
+    except SfactoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    except OSError as error:
+        print(f"error: cannot write {error.filename or options.out}: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _export_file(options: Options) -> None:
+    if options.push is not None:
+        raise ConfigError(f"--push uploads a folder, not a file of --format {options.format}; use --format hf")
+    assert options.format != "hf"
+    checkpoint: Checkpoint = "best" if options.best else "latest"
+    path, difference = export(options.run, options.format, options.out, checkpoint, trust=options.trust)
+    print(f"{path}: largest difference from the policy on random observations {difference:.1g}")
+
+
+def _export_folder(options: Options) -> None:
+    if options.episodes < 0:
+        raise ConfigError(f"--episodes is {options.episodes}; it must be 0 or more")
+    path = _target(options.run, "hf", options.out)
+    checkpoint: Checkpoint = "best" if options.best else "latest"
+    policy = load_policy(options.run, checkpoint, trust=options.trust)
+    if options.episodes:
+        score = measured(
+            options.run, options.episodes, options.env, options.env_kwargs, checkpoint, options.trust
+        )  # fmt: skip
+    else:
+        score = reported(options.run, checkpoint)
+    for line in make_folder(Path(options.run), path, policy, checkpoint, score, options.video, options.push):
+        print(line)
+    print(f"{path}: {score}")
+    if options.push is not None:
+        print(push(path, options.push, options.private))

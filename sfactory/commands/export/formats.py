@@ -1,0 +1,135 @@
+"""Files of a policy that need no sfactory: torch.export's archive, and ONNX."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sfactory.commands.export.portable import PortablePolicy
+from sfactory.errors import ConfigError, SfactoryError, said
+from sfactory.files import write_atomically
+
+ABOUT = "about.json"
+"""Where an archive of torch.export says what it is."""
+TOLERANCE = 1e-3
+"""Largest difference, relative to 1 or to the size of the figure, between the file's parameters and the policy's."""
+_CHECKED_ROWS = (1, 64)
+Played = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""An exported file in use: named inputs to named outputs."""
+
+
+def write_torch(policy: PortablePolicy, path: Path, about: Mapping[str, object]) -> Played:
+    """Write a file for ``torch.export.load(path).module()``, which maps a dict of inputs to a dict of outputs.
+
+    Raises:
+        ConfigError: If the model is not one that torch.export can trace.
+    """
+    buffer = io.BytesIO()
+    torch.export.save(_traced(policy), buffer, extra_files={ABOUT: json.dumps(about)})
+    write_atomically(path, buffer.getvalue())
+    return torch.export.load(str(path)).module()
+
+
+def write_onnx(policy: PortablePolicy, path: Path, about: Mapping[str, object]) -> Played:
+    """Write a file for ONNX runtimes.
+
+    Raises:
+        ConfigError: If a package that it needs is missing, or the model cannot be expressed in ONNX.
+    """
+    try:
+        import onnx  # noqa: F401 - torch.onnx would explain less
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"--format onnx needs {error.name}; pip install 'sfactory[onnx]'") from error
+    inputs = policy.examples(2)
+    with torch.no_grad():
+        outputs = list(policy(inputs))
+    traced = _traced(policy)
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                traced, dynamo=True, external_data=False, verbose=False, input_names=list(inputs),
+                output_names=outputs,
+            )  # fmt: skip
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ConfigError(f"the model cannot be expressed in ONNX: {_summary(error)}; use --format torch") from error
+    assert program is not None
+    program.model.metadata_props.update({name: str(value) for name, value in about.items()})
+    write_atomically(path, program.model_proto.SerializeToString())
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def play(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
+        return {name: torch.from_numpy(array) for name, array in zip(outputs, found, strict=True)}
+
+    return play
+
+
+def largest_difference(policy: PortablePolicy, played: Played) -> float:
+    """How far a file's figures are from the policy's, on random observations, in batches of two sizes.
+
+    Raises:
+        SfactoryError: If that is too far to be rounding.
+    """
+    largest = 0.0
+    for rows in _CHECKED_ROWS:
+        inputs = policy.examples(rows, seed=rows)
+        with torch.no_grad():
+            expected, found = policy(inputs), played(inputs)
+        for name in ("params", "value"):
+            error = (found[name] - expected[name]).abs() / expected[name].abs().clamp(min=1.0)
+            largest = max(largest, float(error.max()))
+    if not largest <= TOLERANCE:
+        raise SfactoryError(f"the exported file computes other figures than the policy: they differ by {largest:.2g}")
+    return largest
+
+
+def _traced(policy: PortablePolicy) -> torch.export.ExportedProgram:
+    """The policy as torch.export sees it, for any number of rows."""
+    inputs = policy.examples(2)
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        with _quiet(), torch.no_grad():
+            return torch.export.export(
+                policy, (inputs,), dynamic_shapes=({name: {0: batch} for name in inputs},), strict=False
+            )
+    except Exception as error:  # whatever a user's own model does
+        raise ConfigError(
+            f"the model cannot be traced by torch.export: {_summary(error)}; let its forward() and its distribution's "
+            "mode() compute with any number of rows (x.shape[0], not len(x)), without branches on values of tensors"
+        ) from error
+
+
+def _summary(error: BaseException) -> str:
+    """The first line of what an exception, or the first of its causes, says."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {said(error).strip().partition(chr(10))[0]}"
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Without the exporters' remarks about themselves."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    validates = torch.distributions.Distribution._validate_args
+    try:
+        torch.distributions.Distribution.set_default_validate_args(False)  # it branches on values
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(validates)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,195 @@
+"""A folder for the Hugging Face Hub: what ``load_policy`` needs, and a model card."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+
+from sfactory.commands import plot
+from sfactory.config import to_dict
+from sfactory.errors import ConfigError, SfactoryError
+from sfactory.eval import evaluate
+from sfactory.files import write_atomically
+from sfactory.policy import Checkpoint, Policy
+from sfactory.runs.checkpoint import CheckpointStore, Snapshot
+from sfactory.runs.run_folder import CHECKPOINTS, CONFIG, SPACES, read_config
+
+CARD, CURVE, VIDEO = "README.md", "curve.png", "replay.mp4"
+"""Files of the folder beside those of a run. The names of the card and the video are the Hub's."""
+
+
+class Score(NamedTuple):
+    """What the card says of the policy.
+
+    Attributes:
+        value: Mean return, with its standard deviation over episodes where that is known.
+        how: How it was measured.
+    """
+
+    value: str
+    how: str
+
+    def __str__(self) -> str:
+        return f"return {self.value} ({self.how})"
+
+
+def measured(
+    run: str, episodes: int, env: Any, env_kwargs: dict[str, Any] | None, checkpoint: Checkpoint, trust: bool
+) -> Score:
+    """The score of so many evaluation episodes; arguments and errors are those of :func:`sfactory.evaluate`."""
+    result = evaluate(run, episodes, env=env, env_kwargs=env_kwargs, checkpoint=checkpoint, trust=trust)
+    how = f"mean of {result.episodes} evaluation episodes with the most probable actions"
+    return Score(f"{result.return_mean:.2f} +/- {result.return_std:.2f}", how)
+
+
+def reported(run: str, checkpoint: Checkpoint) -> Score:
+    """The score that the checkpoint had in training."""
+    value = _snapshot(Path(run), checkpoint).episode_return
+    return Score("unknown" if value is None else f"{value:.2f}", "mean of recent episodes in training, sampled actions")
+
+
+def make_folder(
+    run: Path, out: Path, policy: Policy, checkpoint: Checkpoint, score: Score, video: str | None, repo: str | None
+) -> list[str]:
+    """Write the folder: a run folder with one checkpoint and no trainer state, a model card, and pictures.
+
+    Args:
+        policy: Of the run. Its value head then gives values in units of return.
+        video: MP4 file to show; None: the newest in the run folder, if there is one.
+        repo: Where it will be uploaded, if that is known.
+
+    Returns:
+        Remarks for the user.
+
+    Raises:
+        ConfigError: If the folder holds something else, or there is no such video.
+        OSError: If it cannot be written.
+    """
+    if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
+        raise ConfigError(f"the folder {out} is not empty and holds no model card; name another one with --out")
+    shown = _video(run, video)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (CURVE, VIDEO):
+        (out / name).unlink(missing_ok=True)
+    config = read_config(run)
+    saved = yaml.safe_dump(to_dict(dataclasses.replace(config, run="")), sort_keys=False)
+    write_atomically(out / CONFIG, saved.encode())
+    shutil.copyfile(run / SPACES, out / SPACES)
+    snapshot = _snapshot(run, checkpoint)
+    store = CheckpointStore(out / CHECKPOINTS, keep=1)
+    store.clear()
+    store.save(dataclasses.replace(snapshot, model=_weights(policy), trainer={}))
+    if shown is not None:
+        shutil.copyfile(shown, out / VIDEO)
+    remarks = draw_curve(run, out / CURVE)
+    env, algo = config.env.strip("<>"), config.algo
+    write_atomically(out / CARD, model_card(out, env, algo, snapshot.env_steps, score, repo).encode())
+    return remarks
+
+
+def _snapshot(run: Path, checkpoint: Checkpoint) -> Snapshot:
+    store = CheckpointStore(run / CHECKPOINTS)
+    snapshot = store.load_best() if checkpoint == "best" else store.load_latest()
+    if snapshot is None:
+        raise ConfigError(f"{run} has no checkpoint yet; train it until it has saved one")
+    return snapshot
+
+
+@torch.no_grad()
+def _weights(policy: Policy) -> dict[str, torch.Tensor]:
+    """The weights, whose values are then in units of return: their moments belong to the trainer's state."""
+    model = policy.model
+    if (rescale := getattr(model, "rescale_values", None)) is not None:
+        rescale(model.unit.std.clone(), model.unit.mean.clone())
+        model.unit.mean.zero_()
+        model.unit.std.fill_(1.0)
+    return model.state_dict()
+
+
+def _video(run: Path, given: str | None) -> Path | None:
+    if given is None:
+        return max(run.rglob("*.mp4"), key=lambda path: path.stat().st_mtime, default=None)
+    if not Path(given).is_file():
+        raise ConfigError(f"--video is {given}, which is no file; name an MP4 file, for example one of eval --video")
+    return Path(given)
+
+
+def draw_curve(run: Path, out: Path) -> list[str]:
+    """Draw the return in training against env steps, if matplotlib and reports are there.
+
+    Returns:
+        Remarks for the user.
+    """
+    try:
+        plot.plot(plot.Options((str(run),), out=str(out)))
+    except ConfigError as error:
+        return [f"no curve: {error}"]
+    return []
+
+
+def model_card(folder: Path, env: str, algo: str, env_steps: int, score: Score, repo: str | None) -> str:
+    """The text of the model card, with the header that the Hub reads.
+
+    Args:
+        folder: Pictures that lie in it are shown.
+    """
+    metric = {"type": "mean_reward", "name": "mean_reward", "value": score.value, "verified": False}
+    task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
+    result = {"task": task, "dataset": {"name": env, "type": env}, "metrics": [metric]}
+    header = {
+        "library_name": "sfactory",
+        "pipeline_tag": "reinforcement-learning",
+        "tags": ["reinforcement-learning", "deep-reinforcement-learning", "sfactory", env],
+        "model-index": [{"name": f"sfactory {algo}", "results": [result]}],
+    }
+    curve = f"\n![Return in training against env steps]({CURVE})\n" if (folder / CURVE).exists() else ""
+    video = f"\nAn episode: [{VIDEO}]({VIDEO})\n" if (folder / VIDEO).exists() else ""
+    return f"""---
+{yaml.safe_dump(header, sort_keys=False)}---
+
+# {env}, {algo}
+
+A policy for `{env}`, trained with sfactory for {env_steps:,} env steps. Its return is **{score.value}**: {score.how}.
+{curve}{video}
+## Use
+
+    from huggingface_hub import snapshot_download
+    from sfactory import load_policy
+
+    policy = load_policy(snapshot_download({repo or "OWNER/NAME"!r}))
+    action, state = policy.act(observation, state=None)
+
+`{CONFIG}` is the whole configuration of the run, `{SPACES}` describes what the policy sees and does, and
+`{CHECKPOINTS}/` has the weights as safetensors.
+"""
+
+
+def push(folder: Path, repo: str, private: bool) -> str:
+    """Upload a folder; makes the repository if there is none.
+
+    Returns:
+        Its address.
+
+    Raises:
+        ConfigError: If huggingface_hub is not installed.
+        SfactoryError: If the upload fails.
+    """
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise ConfigError(f"--push needs {error.name}; pip install 'sfactory[hub]'") from error
+    api = HfApi()
+    try:
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(folder_path=folder, repo_id=address.repo_id, commit_message="A policy of sfactory")
+    except Exception as error:  # of the network, of the token, of the name
+        raise SfactoryError(
+            f"{folder} is complete, but cannot be uploaded to {repo}: {str(error).strip() or type(error).__name__}; "
+            "log in with `hf auth login`, and give the same command again"
+        ) from error
+    return str(address)

@@ -1,0 +1,146 @@
+"""A policy as one function of tensors, from what an environment gives to what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfactory.envs.interface import EnvSpec
+from sfactory.policy import Policy
+from sfactory.spaces import ActionSpec, Leaf, spaces
+
+MASK, STATE = "action_mask", "state"
+ACTION, PARAMS, VALUE, NEXT_STATE = "action", "params", "value", "next_state"
+
+
+class PortablePolicy(nn.Module):
+    """The most probable action for N observations, with normalisation, memory and masks inside.
+
+    Inputs and outputs are tensors by name, each with a leading dimension N.
+
+    | input | shape | dtype | |
+    |---|---|---|---|
+    | ``obs``, ``obs/KEY`` | leaf's | uint8, float32; int64 for int32 categories | for each leaf of the space |
+    | ``action_mask`` | ``[N, L]`` | bool | of all L categories in order; only if trained with masks |
+    | ``state`` | ``[N, S]`` | float32 | zeros where an episode begins; only if the model has memory |
+
+    | output | shape | dtype | |
+    |---|---|---|---|
+    | ``action``, ``action/KEY`` | space's | space's | for each leaf of the action space, in its bounds |
+    | ``params`` | ``[N, P]`` | float32 | of the action distribution, before masks |
+    | ``value`` | ``[N]`` | float32 | in units of the rewards that were learned from |
+    | ``next_state`` | ``[N, S]`` | float32 | `state` of the next step; only if the model has memory |
+
+    Args:
+        policy: On the CPU.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.spec: EnvSpec = policy.spec
+        self.model = policy.model
+        self.leaves = nn.ModuleList(_StoredLeaf(leaf) for leaf in policy.spec.observation.leaves)
+        self.action_names = ["/".join((ACTION, *map(str, part.path))) for part in policy.spec.action.parts]
+        self.actions = nn.ModuleList(_action_parts(policy.spec.action))
+        self.state_size = int(policy.model.state_size)
+        self.eval().requires_grad_(False)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        leaves = self.spec.observation.leaves
+        obs = tuple(stored(inputs[leaf.name]) for leaf, stored in zip(leaves, self.leaves, strict=True))
+        params, value, state = self.model(obs, inputs.get(STATE))
+        categorical, continuous = self.model.distribution.mode(params, inputs.get(MASK))
+        actions = (part(categorical, continuous) for part in self.actions)
+        outputs = dict(zip(self.action_names, actions, strict=True))
+        outputs |= {PARAMS: params, VALUE: value * self.model.unit.std + self.model.unit.mean}
+        return outputs if state is None or not self.state_size else outputs | {NEXT_STATE: state}
+
+    def examples(self, rows: int, seed: int = 0) -> dict[str, Tensor]:
+        """Random inputs of so many rows."""
+        random = np.random.default_rng(seed)
+        inputs = {
+            leaf.name: torch.from_numpy(_random_leaf(leaf, rows, random)) for leaf in self.spec.observation.leaves
+        }
+        if self.spec.masked:
+            mask = random.random((rows, self.spec.action.logits)) < 0.5
+            mask[:, np.cumsum((0, *self.spec.action.sizes[:-1]))] = True
+            inputs[MASK] = torch.from_numpy(mask)
+        if self.state_size:
+            inputs[STATE] = torch.from_numpy(random.uniform(-1, 1, (rows, self.state_size)).astype(np.float32))
+        return inputs
+
+
+class _StoredLeaf(nn.Module):
+    """A leaf as the environment gives it to the leaf as the model reads it: categories from 0, in the stored dtype."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        super().__init__()
+        self.dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+        start = torch.tensor(leaf.start).reshape(leaf.shape) if leaf.sizes else None
+        self.register_buffer("start", start, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.start is None else (x - self.start).to(self.dtype)
+
+
+def _action_parts(action: ActionSpec) -> Iterator[nn.Module]:
+    """What makes each leaf of the action space of the policy's categories and numbers."""
+    for part in action.parts:
+        kind = _BoxAction if isinstance(part.space, spaces.Box) else _CategoricalAction
+        yield kind(part.space, part.begin, part.end, action.squash)
+
+
+class _CategoricalAction(nn.Module):
+    """Categories as a Discrete, MultiDiscrete or MultiBinary space counts them."""
+
+    def __init__(self, space: spaces.Space, begin: int, end: int, squash: str) -> None:
+        super().__init__()
+        self.begin, self.end, self.shape = begin, end, tuple(space.shape or ())
+        self.dtype = torch.int64 if isinstance(space, spaces.Discrete) else _torch_dtype(space)
+        start = torch.from_numpy(np.array(getattr(space, "start", 0), np.int64))
+        self.register_buffer("start", start, persistent=False)
+
+    def forward(self, categorical: Tensor, continuous: Tensor) -> Tensor:
+        values = categorical[:, self.begin : self.end].long().reshape(-1, *self.shape)
+        return (values + self.start).to(self.dtype)
+
+
+class _BoxAction(nn.Module):
+    """Gaussian samples in a Box: as :class:`sfactory.spaces.ActionSpec` puts them there, in torch."""
+
+    def __init__(self, space: spaces.Box, begin: int, end: int, squash: str) -> None:
+        super().__init__()
+        self.begin, self.end, self.shape, self.squash = begin, end, tuple(space.shape), squash
+        self.dtype = _torch_dtype(space)
+        bounded = space.bounded_below & space.bounded_above
+        low, high = (np.where(bounded, bound, 0) for bound in (space.low, space.high))
+        arrays = {"bounded": bounded, "centre": (high + low) / 2, "half_width": (high - low) / 2}
+        for name, array in (arrays | {"low": space.low, "high": space.high}).items():
+            self.register_buffer(name, torch.from_numpy(np.array(array)), persistent=False)
+
+    def forward(self, categorical: Tensor, continuous: Tensor) -> Tensor:
+        u = continuous[:, self.begin : self.end].reshape(-1, *self.shape)
+        unit = u.tanh() if self.squash == "tanh" else u.clamp(-1.0, 1.0)
+        inside = torch.where(self.bounded, self.centre + self.half_width * unit, u)
+        return torch.minimum(torch.maximum(inside, self.low), self.high).to(self.dtype)
+
+
+def _torch_dtype(space: spaces.Space) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, space.dtype)).dtype
+
+
+def given_dtype(leaf: Leaf) -> np.dtype:
+    """The dtype in which a leaf is given: as it is stored, but int64 for categories that need more than a byte."""
+    return np.dtype(np.int64) if leaf.dtype == np.int32 else leaf.dtype
+
+
+def _random_leaf(leaf: Leaf, rows: int, random: np.random.Generator) -> np.ndarray:
+    if leaf.sizes:
+        sizes, start = (np.reshape(values, leaf.shape) for values in (leaf.sizes, leaf.start))
+        return (start + random.integers(sizes, size=(rows, *leaf.shape))).astype(given_dtype(leaf))
+    if leaf.dtype == np.uint8:
+        return random.integers(0, leaf.high + 1, (rows, *leaf.shape), np.uint8)
+    return random.normal(size=(rows, *leaf.shape)).astype(np.float32)

@@ -1,0 +1,169 @@
+"""``sfactory runs``: the run folders below a folder, with what each has reached."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sfactory.config import Switch
+from sfactory.errors import ConfigError, SfactoryError
+from sfactory.runs.run_folder import CONFIG, METRICS, read_config
+from sfactory.status import status
+
+DESCRIPTION = "List the run folders below a folder: environment, env steps, return and status of each."
+COLOURS = {"living": "green", "starting": "green", "completed": "", "interrupted": "yellow"}
+"""Of a run's status; others are failures."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command takes."""
+
+    folder: tyro.conf.Positional[str] = "runs"
+    """Folder to look in; itself a run, or with runs at any depth."""
+    json: Switch = False
+    """Print one JSON object for each run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of the list.
+
+    Attributes:
+        folder: The run folder.
+        status: As of ``sfactory status``; damaged if its configuration cannot be read.
+        env_steps, steps: Env steps done, and to do in all.
+        episode_return: Mean return of the last episodes in training, None if none has ended.
+        fps: Env steps per second at the last report.
+        changed: Seconds since the epoch of the last report, or of the run's beginning.
+    """
+
+    folder: str
+    status: str
+    env: str = ""
+    seed: int | None = None
+    env_steps: int = 0
+    steps: int = 0
+    episode_return: float | None = None
+    fps: float | None = None
+    changed: float = 0.0
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0, or 2 if the folder is not there.
+    """
+    options = tyro.cli(Options, args=args, prog="sfactory runs", description=DESCRIPTION)
+    try:
+        runs = list_runs(Path(options.folder))
+    except SfactoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    if options.json:
+        for run in runs:
+            print(json.dumps(dataclasses.asdict(run)))
+    elif runs:
+        Console().print(_table(runs))
+    else:
+        print(f"there is no run below {options.folder}; sfactory train makes one")
+    return 0
+
+
+def list_runs(folder: Path) -> list[Run]:
+    """The runs below a folder, the latest last.
+
+    Raises:
+        ConfigError: If there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; name one that holds runs, for example sfactory runs my/runs")
+    return sorted(map(_described, _run_folders(folder)), key=lambda run: run.changed)
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """Folders with the configuration of a run. Nothing is looked for inside of one."""
+    for path, folders, files in os.walk(folder):
+        if CONFIG in files:
+            folders.clear()
+            yield Path(path)
+
+
+def _described(folder: Path) -> Run:
+    config_file, metrics = folder / CONFIG, folder / METRICS
+    changed = (metrics if metrics.exists() else config_file).stat().st_mtime
+    try:
+        config, word = read_config(folder), status(folder).word
+    except SfactoryError:
+        return Run(str(folder), "damaged", changed=changed)
+    last = _last_report(metrics)
+    return Run(
+        str(folder),
+        word,
+        config.env,
+        config.seed,
+        int(last.get("env_steps", 0)),
+        config.steps,
+        last.get("episode_return_mean"),
+        last.get("fps"),
+        changed,
+    )
+
+
+def _last_report(metrics: Path) -> dict[str, float]:
+    """The finite numbers of the last whole row of a metrics.csv; empty where there is none."""
+    last: dict[str, Any] = {}
+    with contextlib.suppress(OSError, csv.Error, UnicodeDecodeError), metrics.open(newline="") as file:
+        for row in csv.DictReader(file):
+            if None not in row.values():  # of a row that is being written
+                last = row
+    found = {}
+    for name, text in last.items():
+        with contextlib.suppress(TypeError, ValueError):
+            if math.isfinite(value := float(text)):
+                found[name] = value
+    return found
+
+
+def _table(runs: Sequence[Run]) -> Table:
+    table = Table(box=box.SIMPLE)
+    table.add_column("run", overflow="fold")
+    table.add_column("environment", overflow="fold")
+    for name in ("env steps", "return", "per second"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("status", no_wrap=True)
+    for run in runs:
+        share = f" ({min(1, run.env_steps / run.steps):.0%})" if run.steps else ""
+        table.add_row(
+            run.folder,
+            run.env,
+            f"{run.env_steps:,}{share}",
+            _number(run.episode_return, ".2f"),
+            _number(run.fps, ",.0f"),
+            _coloured(run.status),
+        )
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _coloured(word: str) -> str:
+    colour = COLOURS.get(word, "red")
+    return f"[{colour}]{word}[/]" if colour else word

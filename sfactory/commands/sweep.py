@@ -1,0 +1,160 @@
+"""``sfactory sweep``: search for good values of some fields by many runs, several at once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+import yaml
+from rich.console import Console
+
+from sfactory.commands.sweeps.listed import ListedTrials
+from sfactory.commands.sweeps.scheduler import Scheduler, core_shares
+from sfactory.commands.sweeps.slurm import write_array_job
+from sfactory.commands.sweeps.space import Space, read_space
+from sfactory.commands.sweeps.study import StudyTrials
+from sfactory.commands.sweeps.summary import BEST, table, write_summary
+from sfactory.commands.sweeps.trials import Trials
+from sfactory.config import from_dict, load_yaml, resolve
+from sfactory.errors import ConfigError, SfactoryError
+from sfactory.files import write_atomically
+
+DESCRIPTION = """Search for good values of some fields of the configuration by many runs, several at once, each on cores
+of its own. SPACE.yaml says what is searched (docs/sweeps.md). The same command again goes on with the sweep in its
+folder. Ctrl-C saves and ends all runs; a second one ends them at once."""
+SPACE, LOCK = "space.yaml", ".lock"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments of the command."""
+
+    space: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SPACE.yaml")]
+    """What is searched."""
+    folder: str = ""
+    """Folder of the sweep; unset: runs/sweep-NAME, where NAME is that of the file."""
+    slurm: bool = False
+    """Write the script of a Slurm array job into the folder, and run nothing. For sampler grid and random."""
+    summary: bool = False
+    """Run nothing; summarize what the folder holds."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Returns:
+        The exit status: 0 done, 1 no trial is complete, 2 bad configuration, 130 or 143 interrupted after saving.
+    """
+    options = tyro.cli(
+        Options, args=args, prog="sfactory sweep", description=DESCRIPTION, config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    console = Console()
+    try:
+        return _sweep(options, console)
+    except SfactoryError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:  # before any run has begun
+        return 128 + signal.SIGINT
+
+
+def _sweep(options: Options, console: Console) -> int:
+    def note(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    file = Path(options.space)
+    space, fixed = read_space(file)
+    folder = Path(options.folder or Path("runs") / f"sweep-{file.stem}")
+    shares = core_shares(space.parallel)
+    if not options.summary:
+        _check_runs(space)
+    lock = _open_folder(folder, fixed)
+    try:
+        if options.slurm:
+            note(f"sbatch {write_array_job(space, file, folder)}")
+            return 0
+        trials: Trials = StudyTrials(space, folder) if space.sampler == "tpe" else ListedTrials(space, folder)
+        interrupted = None
+        if not options.summary:
+            note(_opening(space, folder, trials, shares))
+            scheduler = Scheduler(space, folder, trials, shares, note)
+            scheduler.run()
+            interrupted = scheduler.signal
+        found = trials.all()
+        best = write_summary(space, folder, found, note)
+    finally:
+        os.close(lock)
+    console.print(table(space, found))
+    if best is not None:
+        note(f"best: trial {best.number}, {best.value:,.4g}; python -m sfactory.train --config {folder / BEST}")
+    if interrupted is not None:
+        return 128 + interrupted
+    return 0 if best is not None else 1
+
+
+def _opening(space: Space, folder: Path, trials: Trials, shares: Sequence[Sequence[int]]) -> str:
+    rungs = ", ".join(f"{steps:,}" for steps in trials.rungs)
+    pruned = f", compared at {rungs} env steps" if rungs else ""
+    return (
+        f"{folder}: {space.trials} trials ({space.sampler}{pruned}), {len(space.seeds)} seeds each, "
+        f"{len(shares)} runs at once on {min(map(len, shares))} cores each"
+    )
+
+
+def _check_runs(space: Space) -> None:
+    """Make the plan of a run with the first value of each field, and of one in every other environment that is
+    searched, so that what is wrong with all of them is told before any begins.
+
+    Raises:
+        ConfigError: If a run cannot work.
+    """
+    from sfactory.runtime.planning import make_plan
+
+    first = {name: dimension.ends[0] for name, dimension in space.search.items()}
+    environments = space.search["env"].choices if "env" in space.search else (None,)
+    for env in environments:
+        chosen: dict[str, Any] = first if env is None else {**first, "env": env}
+        make_plan(resolve(from_dict(space.values(chosen))))
+
+
+def _open_folder(folder: Path, fixed: dict[str, Any]) -> int:
+    """Make or reopen the sweep's folder, and lock it until the returned descriptor is closed.
+
+    Raises:
+        ConfigError: If another sweep was begun there, or its process lives.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SPACE).exists():
+        raise ConfigError(f"the folder {folder} is not empty and holds no sweep (no {SPACE}); name another --folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot use the folder {folder}: {error.strerror}; name another --folder") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (folder / SPACE).exists():
+            begun = load_yaml(folder / SPACE)
+            if other := [key for key in fixed if begun.get(key) != fixed[key]]:
+                raise ConfigError(
+                    f"the sweep in {folder} was begun with other values of {', '.join(other)} ({folder / SPACE}); name "
+                    "another --folder, or remove that one"
+                )
+        write_atomically(folder / SPACE, yaml.safe_dump(fixed, sort_keys=False).encode())
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(f"another process sweeps in {folder}; wait for it, or name another --folder") from None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+if __name__ == "__main__":
+    sys.exit(main())

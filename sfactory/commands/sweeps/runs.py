@@ -1,0 +1,157 @@
+"""One run of a sweep: ``python -m sfactory.train`` in a process of its own, and what its folder says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO, Any, cast
+
+from sfactory.commands.sweeps.space import Objective
+from sfactory.runs.run_folder import METRICS, SUMMARY
+from sfactory.runtime.processes import kill_tree
+
+SAVING_S = 90.0
+"""Seconds that a run has to save and end; then its processes are killed."""
+REASON_LINES = 3
+"""Lines of a failed run's log that are told."""
+GUARD = "sfactory.commands.sweeps.guard"
+
+
+def command(trial: Path, seed: int) -> list[str]:
+    """Arguments of the Python interpreter that train the configuration in a trial's folder with a seed."""
+    run = run_folder(trial, seed)
+    return ["-m", "sfactory.train", "--config", str(trial / "config.yaml"), "--seed", str(seed), "--run", str(run)]
+
+
+def run_folder(trial: Path, seed: int) -> Path:
+    """The folder of the run with a seed."""
+    return trial / f"seed-{seed}"
+
+
+class Run:
+    """A living run. It saves and ends when this process ends, however that happens.
+
+    Args:
+        trial: Folder of the trial, which holds its configuration.
+        seed: Seed of the run.
+        cores: The run sees these cores alone, and sizes itself to them.
+
+    Attributes:
+        folder: The run folder.
+        asked: How often it was asked to end.
+    """
+
+    def __init__(self, trial: Path, seed: int, cores: Collection[int]) -> None:
+        self.seed, self.folder = seed, run_folder(trial, seed)
+        self._log = trial / f"seed-{seed}.log"
+        self.asked, self._deadline = 0, math.inf
+        self._reports = Reports(self.folder)
+        own = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)
+        try:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", GUARD, *command(trial, seed), "--log.display", "plain"],
+                    stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+                    bufsize=0,
+                    start_new_session=True,  # else a terminal's Ctrl-C would reach it besides the sweep's own request
+                )  # fmt: skip
+        finally:
+            os.sched_setaffinity(0, own)
+        self._stdin = cast(IO[bytes], self._process.stdin)
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it lives. A run that takes too long to end is killed."""
+        status = self._process.poll()
+        if status is None and time.monotonic() > self._deadline:
+            kill_tree(self._process.pid)
+            status = self._process.wait()
+        if status is not None:
+            self._stdin.close()
+        return status
+
+    def end(self) -> None:
+        """Ask it to save and end; the second time, to end at once."""
+        self.asked += 1
+        self._deadline = min(self._deadline, time.monotonic() + SAVING_S)
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it has ended
+            self._stdin.write(b".")
+
+    def new_reports(self, metric: str) -> list[tuple[int, float]]:
+        """Env steps and values of a metric in the reports since the last call."""
+        return [(int(row["env_steps"]), float(row[metric])) for row in self._reports.new() if row.get(metric)]
+
+    def reason(self) -> str:
+        """The last lines of its log, which say why it has failed."""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [at for at, line in enumerate(lines) if line.startswith("error:")]
+        begin = errors[-1] if errors else max(0, len(lines) - REASON_LINES)
+        return "\n".join(lines[begin : begin + REASON_LINES])
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """What summary.json says of the run in a folder; empty where none has ended."""
+    try:
+        return dict(json.loads((folder / SUMMARY).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run in a folder has been trained to its end."""
+    return summary_of(folder).get("status") == "completed"
+
+
+class Reports:
+    """The rows of a run's metrics.csv, which grows.
+
+    Args:
+        folder: The run folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._columns, self._read = folder / METRICS, "", 0
+
+    def new(self) -> list[dict[str, str]]:
+        """The rows that have been added since the last call."""
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._read)
+                text = file.read()
+        except OSError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]  # a row may be half written
+        self._read += len(whole)
+        rows = whole.decode().splitlines(keepends=True)
+        if rows and not self._columns:
+            self._columns = rows.pop(0)
+        return list(csv.DictReader([self._columns, *rows]))
+
+
+def curve(folder: Path, metric: str) -> list[tuple[int, float]]:
+    """Env steps and values of a metric, in the order of the reports.
+
+    What a run that was killed had reported beyond the checkpoint from which it went on is left out.
+    """
+    found: list[tuple[int, float]] = []
+    for row in Reports(folder).new():
+        steps, value = int(row["env_steps"]), row.get(metric)
+        while found and found[-1][0] >= steps:
+            found.pop()
+        if value:
+            found.append((steps, float(value)))
+    return found
+
+
+def score(folder: Path, objective: Objective) -> float:
+    """The value of a run; NaN if nothing was reported."""
+    values = [value for _, value in curve(folder, objective.metric)[-objective.last :]]
+    return sum(values) / len(values) if values else math.nan

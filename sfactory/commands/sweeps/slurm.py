@@ -1,0 +1,73 @@
+"""A Slurm array job that runs all trials of a grid or of a random search."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from sfactory.commands.sweeps.listed import ListedTrials, trial_folder
+from sfactory.commands.sweeps.runs import command
+from sfactory.commands.sweeps.scheduler import write_config
+from sfactory.commands.sweeps.space import Space
+from sfactory.errors import ConfigError
+from sfactory.files import write_atomically
+
+SCRIPT, LOGS = "array.sbatch", "slurm"
+CORES = 8
+"""Cores that the script asks for, for each run."""
+SAVING_S = 120
+"""Seconds before the time limit at which a run is asked to save."""
+
+
+def write_array_job(space: Space, file: Path, folder: Path) -> Path:
+    """Write the configurations of all trials, and the script; gives its path.
+
+    Args:
+        space: What is searched.
+        file: The file that says so.
+        folder: The sweep's folder, which all nodes must see under this name.
+
+    Raises:
+        ConfigError: If trials cannot be known beforehand.
+    """
+    if space.sampler == "tpe":
+        raise ConfigError(
+            "sampler is tpe, which chooses each trial by what the earlier ones have returned, so an array job cannot "
+            "have them beforehand; write sampler: random or grid"
+        )
+    numbers = [trial.number for trial in ListedTrials(space, folder).all()]
+    for trial in ListedTrials(space, folder).all():
+        write_config(space, folder, trial)
+    (folder / LOGS).mkdir(exist_ok=True)
+    script = folder / SCRIPT
+    write_atomically(script, _script(space, file, folder, len(numbers)).encode())
+    return script
+
+
+def _script(space: Space, file: Path, folder: Path, trials: int) -> str:
+    """Task number i trains trial i / seeds with seed number i % seeds. A run that is started again goes on."""
+    seeds, runs = len(space.seeds), trials * len(space.seeds)
+    limit = f"%{space.parallel}" if space.parallel else ""
+    place = trial_folder(folder, 0).parent
+    words = " ".join(map(shlex.quote, command(Path("@TRIAL@"), 0)))
+    words = words.replace("--seed 0", '--seed "$SEED"').replace("@TRIAL@/seed-0", '"$TRIAL/seed-$SEED"')
+    words = words.replace("@TRIAL@/config.yaml", '"$TRIAL/config.yaml"')
+    after = f"sfactory sweep {shlex.quote(str(file))} --folder {shlex.quote(str(folder))} --summary"
+    return f"""#!/bin/bash
+#SBATCH --job-name={folder.name}
+#SBATCH --array=0-{runs - 1}{limit}
+#SBATCH --cpus-per-task={CORES}
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --signal=TERM@{SAVING_S}
+#SBATCH --output={folder}/{LOGS}/%a.log
+# {trials} trials with {seeds} seeds each. Change the resources above to what your cluster has. Afterwards:
+#   {after}
+set -euo pipefail
+cd {shlex.quote(str(Path.cwd()))}
+SEEDS=({" ".join(map(str, space.seeds))})
+TRIAL={shlex.quote(str(place))}/$(printf %04d $((SLURM_ARRAY_TASK_ID / {seeds})))
+SEED=${{SEEDS[$((SLURM_ARRAY_TASK_ID % {seeds}))]}}
+exec {shlex.quote(sys.executable)} {words}
+"""

@@ -1,0 +1,390 @@
+"""The file that says what a sweep searches, checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import itertools
+import math
+import operator
+import random
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from sfactory.config import Config, check_types, from_dict, load_yaml, resolve
+from sfactory.config.declaring import settings_of, types_of
+from sfactory.errors import ConfigError, shown
+from sfactory.telemetry.metrics import METRICS
+
+Plain = bool | int | float | str | None
+_OF_THE_SWEEP = {
+    "run": "each run has a folder of its own below the sweep's",
+    "overwrite": "a sweep goes on with the runs in its folder",
+    "seed": "name the seeds of every trial under seeds",
+}
+"""Fields that neither the base nor the search may have."""
+SAME_WHEN_RESUMED = ("base", "search", "seeds", "objective", "sampler")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A field that is searched: choices, or an interval.
+
+    Attributes:
+        name: Dotted name of the field.
+        choices: Its values; empty for an interval.
+        low: Lowest value of an interval.
+        high: Highest value, included.
+        log: Whether values are drawn uniformly in their logarithm.
+        step: Distance of the values of an interval; None: any.
+        whole: Whether the values are integers.
+    """
+
+    name: str
+    choices: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    step: float | None = None
+    whole: bool = False
+
+    @functools.cached_property
+    def labels(self) -> dict[Plain, Any]:
+        """The choices by what stands for them where only plain values can: lists and mappings by their YAML."""
+        return {
+            value if isinstance(value, Plain) else yaml.safe_dump(value, default_flow_style=True).strip(): value
+            for value in self.choices
+        }
+
+    def label_of(self, value: Any) -> Plain:
+        """What stands for a value: its label among the choices, or itself."""
+        return next((label for label, choice in self.labels.items() if choice == value), value)
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """All choices, or both ends of the interval: what is checked beforehand."""
+        return self.choices or (self.low, self.high)
+
+    def draw(self, generator: random.Random) -> Any:
+        """A value at random."""
+        if self.choices:
+            return generator.choice(self.choices)
+        if self.step is not None:
+            return self.low + self.step * generator.randint(0, math.floor((self.high - self.low) / self.step + 1e-9))
+        if self.log:
+            value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+            return min(max(round(value), self.low), self.high) if self.whole else value
+        return (
+            generator.randint(int(self.low), int(self.high)) if self.whole else generator.uniform(self.low, self.high)
+        )
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What makes one trial better than another.
+
+    Attributes:
+        metric: A column of metrics.csv.
+        last: The value of a run is the mean over its last so many reports.
+        direction: Whether more or less of it is better.
+        over_seeds: The value of a trial: iqm is the mean over the middle half of its runs' values.
+    """
+
+    metric: str = "episode_return_mean"
+    last: int = 5
+    direction: Literal["maximize", "minimize"] = "maximize"
+    over_seeds: Literal["iqm", "mean", "median", "min"] = "iqm"
+
+    def across(self, values: Sequence[float]) -> float:
+        """The value of a trial, of those of its runs."""
+        if self.over_seeds == "iqm":
+            cut = len(values) // 4
+            return float(np.mean(sorted(values)[cut : len(values) - cut]))
+        over: Mapping[str, Callable[[Any], Any]] = {"mean": np.mean, "median": np.median, "min": np.min}
+        return float(over[self.over_seeds](values))
+
+    def better_first(self, value: float) -> float:
+        """A key by which better values come first."""
+        return -value if self.direction == "maximize" else value
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """When trials end early (asynchronous successive halving, Li et al. 2018).
+
+    Attributes:
+        first: Env steps of the first comparison; 0: a ninth of the run.
+        factor: One trial in so many goes on after each comparison; the next one comes after so many times the env
+            steps.
+    """
+
+    first: int = 0
+    factor: int = 3
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a sweep searches.
+
+    Attributes:
+        base: What all trials share: keys of a configuration.
+        search: The searched fields by name.
+        trials: Number of configurations.
+        seeds: Each configuration is trained with each of them.
+        sampler: grid: all combinations of choices; random: drawn beforehand; tpe: Optuna, each trial with regard to the
+            earlier ones.
+        objective: What makes one trial better than another.
+        prune: When trials end early; None: never.
+        parallel: Runs at the same time; None: one for every two cores.
+    """
+
+    base: dict[str, Any]
+    search: dict[str, Dimension]
+    trials: int
+    seeds: tuple[int, ...]
+    sampler: Literal["grid", "random", "tpe"]
+    objective: Objective = field(default_factory=Objective)
+    prune: Pruning | None = None
+    parallel: int | None = None
+
+    def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration of a trial as nested keys, as ``--config`` reads them."""
+        return functools.reduce(lambda tree, item: _with(tree, item[0].split("."), item[1]), chosen.items(), self.base)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The configurations of a grid, or those drawn at random, which are the same every time."""
+        if self.sampler == "grid":
+            combinations = itertools.product(*(dimension.choices for dimension in self.search.values()))
+            return [dict(zip(self.search, values, strict=True)) for values in combinations]
+        generator = random.Random(0)
+        return [{name: dim.draw(generator) for name, dim in self.search.items()} for _ in range(self.trials)]
+
+
+def _with(tree: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A nested mapping with another value at a path."""
+    name, *rest = path
+    inner = tree.get(name)
+    return {**tree, name: _with(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value}
+
+
+def read_space(path: str | Path) -> tuple[Space, dict[str, Any]]:
+    """Read and check a file.
+
+    Returns:
+        The space, and the file's own keys and values.
+
+    Raises:
+        ConfigError: With every problem: unknown keys and fields, with the nearest known ones; values that a field
+            cannot have; ranges that are none.
+    """
+    raw = load_yaml(path)
+    problems: list[str] = []
+    known = [f.name for f in dataclasses.fields(Space)]
+    problems += [f"{path}: unknown key {key}{_hint(key, known)}" for key in raw if key not in known]
+    base, search = (_mapping(raw, key, problems) for key in ("base", "search"))
+    problems += [f"base.{key}: {why}" for key, why in _OF_THE_SWEEP.items() if key in base]
+    try:
+        config = from_dict(base)
+        check_types(config)
+    except ConfigError as error:
+        raise ConfigError(*problems, *(f"base: {problem}" for problem in error.problems)) from None
+    dimensions = {name: found for name, spec in search.items() if (found := _dimension(name, spec, problems))}
+    space = _space(raw, base, dimensions, problems)
+    if not problems and space is not None:
+        problems += _value_problems(space)
+    if problems or space is None:
+        raise ConfigError(*problems)
+    return space, {key: raw.get(key) for key in SAME_WHEN_RESUMED}
+
+
+def _space(
+    raw: Mapping[str, Any], base: dict[str, Any], search: dict[str, Dimension], problems: list[str]
+) -> Space | None:
+    """The space, once everything but the fields' values is checked."""
+    all_choices = all(dimension.choices for dimension in search.values())
+    sampler = raw.get("sampler", "grid" if all_choices and "trials" not in raw else "tpe")
+    if sampler not in ("grid", "random", "tpe"):
+        problems.append(f"sampler is {shown(sampler)}; it must be grid, random or tpe")
+    if sampler == "grid" and not all_choices:
+        interval = next(name for name, dimension in search.items() if not dimension.choices)
+        problems.append(f"sampler is grid, but {interval} is an interval; list its values, or use random or tpe")
+    if sampler == "grid" and "trials" in raw:
+        problems.append("sampler is grid, which tries all combinations; leave trials out, or use random or tpe")
+    trials = math.prod(len(dimension.choices) for dimension in search.values())
+    if sampler != "grid":
+        trials = _number(raw, "trials", 1, problems, required=True) or 1
+    if sampler != "grid" and not search:
+        problems.append("search is empty; name the fields to search, or leave trials out to run the seeds alone")
+    seeds = raw.get("seeds", [0])
+    seeds = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
+    if not _is_list_of_seeds(seeds):
+        problems.append(f"seeds is {shown(raw['seeds'])}; it must be a list of different integers, or how many")
+    objective = _group(Objective, _mapping(raw, "objective", problems), "objective", problems)
+    columns = [metric.name for metric in METRICS if metric.csv]
+    if objective.metric not in columns:
+        problems.append(
+            f"objective.metric is {shown(objective.metric)}, which is no column of metrics.csv"
+            f"{_hint(objective.metric, columns)}"
+        )
+    prune = _pruning(raw, sampler, problems)
+    parallel = _number(raw, "parallel", 1, problems)
+    if problems:
+        return None
+    return Space(base, search, trials, tuple(seeds), sampler, objective, prune, parallel)
+
+
+def _pruning(raw: Mapping[str, Any], sampler: str, problems: list[str]) -> Pruning | None:
+    asked = raw.get("prune", sampler == "tpe")
+    if not asked:
+        return None
+    if sampler != "tpe":
+        problems.append(f"prune needs sampler tpe, which compares trials while they run, not {sampler}; leave it out")
+    return _group(Pruning, {} if asked is True else _mapping(raw, "prune", problems), "prune", problems)
+
+
+def _is_list_of_seeds(seeds: Any) -> bool:
+    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    return whole and len(seeds) > 0 and len(set(seeds)) == len(seeds)
+
+
+def _mapping(raw: Mapping[str, Any], key: str, problems: list[str]) -> dict[str, Any]:
+    value = raw.get(key) or {}
+    if isinstance(value, dict):
+        return value
+    problems.append(f"{key} is {shown(value)}; it must be a mapping")
+    return {}
+
+
+def _number(raw: Mapping[str, Any], key: str, least: int, problems: list[str], required: bool = False) -> int | None:
+    value = raw.get(key)
+    if value is None and not required:
+        return None
+    if type(value) is not int or value < least:
+        problems.append(f"{key} is {'unset' if value is None else shown(value)}; it must be an integer from {least} on")
+        return None
+    return value
+
+
+def _group(kind: type, given: Mapping[str, Any], name: str, problems: list[str]) -> Any:
+    """One of the small groups of the file, with its types checked."""
+    known = types_of(kind)
+    problems += [f"unknown key {name}.{key}{_hint(key, known)}" for key in given if key not in known]
+    fitting = {}
+    for key, value in given.items():
+        if (hint := known.get(key)) is int and (type(value) is not int or value < 0):
+            problems.append(f"{name}.{key} is {shown(value)}; it must be an integer from 0 on")
+        elif options := typing.get_args(hint):
+            if value in options:
+                fitting[key] = value
+            else:
+                problems.append(f"{name}.{key} is {shown(value)}; it must be one of {', '.join(options)}")
+        elif hint is not None:
+            fitting[key] = value
+    group = kind(**fitting)
+    if isinstance(group, Objective) and group.last < 1:
+        problems.append("objective.last is 0; it must be an integer from 1 on")
+    if isinstance(group, Pruning) and group.factor < 2:
+        problems.append(f"prune.factor is {group.factor}; it must be an integer from 2 on")
+    return group
+
+
+def _hint(name: Any, known: Iterable[str]) -> str:
+    """The nearest known name: of similar spelling, or the same without its group."""
+    known = list(known)
+    near = [each for each in known if each.rpartition(".")[2] == name] or difflib.get_close_matches(str(name), known, 1)
+    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+
+
+def _dimension(name: Any, spec: Any, problems: list[str]) -> Dimension | None:
+    """What is said of a searched field, or None and a problem."""
+    if name in _OF_THE_SWEEP:
+        problems.append(f"search.{name}: {_OF_THE_SWEEP[name]}")
+        return None
+    hint = _type_of(name)
+    if hint is None:
+        problems.append(f"search has the unknown field {name}{_hint(name, settings_of(Config))}")
+        return None
+    choices = spec.get("choice") if isinstance(spec, dict) else spec
+    if isinstance(choices, list) and choices and (isinstance(spec, list) or len(spec) == 1):
+        return Dimension(name, tuple(choices))
+    interval = _interval(name, spec, hint, problems) if isinstance(spec, dict) else None
+    if interval is None:
+        problems.append(
+            f"search.{name} is {shown(spec)}; write a list of choices, {{range: [low, high]}} (with step: if you "
+            "like), or {log: [low, high]}"
+        )
+    return interval
+
+
+def _type_of(name: Any) -> Any:
+    """The annotated type of a field by its dotted name; None if there is none. Entries of a mapping are of any type."""
+    kind: Any = Config
+    *groups, last = str(name).split(".")
+    for group in groups:
+        if group not in types_of(kind):
+            return None
+        kind = types_of(kind)[group]
+        if not dataclasses.is_dataclass(kind):
+            return Any if typing.get_origin(kind) is dict else None
+    found = types_of(kind).get(last)
+    return None if dataclasses.is_dataclass(found) else found
+
+
+def _interval(name: str, spec: Mapping[str, Any], hint: Any, problems: list[str]) -> Dimension | None:
+    """An interval of a numeric field; None if it is said in another way."""
+    kinds = (hint, *typing.get_args(hint))
+    log = "log" in spec
+    ends = spec.get("log" if log else "range")
+    others = set(spec) - ({"log"} if log else {"range", "step"})
+    if others or not (isinstance(ends, list) and len(ends) == 2):
+        return None
+    try:  # YAML reads 1e-3, without a point, as a string
+        low, high, step = (None if each is None else float(each) for each in (*ends, spec.get("step")))
+    except (TypeError, ValueError):
+        return None
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    if hint is not Any and not {int, float} & set(kinds):
+        problems.append(f"search.{name}: {name} is no number, so it has no range; write a list of choices")
+    elif low >= high or (log and low <= 0) or (step is not None and step <= 0):
+        problems.append(
+            f"search.{name} is {shown(dict(spec))}; the first end must be below the second one"
+            f"{', and above 0' if log else ', and step above 0'}"
+        )
+    whole = float not in kinds and all(each is None or each.is_integer() for each in (low, high, step))
+    if int in kinds and not whole:
+        problems.append(f"search.{name}: {name} is an integer; give integers as its ends")
+    number = int if whole else float
+    return Dimension(name, (), number(low), number(high), log, None if step is None else number(step), whole)
+
+
+def _value_problems(space: Space) -> list[str]:
+    """Choices and ends of intervals that their fields cannot have."""
+    problems = []
+    first = {name: dimension.ends[0] for name, dimension in space.search.items()}
+    declared = settings_of(Config)
+    for name, dimension in space.search.items():
+        for value in dimension.ends:
+            try:
+                config = from_dict(space.values({**first, name: value}))
+                check_types(config)
+                if name in ("env", "preset", "algo"):
+                    resolve(config)
+            except ConfigError as error:
+                problems += [f"search.{name}: {problem}" for problem in error.problems]
+                continue
+            if name not in declared or (limits := declared[name].limits) is None:
+                continue
+            found = operator.attrgetter(name)(config)
+            if not all(
+                entry is None or limits.allow(entry) for entry in (found if isinstance(found, tuple) else [found])
+            ):
+                problems.append(f"search.{name} reaches {shown(found)}; it must be {limits}")
+    return list(dict.fromkeys(problems))

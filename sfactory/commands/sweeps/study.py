@@ -1,0 +1,135 @@
+"""Trials that Optuna chooses with regard to the earlier ones, kept in an SQLite file in the sweep's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sfactory.commands.sweeps.space import Dimension, Space
+from sfactory.commands.sweeps.trials import Trial
+from sfactory.config import from_dict
+from sfactory.errors import ConfigError
+
+DATABASE, STUDY = "study.db", "sweep"
+FIRST_RUNG = 9
+"""Trials are first compared after this part of their env steps, unless prune.first says otherwise."""
+
+
+class StudyTrials:
+    """The trials of an Optuna study, which a process that was killed leaves such that the next one goes on.
+
+    Args:
+        space: What is searched.
+        folder: The sweep's folder.
+
+    Raises:
+        ConfigError: If Optuna is not installed.
+    """
+
+    def __init__(self, space: Space, folder: Path) -> None:
+        try:
+            optuna = load_optuna()
+        except ImportError as error:
+            raise ConfigError(
+                f"sampler tpe needs Optuna: {error}; pip install -e .[sweep], or write sampler: random or grid"
+            ) from error
+        self._space, self.rungs = space, rungs(space)
+        self._distributions = {name: distribution(dimension) for name, dimension in space.search.items()}
+        self._storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / DATABASE).resolve()}")
+        self._study = optuna.create_study(
+            storage=self._storage, study_name=STUDY, load_if_exists=True, direction=space.objective.direction,
+            pruner=_pruner(space, self.rungs),
+        )  # fmt: skip
+        self._study_id = self._storage.get_study_id_from_name(STUDY)
+        known = self._study.get_trials(deepcopy=False)
+        # Another seed for each process, so that it does not begin with the draws of the one before it.
+        self._study.sampler = optuna.samplers.TPESampler(seed=len(known), constant_liar=True)
+        self._unfinished = [each.number for each in known if not each.state.is_finished()]
+
+    def all(self) -> list[Trial]:
+        return [self._trial(each) for each in self._study.get_trials(deepcopy=False)]
+
+    def next(self) -> Trial | None:
+        while self._unfinished:
+            trial = self._trial(self._frozen(self._unfinished.pop(0)))
+            if len(trial.chosen) == len(self._distributions):
+                return trial
+            trial.state, trial.reason = "failed", "its process was killed before all values were chosen"
+            self.end(trial)
+        if len(self._study.get_trials(deepcopy=False)) >= self._space.trials:
+            return None
+        return self._trial(self._frozen(self._study.ask(self._distributions).number))
+
+    def loses(self, trial: Trial, env_steps: int, value: float) -> bool:
+        self._storage.set_trial_intermediate_value(self._id(trial.number), env_steps, value)
+        return bool(self._study.pruner.prune(self._study, self._frozen(trial.number)))
+
+    def end(self, trial: Trial) -> None:
+        from optuna.trial import TrialState
+
+        states = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+        kept = {"scores": {str(seed): value for seed, value in trial.scores.items()}, "reason": trial.reason}
+        for name, value in kept.items():
+            self._storage.set_trial_user_attr(self._id(trial.number), name, value)
+        completed = trial.value if trial.state == "completed" else None
+        self._study.tell(trial.number, completed, states[trial.state])
+
+    def _id(self, number: int) -> int:
+        return int(self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number))
+
+    def _frozen(self, number: int) -> Any:
+        return self._storage.get_trial(self._id(number))
+
+    def _trial(self, frozen: Any) -> Trial:
+        """A trial as the storage has it."""
+        names = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed"}
+        search = self._space.search
+        chosen = {
+            name: search[name].labels[value] if search[name].choices else value for name, value in frozen.params.items()
+        }
+        scores = {int(seed): value for seed, value in frozen.user_attrs.get("scores", {}).items()}
+        value = frozen.intermediate_values[frozen.last_step] if frozen.last_step is not None else None
+        return Trial(
+            frozen.number, chosen, names.get(frozen.state.name, "running"), scores,
+            frozen.value if frozen.value is not None else value, frozen.user_attrs.get("reason", ""),
+        )  # fmt: skip
+
+
+def load_optuna() -> Any:
+    """Optuna, with its warnings alone."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def distribution(dimension: Dimension) -> Any:
+    """Optuna's word for a searched field."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if dimension.choices:
+        return CategoricalDistribution(list(dimension.labels))
+    if dimension.whole:
+        step = 1 if dimension.step is None else dimension.step
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log, step=int(step))
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
+
+
+def _pruner(space: Space, rungs: Sequence[int]) -> Any:
+    from optuna.pruners import NopPruner, SuccessiveHalvingPruner
+
+    if space.prune is None or not rungs:
+        return NopPruner()
+    return SuccessiveHalvingPruner(rungs[0], space.prune.factor)
+
+
+def rungs(space: Space) -> list[int]:
+    """Env steps at which trials are compared, below those of a whole run."""
+    if space.prune is None:
+        return []
+    steps = min(space.search["steps"].ends) if "steps" in space.search else from_dict(space.base).steps
+    found = [space.prune.first or max(1, steps // FIRST_RUNG)]
+    while found[-1] < steps:
+        found.append(found[-1] * space.prune.factor)
+    return found[:-1]

@@ -1,0 +1,200 @@
+"""CUDA graphs: work of many small kernels, a policy worker's forward pass or a learner's whole update, is recorded
+once, and from then on launched with one call of the driver.
+
+A recording reads and writes the memory that it was made with. So whatever changes between two calls lies in tensors
+that stay where they are, and what follows from Python, a number or a choice, is as it was when the recording was made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Work = Callable[[], object]
+"""Work on one device that always reads and writes the same memory."""
+WARM_UPS = 3
+"""Runs before a recording, in which libraries choose their kernels and take their memory."""
+SAME_CHANGE = 0.05
+"""How far a recorded step may end from where the plain one does, in units of how far that goes."""
+_log = logging.getLogger(__name__)
+
+
+def record(work: Work, device: torch.device, pool: Any = None) -> Work:
+    """Record what work that is warmed up does in the current stream of a CUDA device; the result repeats it. On the
+    CPU: the work itself.
+
+    Args:
+        pool: Memory that recordings share which never run at the same time, and whose results lie outside of it
+            (:func:`graph_pool`).
+
+    Raises:
+        Exception: Whatever work raises when it does what cannot be recorded, such as waiting for the device. After that
+            nothing more
+            may be recorded in this process: PyTorch up to 2.11 goes on counting the failed recording as under way.
+    """
+    if device.type == "cpu":
+        return work
+    graph = torch.cuda.CUDAGraph()
+    # In this mode other threads may do with the device what they like meanwhile.
+    stream = torch.cuda.current_stream(device)
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        work()
+    return graph.replay
+
+
+def graph_pool(device: torch.device) -> Any:
+    """Memory of its own for recordings, or None on the CPU."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+class Recorder:
+    """Records work where that is possible and right; otherwise it leaves work as it is, from then on, and says why.
+
+    Args:
+        device: Where work is done.
+        tolerance: Largest difference between a result and that of its recording, in units of the largest number in it
+            (at least 1).
+        enabled: Off: nothing is recorded.
+
+    Attributes:
+        enabled: The same, and off after the first work that could not be recorded.
+    """
+
+    def __init__(self, device: torch.device, tolerance: float, enabled: bool = True) -> None:
+        self._device, self._tolerance, self.enabled = device, tolerance, enabled
+        self._pool = graph_pool(device)
+
+    def __call__(self, work: Work, results: Sequence[Tensor]) -> Work:
+        """Work that does the same, recorded if it can be.
+
+        Args:
+            work: Is run a few times.
+            results: Floats that it writes. A recording that gives other ones, as of work that draws random numbers or
+                depends on more than its memory, is not used.
+        """
+        if not self.enabled:
+            return work
+        for _ in range(WARM_UPS):
+            work()
+        expected = [result.clone() for result in results]
+        try:
+            recorded = record(work, self._device, self._pool)
+        except Exception as error:
+            return self._give_up(work, f"cannot be recorded: {error}")
+        for result in results:
+            result.fill_(float("nan"))
+        recorded()
+        if not all(map(self._equal, results, expected)):
+            return self._give_up(work, "gives other numbers when it is replayed")
+        return recorded
+
+    def _equal(self, result: Tensor, expected: Tensor) -> bool:
+        limit = self._tolerance * expected.abs().max().clamp(min=1.0)
+        return bool((result - expected).abs().max() <= limit)
+
+    def _give_up(self, work: Work, reason: str) -> Work:
+        self.enabled = False
+        _log.warning("no CUDA graphs: the model %s; its operations are launched one by one", reason)
+        return work
+
+
+class RecordedSteps:
+    """Steps that change a state in place: the first ones of each kind are done plainly, which warms them up, and then
+    they are recorded. A recording is used only if it changes the state as the plain step does.
+
+    Args:
+        device: Where steps are done.
+        state: All that steps change, besides what they :meth:`keep`.
+
+    Attributes:
+        enabled: Off after the first step that could not be recorded: from then on all are done plainly.
+        kept: What steps have kept, by name; each list of tensors stays where it is.
+    """
+
+    def __init__(self, device: torch.device, state: Sequence[Tensor]) -> None:
+        self._device, self._own_state, self._pool = device, list(state), graph_pool(device)
+        self._module = torch.get_device_module(device)
+        self._stream = self._module.Stream(device)
+        self._times: dict[Hashable, int] = {}
+        self._recordings: dict[Hashable, Work] = {}
+        self.enabled, self.kept = True, dict[str, list[Tensor]]()
+
+    def keep(self, name: str, found: Sequence[Tensor]) -> None:
+        """Copy tensors into memory that stays where it is. Of another shape than before they get new memory, and
+        everything is recorded anew."""
+        kept = self.kept.get(name)
+        if kept is None or [x.shape for x in kept] != [x.shape for x in found]:
+            self._times.clear()
+            self._recordings.clear()
+            self.kept[name] = [x.detach().clone() for x in found]
+            return
+        for own, x in zip(kept, found, strict=True):
+            own.copy_(x.detach())
+
+    def __call__(self, kind: Hashable, address: int, step: Work) -> None:
+        """Do a step.
+
+        Args:
+            kind: Kind of step, and the shapes of what it reads.
+            address: Of what it reads, besides what is kept. A step must do the same whenever both are the same.
+        """
+        if (recording := self._recordings.get((kind, address))) is not None:
+            recording()
+        elif not self.enabled:
+            step()
+        elif (times := self._times.get(kind, 0)) < WARM_UPS:
+            self._times[kind] = times + 1
+            self._apart(step)
+        else:
+            self._apart(lambda: self._record((kind, address), step))
+
+    @property
+    def recorded(self) -> int:
+        """How many recordings there are."""
+        return len(self._recordings)
+
+    def _apart(self, work: Work) -> None:
+        """Do work in a stream of its own, since nothing can be recorded in the default one."""
+        current = self._module.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with self._module.stream(self._stream):
+            work()
+        current.wait_stream(self._stream)
+
+    def _record(self, key: Hashable, step: Work) -> None:
+        """Do a step plainly and once more, from the same state, recorded; then keep the recording if both are alike."""
+        kept = [x for tensors in self.kept.values() for x in tensors]
+        state = [x.detach() for x in (*self._own_state, *kept)]
+        before = [x.clone() for x in state]
+        step()
+        expected = [x.clone() for x in state]
+        self._restore(state, before)
+        try:
+            recording = record(step, self._device, self._pool)
+            recording()
+            if any(map(self._differs, state, expected, before)):
+                raise RuntimeError("it gives other numbers when it is replayed")
+        except Exception as error:
+            self.enabled = False
+            self._restore(state, expected)
+            said = str(error).strip().partition("\n")[0]
+            _log.warning("no CUDA graphs in the learner, which launches its operations one by one: %s", said)
+            return
+        self._recordings[key] = recording
+
+    @staticmethod
+    def _restore(state: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for own, value in zip(state, values, strict=True):
+                own.copy_(value)
+
+    @staticmethod
+    def _differs(found: Tensor, expected: Tensor, before: Tensor) -> bool:
+        """Whether something has not changed as it should. Sums in another order differ by little of that."""
+        found, expected, before = (torch.nan_to_num(x.double(), 1e9, 2e9, -2e9) for x in (found, expected, before))
+        limit = SAME_CHANGE * (expected - before).norm() + 1e-6 * expected.norm()
+        return bool((found - expected).norm() > limit)

@@ -1,0 +1,66 @@
+"""The loss of :mod:`sfactory.losses` with its gradients and sums in one Triton kernel, for GPUs.
+
+A hundred small tensor operations cost a GPU as many launches, two to three microseconds each even within a CUDA graph.
+The gradients are written out as in :mod:`sfactory.kernels.losses`, which does the same on the CPU. With
+``TRITON_INTERPRET=1`` the kernel runs on the CPU too, which is how the tests hold it to the plain loss.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import Tensor
+
+from sfactory.data.batch import Batch, Samples
+from sfactory.data.chunks import Columns
+from sfactory.losses import HIGH, SUMS, Targets, exploration_coef
+from sfactory.objective import Evaluation, Gradients, Objective
+
+BLOCK = 256
+"""Samples of a program of the kernel."""
+
+
+def triton_is_there() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+class FusedObjective(Objective):
+    """The objective with the loss of a chunk, and the way back to log-probabilities, values and entropies, in one
+    kernel. The densities themselves stay tensor operations."""
+
+    def gradients(
+        self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
+    ) -> Gradients:
+        own, part = evaluation, targets.select(columns)
+        value = own.value[: len(own.log_prob)]
+        of_log_prob, of_value, of_exploration, sums = self._loss(own.log_prob, value, own.exploration, part, totals)
+        pairs = (own.log_prob, of_log_prob), (value, of_value), (own.exploration, of_exploration)
+        outputs, gradients = zip(*((x, of_x) for x, of_x in pairs if x.requires_grad), strict=True)
+        found = torch.autograd.grad(outputs, (own.params, own.value), gradients, materialize_grads=True)
+        return Gradients(*found, sums)
+
+    def _loss(
+        self, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets, totals: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients with respect to the first three, and the sums of :func:`sfactory.losses.chunk_loss`."""
+        from sfactory.kernels.triton_loss import loss_and_gradients  # makes its kernel when it is imported
+
+        inputs = log_prob, value, exploration, *(getattr(targets, name) for name in _CONSTANTS)
+        inputs = [x.detach().contiguous() for x in inputs]
+        inputs[-1] = inputs[-1].view(torch.uint8)
+        gradients = [torch.empty_like(inputs[0]) for _ in range(3)]
+        count = log_prob.numel()
+        programs = -(-count // BLOCK)
+        partial = torch.empty(programs, SUMS, dtype=torch.float64, device=log_prob.device)
+        loss = self.config.loss
+        loss_and_gradients[(programs,)](
+            *inputs, totals, *gradients, partial, count, loss.clip, loss.value_clip, loss.value_coef,
+            exploration_coef(loss), loss.tv_limit, self.config.algo != "impala", self.bounds_shift,
+            loss.value_clip > 0, SUMS, BLOCK,
+        )  # fmt: skip
+        sums = torch.cat((partial[:, : HIGH + 1].amax(0), partial[:, HIGH + 1 :].sum(0)))
+        return *gradients, sums
+
+
+_CONSTANTS = ("advantages", "returns", "old_values", "old_log_prob", "log_weights", "valid")

@@ -1,0 +1,258 @@
+"""Where reports go besides metrics.csv and TensorBoard: Weights & Biases, MLflow, or a logger of the user's.
+
+A logger works in a thread of its own. What it waits for holds up no run, and what it raises ends nothing but itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import queue
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from sfactory.config import Config, env_name, to_dict
+from sfactory.config.importing import load_object
+from sfactory.errors import ConfigError, said
+from sfactory.files import write_atomically
+from sfactory.telemetry.metrics import Report, scalars
+
+KEPT_ID = "logger-{}.id"
+"""File of the run folder by which a resumed run finds its record with a service."""
+LONGEST_END_S = 30.0
+"""How long the end of a run waits for its loggers."""
+_MOST_WAITING = 1000
+"""Reports that wait for a slow logger; further ones are left out."""
+
+
+class Logger(Protocol):
+    """What a logger must have. All three are called in one thread, in this order; `write` once for each report."""
+
+    def start(self, config: Config, run_dir: Path) -> None:
+        """A run begins, or goes on after it was resumed."""
+        ...
+
+    def write(self, report: Report) -> None:
+        """Take a report. :func:`sfactory.telemetry.metrics.scalars` gives its figures by name, without unknown ones."""
+        ...
+
+    def close(self) -> None:
+        """The run has ended. Not called if one of the others has raised."""
+        ...
+
+
+class WandbLogger:
+    """Weights & Biases. ``WANDB_MODE=offline`` and its other environment variables have their effect."""
+
+    def __init__(self) -> None:
+        _need("wandb")
+
+    def start(self, config: Config, run_dir: Path) -> None:
+        import wandb
+
+        project = os.environ.get("WANDB_PROJECT", "sfactory")
+        self._run = wandb.init(
+            project=project, name=run_dir.name, dir=str(run_dir), config=to_dict(config),
+            id=kept_id(run_dir, "wandb", lambda: uuid.uuid4().hex), resume="allow",
+        )  # fmt: skip
+        self._run.define_metric("*", step_metric="env_steps")
+
+    def write(self, report: Report) -> None:
+        self._run.log({"env_steps": report.env_steps, **dict(scalars(report))})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowLogger:
+    """MLflow, at ``MLFLOW_TRACKING_URI`` and in the experiment ``MLFLOW_EXPERIMENT_NAME``, else sfactory."""
+
+    def __init__(self) -> None:
+        _need("mlflow")
+
+    def start(self, config: Config, run_dir: Path) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self._client = MlflowClient()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "sfactory")
+        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        new = False
+
+        def create() -> str:
+            nonlocal new
+            new = True
+            return self._client.create_run(experiment, run_name=run_dir.name).info.run_id
+
+        self._id = kept_id(run_dir, "mlflow", create)
+        if new:
+            params = [Param(key, str(value)) for key, value in flattened(to_dict(config)).items()]
+            self._client.log_batch(self._id, params=params)
+
+    def write(self, report: Report) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(re.sub(r"[^\w\-./ ]", "_", tag), value, now, report.env_steps) for tag, value in scalars(report)
+        ]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+BUILT_IN: dict[str, Callable[[], Logger]] = {"wandb": WandbLogger, "mlflow": MlflowLogger}
+
+
+class Loggers:
+    """All loggers of a run.
+
+    Args:
+        config: Of the run. An entry of `log.loggers` is a name in :data:`BUILT_IN`, a callable, or ``module:Name``;
+            called without arguments, it makes a logger.
+        run_dir: Run folder.
+        note: Shows the user a line.
+
+    Raises:
+        ConfigError: If one cannot be made, or is no :class:`Logger`.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, note: Callable[[str], None]) -> None:
+        self._threads = [_LoggerThread(name, make_logger(name), config, run_dir) for name in config.log.loggers]
+        self._note = note
+
+    def write(self, report: Report) -> None:
+        """Hand a report to all that work; the first one starts them."""
+        for each in self._threads:
+            each.write(report)
+        self._tell()
+
+    def close(self) -> None:
+        """Let all finish, for a while."""
+        deadline = time.monotonic() + LONGEST_END_S
+        for each in self._threads:
+            each.end(deadline)
+        self._tell()
+
+    def _tell(self) -> None:
+        for each in self._threads:
+            if each.problem is not None:
+                self._note(f"log.loggers {each.name} {each.problem}; the run goes on without it")
+                each.problem = None
+
+
+class _LoggerThread:
+    """Runs one logger.
+
+    Args:
+        name: What the configuration calls it.
+        logger: The logger.
+        config, run_dir: Arguments of its `start`.
+
+    Attributes:
+        problem: What has happened to it that the user has not been told, else None.
+    """
+
+    def __init__(self, name: Any, logger: Logger, config: Config, run_dir: Path) -> None:
+        self.name = name if isinstance(name, str) else env_name(name)
+        self.problem: str | None = None
+        self._logger, self._config, self._run_dir = logger, config, run_dir
+        self._reports: queue.Queue[Report | None] = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._run, name=f"logger {self.name}", daemon=True)
+        self._failed = False
+
+    def write(self, report: Report) -> None:
+        """Hand over a report, without waiting."""
+        if self._failed:
+            return
+        if self._thread.ident is None:
+            self._thread.start()
+        try:
+            self._reports.put_nowait(report)
+        except queue.Full:
+            self._failed, self.problem = True, f"has not taken {_MOST_WAITING} reports"
+
+    def end(self, deadline: float) -> None:
+        """Let it finish until a time in monotonic seconds."""
+        if self._failed or not self._thread.is_alive():
+            return
+        with contextlib.suppress(queue.Full):
+            self._reports.put(None, timeout=max(0.0, deadline - time.monotonic()))
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._failed, self.problem = True, f"has not finished within {LONGEST_END_S:.0f} s"
+
+    def _run(self) -> None:
+        doing = "start"
+        try:
+            self._logger.start(self._config, self._run_dir)
+            while (report := self._reports.get()) is not None:
+                doing = "write"
+                self._logger.write(report)
+            doing = "close"
+            self._logger.close()
+        except (Exception, SystemExit) as error:
+            first_line = said(error).strip().partition("\n")[0]
+            self._failed, self.problem = True, f"has failed in {doing}(): {type(error).__name__}: {first_line}"
+
+
+def make_logger(name: Any) -> Logger:
+    """The logger that an entry of `log.loggers` means.
+
+    Raises:
+        ConfigError: If it cannot be made, or is no :class:`Logger`.
+    """
+    role = f"log.loggers {name}"
+    if isinstance(name, str) and ":" not in name and name not in BUILT_IN:
+        raise ConfigError(f"unknown {role}; known: {', '.join(BUILT_IN)}, or a callable or module:Name that makes one")
+    try:
+        made = (BUILT_IN[name] if isinstance(name, str) and name in BUILT_IN else load_object(name, "log.loggers"))()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{role} could not be made: {type(error).__name__}: {said(error)}") from error
+    missing = [method for method in ("start", "write", "close") if not callable(getattr(made, method, None))]
+    if missing:
+        raise ConfigError(
+            f"{role} made a {type(made).__name__} without {', '.join(missing)}; a logger has start(config, run_dir), "
+            "write(report) and close()"
+        )
+    return made
+
+
+def kept_id(run_dir: Path, name: str, create: Callable[[], str]) -> str:
+    """The id under which a service knows a run: the one that its folder keeps, or else a new one, which it then
+    keeps."""
+    path = run_dir / KEPT_ID.format(name)
+    if path.exists():
+        return path.read_text().strip()
+    made = create()
+    write_atomically(path, f"{made}\n".encode())
+    return made
+
+
+def flattened(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested values by dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flattened(value, f"{path}{key}.") if isinstance(value, dict) and value else {f"{path}{key}": value}
+    return flat
+
+
+def _need(module: str) -> None:
+    """Make sure that an optional module, which is also the name of its extra, is installed. It is imported only in the
+    logger's thread, since that takes seconds.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f"log.loggers has {module}, which is not installed; pip install 'sfactory[{module}]'")

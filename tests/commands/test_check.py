@@ -1,0 +1,152 @@
+"""``sfactory check``: an environment that is broken in one way is told so, and cannot break the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import broken
+import pytest
+
+from sfactory.commands import main
+from sfactory.commands.checks.advice import advise
+from sfactory.commands.checks.findings import Facts, Finding, Spread
+from sfactory.commands.checks.inspection import inspect_environment
+from sfactory.config import Config, resolve
+from sfactory.envs import probe
+from sfactory.envs.interface import EnvRequest
+
+SECONDS = 1.5
+
+
+def inspected(env: object, tmp_path: Path, seconds: float = SECONDS) -> tuple[dict[str, list[Finding]], Facts | None]:
+    """The findings by check, without those that are ok, and the facts."""
+    output, told = tmp_path / "output", []
+    output.touch()
+    inspect_environment(EnvRequest(env, {}), seconds, output, told.append)
+    findings = [event for event in told if isinstance(event, Finding) and event.level != "ok"]
+    facts = next((event for event in told if isinstance(event, Facts)), None)
+    return {check: [f for f in findings if f.check == check] for check in {f.check for f in findings}}, facts
+
+
+@pytest.mark.parametrize("env", [broken.Sound, broken.sound_vector, broken.Pair])
+def test_nothing_is_found_where_nothing_is_wrong(env, tmp_path):
+    findings, facts = inspected(env, tmp_path)
+    assert findings == {}
+    assert facts is not None
+    assert facts.kind == {broken.Sound: "single", broken.sound_vector: "vector", broken.Pair: "parallel"}[env]
+    assert facts.episodes > 10 and 5 < facts.episode_length <= 30
+    assert 0 < facts.step.median <= facts.step.p95 <= facts.step.most and facts.reset.median > 0
+
+
+@pytest.mark.parametrize(
+    ("env", "check", "says"),
+    [
+        (broken.WrongShape, "spaces", r"has shape \(1,\)"),
+        (broken.WrongDtype, "spaces", "dtype float64; its space has float32"),
+        (broken.OutOfBounds, "spaces", "leaves the bounds of its space"),
+        (broken.NotFinite, "rewards", "not finite"),
+        (broken.NoReset, "episodes", "reset.. does not begin a new episode"),
+        (broken.Raises, "random actions", "KeyError: .*mistake in my environment.*broken.py, line"),
+        (broken.FourValues, "random actions", "step.. returned .* it must return observation, reward"),
+        (broken.GlobalRandomness, "determinism", "two environments with the same seed differ.*global generators"),
+        (broken.SeedForgotten, "determinism", "reset with the same seed differs from its first time"),
+        (broken.Leaks, "memory", "memory grew steadily"),
+        (broken.MistakenPair, "spaces", "shape"),
+        (broken.lying_vector, "autoreset", "says NEXT_STEP, but row"),
+        (broken.holder, "pickling", "cannot be sent to worker processes"),
+        (broken.TextActions, "construction", "action space .* is not supported"),
+    ],
+)
+def test_what_is_broken_is_found(env, check, says, tmp_path):
+    findings, _ = inspected(env, tmp_path, 4 if env is broken.Leaks else SECONDS)
+    messages = [finding.message for finding in findings.get(check, []) if finding.level == "problem"]
+    assert any(re.search(says, message, re.DOTALL) for message in messages), findings
+
+
+@pytest.mark.parametrize(
+    ("env", "check", "says"),
+    [
+        (broken.Unseeded, "determinism", "the seed makes no difference"),
+        (broken.Endless, "episodes", "no episode ended"),
+        (broken.Sparse, "rewards", "sparse: the reward was 0"),
+    ],
+)
+def test_what_is_unusual_is_told_as_a_note(env, check, says, tmp_path):
+    findings, _ = inspected(env, tmp_path)
+    assert [finding.level for finding in findings[check]] == ["note"]
+    assert says in findings[check][0].message
+
+
+FACTS = Facts(
+    "single", 1, 1, 1000, Spread.of([1e-5]), Spread.of([1e-5]), 1.0, 50, 20.0, 1.0, 1.0, 0.0, 1.0, -1.0, 1.0, 0.0, 0.5,
+    1.0, 0.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"step": Spread.of([0.1]), "cpu_share": 0.05}, "--workers"),
+        ({"step": Spread.of([0.1])}, "every core should step"),
+        ({}, "--envs-per-worker 64"),
+        ({"reward_share": 0.001}, "--loss.entropy-coef 0.02"),
+        ({"reward_max": 1e6}, "--loss.reward-scale 1e-06"),
+        ({"episode_length": 900.0}, "--loss.gamma 0.999"),
+        ({"reset": Spread.of([0.01])}, "make reset() cheaper"),
+    ],
+)
+def test_the_advice_follows_from_what_was_measured(changes, says):
+    observation = probe(EnvRequest(broken.Sound, {})).observation
+    sentences = advise(resolve(Config(env=broken.Sound)), dataclasses.replace(FACTS, **changes), observation, None)
+    assert any(says in sentence for sentence in sentences), sentences
+    assert sentences[0].startswith("preset default: ")
+
+
+# The command, in processes of its own
+
+
+def checked(capfd, *args: str) -> tuple[int, dict]:
+    status = main(["check", *args, "--json"])
+    output = capfd.readouterr().out
+    return status, json.loads(output)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.parametrize(
+    ("env", "status", "says"),
+    [
+        ("HangsInConstructor", 2, "it hangs"),
+        ("HangsInStep", 1, "it hangs"),
+        ("RaisesInConstructor", 2, "no simulator"),
+        ("Exits", 1, "exit code 7"),
+        ("Missing", 2, "no environment is called"),
+        ("Prints", 1, "it printed"),
+    ],
+)
+def test_an_environment_cannot_break_the_command(env, status, says, capfd):
+    timeout = "6" if "Hangs" in env else "60"
+    got, values = checked(capfd, f"broken:{env}", "--seconds", "1", "--timeout", timeout, "--no-speed")
+    assert got == status
+    assert says in values["findings"][-1]["message"] + str(values["findings"])
+    assert values["makeable"] == (status != 2)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_sound_environment_comes_with_its_speed_and_advice(capfd):
+    status, values = checked(capfd, "broken:PrintsInConstructor", "--seconds", "2", "--device", "cpu")
+    assert status == values["problems"] == 0
+    assert values["expectation"]["env_steps_per_s"] > 10
+    assert sum(values["expectation"]["shares"].values()) == pytest.approx(1)
+    assert values["expectation"]["limit"] in ("simulation", "inference", "training")
+    assert values["preset"] == "default" and len(values["advice"]) >= 2
+    assert main(["check", "broken:Sound", "--seconds", "1", "--no-speed"]) == 0
+    shown = capfd.readouterr().out
+    assert "no problems" in shown and "determinism" in shown and "95 % below" in shown
+
+
+def test_an_environment_must_be_named(capsys):
+    assert main(["check"]) == 2
+    assert "env is not set" in capsys.readouterr().err

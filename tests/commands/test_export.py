@@ -1,0 +1,356 @@
+"""Exported policies compute what the policy computes, without sfactory; the folder for the Hub is complete."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from examples.distribution import Beta
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from short_runs import favour, short_run
+from torch import Tensor, nn
+
+from sfactory import ModelConfig, load_policy
+from sfactory.commands import main
+from sfactory.commands.export import export
+from sfactory.commands.export.formats import write_onnx, write_torch
+from sfactory.commands.export.portable import PortablePolicy, given_dtype
+from sfactory.envs.interface import EnvSpec
+from sfactory.errors import ConfigError
+from sfactory.model import ActorCritic, build_model
+from sfactory.policy import Policy
+from sfactory.spaces import ActionSpec, ObservationSpec
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+OBSERVATIONS, STEPS = 1000, 20
+FLAT = spaces.Box(-3, 3, (6,))
+MIXED = spaces.Dict({
+    "speed": spaces.Box(-np.inf, np.inf, (3,), np.float64),
+    "gear": spaces.Discrete(5, start=-1),
+    "dials": spaces.Tuple((spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(4))),
+})  # fmt: skip
+MASKED = spaces.Dict({"place": spaces.Box(-1, 1, (2,)), "action_mask": spaces.MultiBinary(7)})
+HALF_OPEN = spaces.Box(np.array([-2, -np.inf, 0], np.float32), np.array([2, 1, np.inf], np.float32))
+TWO_LAYERS = ModelConfig(core="lstm", core_size=8, core_layers=2, normalize_obs=True)
+
+
+class Own(ActorCritic):
+    """A whole model of a user's."""
+
+    def __init__(self, observation, action, config) -> None:
+        super().__init__(observation, action, config)
+        self.gain = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, obs, state=None):
+        params, value, state = super().forward(obs, state)
+        return params * self.gain, value.sinh(), state
+
+
+CASES: dict[str, tuple[spaces.Space, spaces.Space, ModelConfig]] = {
+    "flat": (FLAT, spaces.Discrete(4), ModelConfig(normalize_obs=True)),
+    "image": (spaces.Box(0, 255, (12, 12, 3), np.uint8), spaces.Discrete(3, start=2), ModelConfig(features=16)),
+    "grid": (spaces.Box(0, 9, (7, 7, 2), np.uint8), spaces.Discrete(3), ModelConfig(features=16)),
+    "dict": (MIXED, spaces.MultiDiscrete([3, 2, 5]), ModelConfig(normalize_obs=True)),
+    "masks": (MASKED, spaces.Tuple((spaces.Discrete(4), spaces.Discrete(3))), ModelConfig()),
+    "clip": (FLAT, spaces.Dict({"gas": HALF_OPEN, "horn": spaces.MultiBinary(2)}), ModelConfig(adaptive_std=True)),
+    "tanh": (FLAT, spaces.Box(-2, 4, (2, 2), np.float64), ModelConfig(squash="tanh")),
+    "lstm": (FLAT, spaces.Discrete(4), TWO_LAYERS),
+    "gru": (MIXED, spaces.Box(-1, 1, (2,)), ModelConfig(core="gru", core_size=8, shared_critic=False)),
+    "own model": (FLAT, spaces.Discrete(4), ModelConfig(model=Own)),
+    "own distribution": (FLAT, spaces.Box(-2, 2, (2,)), ModelConfig(distribution=Beta)),
+}
+
+
+def policy_of(observation: spaces.Space, action: spaces.Space, config: ModelConfig) -> Policy:
+    """With random weights that make large differences between actions, moments, and a unit of values."""
+    torch.manual_seed(1)
+    seen, done = ObservationSpec.from_space(observation), ActionSpec.from_space(action, config.squash)
+    model = build_model(seen, done, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("policy"):
+                parameter.mul_(60).add_(0.3 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.startswith(("normalizer.mean", "normalizer.var")):
+                buffer.add_(torch.rand_like(buffer))
+        model.unit.mean.fill_(-7.0)
+        model.unit.std.fill_(2.5)
+    spec = EnvSpec(seen, done, masked=seen.mask_path is not None)
+    return Policy(spec, model, torch.device("cpu"))
+
+
+def observations(space: spaces.Space, seed: int) -> Any:
+    """A step's observations of all rows, as a vector environment gives them."""
+    batch = batch_space(space, OBSERVATIONS // STEPS)
+    batch.seed(seed)
+    found = batch.sample()
+    if isinstance(space, spaces.Dict) and "action_mask" in space.spaces:
+        found["action_mask"][:, [0, 4]] = 1  # some action is allowed in each component
+    return found
+
+
+def by_name(policy: Policy, batch: Any, state: Tensor | None, state_size: int) -> dict[str, Tensor]:
+    """The inputs of an exported file."""
+    inputs = {}
+    for leaf, value in zip(policy.spec.observation.leaves, policy.spec.observation.values(batch), strict=True):
+        inputs[leaf.name] = torch.from_numpy(np.asarray(value).astype(given_dtype(leaf)))
+    if policy.spec.masked:
+        inputs["action_mask"] = torch.from_numpy(batch["action_mask"].astype(bool))
+    if state_size:
+        inputs["state"] = torch.zeros(OBSERVATIONS // STEPS, state_size) if state is None else state
+    return inputs
+
+
+def parts_of(action: Any, name: str = "action") -> Iterator[tuple[str, np.ndarray]]:
+    if isinstance(action, dict):
+        for key, value in action.items():
+            yield from parts_of(value, f"{name}/{key}")
+    elif isinstance(action, tuple):
+        for index, value in enumerate(action):
+            yield from parts_of(value, f"{name}/{index}")
+    else:
+        yield name, np.asarray(action)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_files_give_the_policys_actions_for_1000_observations(case: str, tmp_path: Path) -> None:
+    policy = policy_of(*CASES[case])
+    portable = PortablePolicy(policy)
+    played = {
+        "onnx": write_onnx(portable, tmp_path / "policy.onnx", {"env": "test"}),
+        "torch": write_torch(portable, tmp_path / "policy.pt2", {"env": "test"}),
+    }
+    memory: dict[str, Tensor | None] = dict.fromkeys((*played, "policy"))
+    chosen = []
+    for step in range(STEPS):
+        batch = observations(CASES[case][0], step)
+        expected, memory["policy"] = policy.act_batch(batch, memory["policy"])
+        chosen.append(dict(parts_of(expected)))
+        for name, play in played.items():
+            outputs = play(by_name(policy, batch, memory[name], portable.state_size))
+            memory[name] = outputs.get("next_state")
+            for part, action in parts_of(expected):
+                found = outputs[part].numpy()
+                assert (found.dtype, found.shape) == (action.dtype, action.shape)
+                np.testing.assert_allclose(found, action, rtol=1e-4, atol=1e-5)
+            assert outputs["value"].shape == (OBSERVATIONS // STEPS,)
+        if portable.state_size:
+            torch.testing.assert_close(memory["onnx"], memory["policy"], rtol=1e-4, atol=1e-5)
+    for part in chosen[0]:
+        assert len(np.unique(np.concatenate([actions[part].ravel() for actions in chosen]))) > 1
+
+
+def test_values_are_in_units_of_return(tmp_path: Path) -> None:
+    policy = policy_of(*CASES["flat"])
+    obs = FLAT.sample()[None]
+    outputs = write_onnx(PortablePolicy(policy), tmp_path / "policy.onnx", {})({"obs": torch.from_numpy(obs)})
+    with torch.no_grad():
+        own = policy.model((torch.from_numpy(obs),), None)[1]
+    torch.testing.assert_close(outputs["value"], own * 2.5 - 7.0)
+
+
+def test_the_file_says_what_it_takes_and_gives(tmp_path: Path) -> None:
+    write_onnx(PortablePolicy(policy_of(*CASES["gru"])), tmp_path / "policy.onnx", {"env": "Boat-v0"})
+    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"))
+    assert {entry.name: entry.type for entry in session.get_inputs()} == {
+        "obs/speed": "tensor(float)", "obs/gear": "tensor(int64)", "obs/dials/0": "tensor(int64)",
+        "obs/dials/1": "tensor(uint8)", "state": "tensor(float)",
+    }  # fmt: skip
+    assert [entry.name for entry in session.get_outputs()] == ["action", "params", "value", "next_state"]
+    assert session.get_modelmeta().custom_metadata_map["env"] == "Boat-v0"
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = short_run(tmp_path_factory.mktemp("export") / "run", "CartPole-v1")
+    favour(run, category=0, episode_return=50.0)
+    favour(run, category=1, episode_return=9.0)
+    return run
+
+
+@pytest.mark.parametrize(("format", "name"), [("onnx", "policy.onnx"), ("torch", "policy.pt2")])
+def test_the_command_writes_a_file_that_needs_no_sfactory(
+    cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str, name: str
+) -> None:
+    assert main(["export", str(cartpole), "--format", format]) == 0
+    assert "largest difference" in capsys.readouterr().out
+    assert (cartpole / "export" / name).exists()
+    out = tmp_path / "deep" / "best"
+    assert main(["export", str(cartpole), "--format", format, "--best", "--out", str(out)]) == 0
+    obs = np.zeros((3, 4), np.float32)
+    if format == "onnx":
+        latest, best = (
+            onnxruntime.InferenceSession(str(path)).run(["action"], {"obs": obs})[0]
+            for path in (cartpole / "export" / name, out)
+        )
+    else:
+        latest, best = (
+            torch.export.load(str(path)).module()({"obs": torch.from_numpy(obs)})["action"]
+            for path in (cartpole / "export" / name, out)
+        )
+    assert latest.tolist() == [1, 1, 1] and best.tolist() == [0, 0, 0]
+
+
+class Branching(ActorCritic):
+    """Looks at values in Python, which no trace can follow."""
+
+    def forward(self, obs, state=None):
+        params, value, state = super().forward(obs, state)
+        return (params if float(value.sum()) > 0 else -params), value, state
+
+
+def test_a_model_that_cannot_be_traced_is_told(tmp_path: Path) -> None:
+    run = short_run(tmp_path / "run", "CartPole-v1", model=ModelConfig(model=Branching))
+    with pytest.raises(ConfigError, match=r"cannot be traced by torch\.export"):
+        export(run, "torch", model=ModelConfig(model=Branching))
+
+
+def test_a_missing_package_is_named(cartpole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ConfigError, match=r"pip install 'sfactory\[onnx\]'"):
+        export(cartpole)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/nowhere"], "holds no run"),
+        (["RUN", "--push", "me/policy"], "use --format hf"),
+        (["RUN", "--format", "hf", "--video", "/nowhere.mp4"], "which is no file"),
+        (["RUN", "--format", "hf", "--out", "RUN"], "holds no model card"),
+    ],
+)
+def test_mistakes_are_answered(
+    cartpole: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["export", *(str(cartpole) if word == "RUN" else word for word in arguments), "--episodes", "0"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_folder_for_the_hub_is_complete(cartpole: Path, tmp_path: Path) -> None:
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    (cartpole / "videos").mkdir()
+    (cartpole / "videos" / "episode_000.mp4").write_bytes(b"a video")
+    out = tmp_path / "hub"
+    for _ in range(2):  # also over itself
+        assert main(["export", str(cartpole), "--format", "hf", "--best", "--episodes", "3", "--out", str(out)]) == 0
+    names = sorted(path.name.partition(".")[2] if path.parent != out else path.name for path in out.rglob("*.*"))
+    assert names == sorted(
+        ["README.md", "config.yaml", "curve.png", "replay.mp4", "spaces.json", "json", "safetensors"]
+    )
+    card = huggingface_hub.ModelCard.load(out / "README.md")
+    [result] = card.data.eval_results
+    assert (card.data.library_name, result.dataset_name, result.metric_type) == (
+        "sfactory",
+        "CartPole-v1",
+        "mean_reward",
+    )
+    assert result.metric_value.startswith("9.") and " +/- " in result.metric_value
+    assert {"reinforcement-learning", "sfactory", "CartPole-v1"} <= set(card.data.tags)
+    assert yaml.safe_load((out / "config.yaml").read_text())["run"] == ""
+    assert load_policy(out).act(np.zeros(4, np.float32))[0] == 0
+    assert main(["train", "--env", "CartPole-v1", "--run", str(out), "--steps", "100000"]) == 2
+
+
+def test_the_folders_weights_give_values_in_units_of_return(tmp_path: Path) -> None:
+    from sfactory import LossConfig
+
+    model = ModelConfig(normalize_obs=True, core="lstm", core_size=4)
+    run = short_run(tmp_path / "run", "CartPole-v1", loss=LossConfig(normalize_returns=True), model=model)
+    policy = load_policy(run)
+    assert float(policy.model.unit.std) != 1.0
+    inputs = PortablePolicy(policy).examples(5)
+    with torch.no_grad():
+        expected = PortablePolicy(policy)(inputs)
+    assert main(["export", str(run), "--format", "hf", "--episodes", "0"]) == 0
+    with torch.no_grad():
+        found = PortablePolicy(load_policy(run / "export" / "huggingface"))(inputs)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor)
+
+
+def test_without_matplotlib_there_is_no_curve(
+    cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["export", str(cartpole), "--format", "hf", "--episodes", "0", "--out", str(tmp_path / "hub")]) == 0
+    assert "no curve: plot needs matplotlib" in capsys.readouterr().out
+    assert not (tmp_path / "hub" / "curve.png").exists()
+
+
+class FakeHub(BaseHTTPRequestHandler):
+    """Answers what an upload of small files asks, and keeps what it was given."""
+
+    files: dict[str, bytes]
+    calls: list[str]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.calls.append(self.path)
+        address = f"http://{self.headers['Host']}/me/policy"
+        if self.path == "/api/repos/create":
+            answer: dict[str, Any] = {"url": address}
+        elif "/preupload/" in self.path:
+            wanted = [entry["path"] for entry in json.loads(body)["files"]]
+            answer = {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in wanted]}
+        else:
+            for line in body.splitlines():
+                entry = json.loads(line)
+                if entry["key"] == "file":
+                    self.files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+            answer = {"commitUrl": f"{address}/commit/1", "commitOid": "1", "success": True}
+        self._answer(answer)
+
+    def do_GET(self) -> None:
+        self._answer({"id": "me/policy", "sha": "0", "siblings": []})
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_push_uploads_the_whole_folder(
+    cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    FakeHub.files, FakeHub.calls = {}, []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(hub.constants, "ENDPOINT", address)
+    monkeypatch.setattr(hub.hf_api.constants, "ENDPOINT", address)
+    monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
+    arguments = ["export", str(cartpole), "--format", "hf", "--episodes", "0", "--out", str(tmp_path / "hub")]
+    try:
+        assert main([*arguments, "--push", "me/policy"]) == 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    local = {str(path.relative_to(tmp_path / "hub")): path for path in (tmp_path / "hub").rglob("*") if path.is_file()}
+    assert {name: path.read_bytes() for name, path in local.items()} == FakeHub.files
+    assert FakeHub.calls[0] == "/api/repos/create"
+    assert "me/policy" in capsys.readouterr().out
+    assert "snapshot_download('me/policy')" in FakeHub.files["README.md"].decode()
+    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hub.hf_api.constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert main([*arguments, "--push", "me/policy"]) == 1
+    assert "is complete, but cannot be uploaded to me/policy" in capsys.readouterr().err

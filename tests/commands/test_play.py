@@ -1,0 +1,96 @@
+"""``sfactory play``: where a policy is shown, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from short_runs import short_run
+
+from sfactory.commands import main
+from sfactory.commands.play import TerminalScreen, blocks, render_mode
+from sfactory.envs.interface import EnvRequest
+from sfactory.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory):
+    return short_run(tmp_path_factory.mktemp("play") / "run", "CartPole-v1")
+
+
+@pytest.fixture
+def terminal(monkeypatch, capsys):
+    """The output is a terminal without a display beside it."""
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("LINES", "12")
+
+
+def test_pictures_are_shown_in_the_terminal(cartpole, terminal, capsys):
+    assert main(["play", str(cartpole), "--episodes", "1", "--max-steps", "3", "--fps", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\x1b[H") == 3 and "▀" in shown
+    assert "1 episodes, returns 3.00" in re.sub(r"\x1b\[[\d;]*m", "", shown)
+
+
+def test_text_is_shown_also_where_the_output_is_no_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    run = short_run(tmp_path / "run", "FrozenLake-v1")
+    assert main(["play", str(run), "--episodes", "1", "--max-steps", "2", "--fps", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "FFF" in re.sub(r"\x1b\[[\d;]*m", "", shown) and "\x1b[H" not in shown
+
+
+def test_videos_are_written_instead(cartpole, tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    assert main(["play", str(cartpole), "--episodes", "2", "--max-steps", "3", "--video", str(tmp_path / "v")]) == 0
+    assert [file.name for file in sorted((tmp_path / "v").iterdir())] == ["episode_000.mp4", "episode_001.mp4"]
+
+
+def test_a_window_is_opened_where_there_is_a_display(cartpole, monkeypatch, capsys):
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("DISPLAY", ":nowhere")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")  # a window that nobody sees
+    assert render_mode("auto", EnvRequest("CartPole-v1", {})) == "human"
+    assert main(["play", str(cartpole), "--episodes", "1", "--max-steps", "3"]) == 0
+    assert "returns 3.00" in capsys.readouterr().out
+
+
+class Invisible(gymnasium.Wrapper):
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+
+def test_what_cannot_be_shown_is_refused(monkeypatch, terminal):
+    assert render_mode("auto", EnvRequest("sfactory/CartPole", {})) == "rgb_array"
+    assert render_mode("auto", EnvRequest("FrozenLake-v1", {})) == "ansi"
+    with pytest.raises(ConfigError, match="draws neither text nor pictures"):
+        render_mode("auto", EnvRequest(Invisible, {}))
+    with pytest.raises(ConfigError, match="draws no window"):
+        render_mode("window", EnvRequest("sfactory/CartPole", {}))
+    with pytest.raises(ConfigError, match="no display to open a window on"):
+        render_mode("window", EnvRequest("CartPole-v1", {}))
+    with pytest.raises(ConfigError, match="vector environments"):
+        render_mode("auto", EnvRequest(lambda: gymnasium.make_vec("CartPole-v1", 2), {}))
+    with pytest.raises(ConfigError, match="it must return text, or uint8"):
+        TerminalScreen(0).add(None)
+
+
+def test_blocks_have_the_colours_of_the_picture():
+    image = np.zeros((4, 4, 3), np.uint8)
+    image[:2, :, 0] = 200
+    image[2:, 2:, 2] = 100
+    assert blocks(image, 100, 50).splitlines() == [
+        "\x1b[38;2;200;0;0m\x1b[48;2;200;0;0m▀▀▀▀\x1b[0m",
+        "\x1b[38;2;0;0;0m\x1b[48;2;0;0;0m▀▀\x1b[38;2;0;0;100m\x1b[48;2;0;0;100m▀▀\x1b[0m",
+    ]
+    small = blocks(image, 2, 1)
+    assert small == "\x1b[38;2;200;0;0m\x1b[48;2;0;0;0m▀\x1b[38;2;200;0;0m\x1b[48;2;0;0;100m▀\x1b[0m"

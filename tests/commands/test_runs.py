@@ -1,0 +1,58 @@
+"""``sfactory runs``: what lies below a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from short_runs import short_run
+
+from sfactory.commands import main
+from sfactory.commands.runs import list_runs
+from sfactory.runs.run_folder import open_run, read_config
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    short_run(folder / "first", "CartPole-v1", seed=5)
+    short_run(folder / "deep" / "second", "Pendulum-v1")
+    (folder / "deep" / "other").mkdir()
+    (folder / "deep" / "other" / "notes.txt").write_text("no run")
+    os.utime(folder / "first" / "metrics.csv", (1e9, 1e9))
+    return folder
+
+
+def test_every_run_is_listed_with_what_it_has_reached(runs):
+    first, second = list_runs(runs)
+    assert (first.folder, first.env, first.seed, first.status) == (
+        str(runs / "first"), "CartPole-v1", 5, "completed",
+    )  # fmt: skip
+    assert first.env_steps >= first.steps == 128 and first.episode_return > 5 and first.fps > 0
+    assert (second.env, second.status, second.episode_return) == ("Pendulum-v1", "completed", None)
+
+
+def test_the_command_shows_a_table_or_one_object_a_line(runs, capsys):
+    assert main(["runs", str(runs)]) == 0
+    shown = capsys.readouterr().out
+    assert "CartPole-v1" in shown and "Pendulum-v1" in shown and "(100%)" in shown and "completed" in shown
+    assert main(["runs", str(runs), "--json"]) == 0
+    assert [json.loads(line)["env"] for line in capsys.readouterr().out.splitlines()] == ["CartPole-v1", "Pendulum-v1"]
+
+
+def test_living_killed_and_damaged_runs_are_told_apart(tmp_path):
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    (run / "summary.json").unlink()
+    assert [found.status for found in list_runs(tmp_path)] == ["killed"]
+    with open_run(read_config(run)):
+        assert [found.status for found in list_runs(tmp_path)] == ["starting"]
+    (run / "config.yaml").write_text("env: [")
+    assert [(found.status, found.env) for found in list_runs(run)] == [("damaged", "")]
+
+
+def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path, capsys):
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "there is no run below" in capsys.readouterr().out
+    assert main(["runs", str(tmp_path / "missing")]) == 2
+    assert "is not a folder" in capsys.readouterr().err

@@ -1,0 +1,353 @@
+"""Sweeps: what is refused, which trials are tried and pruned, and what is left after a kill."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import commands
+import psutil
+import pytest
+import yaml
+from commands import Command, wait_until
+
+from sfactory.commands import main
+from sfactory.commands.sweeps.listed import ListedTrials
+from sfactory.commands.sweeps.runs import Reports, curve
+from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
+from sfactory.commands.sweeps.trials import Trial
+from sfactory.config import from_command_line
+
+BASE = {
+    "env": "CartPole-v1", "steps": 256, "preset": "none", "device": "cpu", "serial": True, "envs_per_worker": 4,
+    "rollout": 8, "batch_size": 64, "model": {"hidden": [8]}, "log": {"report_every_s": 0.05},
+}  # fmt: skip
+SMALL = {"base": BASE, "search": {"optim.lr": [1e-3, 1e-2]}}
+
+
+def space_file(folder: Path, **values: Any) -> Path:
+    file = folder / "space.yaml"
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
+    return file
+
+
+def space_of(folder: Path, **values: Any) -> Space:
+    return read_space(space_file(folder, **values))[0]
+
+
+def rows(sweep: Path) -> dict[str, dict[str, str]]:
+    """The rows of trials.csv, by trial."""
+    with (sweep / "trials.csv").open() as file:
+        return {row["trial"]: row for row in csv.DictReader(file)}
+
+
+# What is searched
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"serach": {}}, "unknown key serach; did you mean search?"),
+        ({"search": {"lr": [1e-3]}}, "unknown field lr; did you mean optim.lr?"),
+        ({"search": {"optim.lrr": [1e-3]}}, "unknown field optim.lrr; did you mean optim.lr?"),
+        ({"search": {"optim": [1e-3]}}, "unknown field optim"),
+        ({"search": {"seed": [1, 2]}}, "search.seed: name the seeds of every trial under seeds"),
+        ({"search": {"algo": ["appo", "sac"]}}, "search.algo: algo is 'sac'; it must be one of appo, impala, ppo"),
+        ({"search": {"algo": {"range": [0, 1]}}, "trials": 2}, "algo is no number, so it has no range"),
+        ({"search": {"optim.lr": {"log": [0.0, 1.0]}}, "trials": 2}, "and above 0"),
+        ({"search": {"optim.lr": {"range": [2.0, 1.0]}}, "trials": 2}, "the first end must be below the second one"),
+        ({"search": {"optim.lr": {"rang": [1e-3, 1.0]}}, "trials": 2}, "write a list of choices"),
+        ({"search": {"epochs": {"range": [0.5, 2.5]}}, "trials": 2}, "epochs is an integer"),
+        ({"search": {"epochs": {"range": [0, 2]}}, "trials": 2}, "search.epochs reaches 0; it must be at least 1"),
+        ({"search": {"loss.gamma": {"range": [0.9, 2.0]}}, "trials": 2}, "search.loss.gamma reaches 2.0"),
+        ({"search": {"optim.lr": {"log": [1e-4, 1e-2]}}}, "trials is unset"),
+        ({"search": {"optim.lr": {"log": [1e-4, 1e-2]}}, "sampler": "grid"}, "optim.lr is an interval"),
+        ({"base": {"envv": "CartPole-v1"}}, "base: unknown key envv; did you mean env?"),
+        ({"base": {"run": "here"}}, "base.run: each run has a folder of its own"),
+        ({"seeds": [1, 1]}, "seeds is [1, 1]"),
+        ({"seeds": "three"}, "seeds is 'three'"),
+        ({"parallel": 0}, "parallel is 0"),
+        ({"objective": {"metric": "return_mean"}}, "objective.metric is 'return_mean', which is no column"),
+        ({"objective": {"direction": "up"}}, "objective.direction is 'up'; it must be one of maximize, minimize"),
+        ({"prune": True}, "prune needs sampler tpe"),
+        ({"sampler": "tpe", "trials": 2, "prune": {"factor": 1}}, "prune.factor is 1"),
+    ],
+)
+def test_what_cannot_be_searched_is_told_before_anything_starts(
+    tmp_path: Path, change: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "sweep"
+    assert main(["sweep", str(space_file(tmp_path, **SMALL | change)), "--folder", str(sweep)]) == 2
+    assert message in capsys.readouterr().err
+    assert not sweep.exists()
+
+
+def test_an_environment_that_cannot_be_made_is_told_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = space_file(tmp_path, **SMALL | {"base": BASE | {"env": "CartPol-v1"}})
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep")]) == 2
+    assert "did you mean CartPole-v1" in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_more_runs_than_cores_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(space_file(tmp_path, **SMALL, parallel=100_000))]) == 2
+    assert "a run needs at least one" in capsys.readouterr().err
+
+
+def test_a_grid_has_all_combinations_and_nested_values_reach_the_base(tmp_path: Path) -> None:
+    search = {
+        "optim.lr": [1e-3, "1e-2"],
+        "env_kwargs.sutton_barto_reward": [True, False],
+        "model.hidden": [[8], [16, 16]],
+    }
+    space = space_of(tmp_path, base=BASE | {"env_kwargs": {"max_episode_steps": 9}}, search=search)
+    assert space.sampler == "grid" and space.trials == len(space.listed()) == 8
+    values = space.values(space.listed()[-1])
+    assert values["env_kwargs"] == {"max_episode_steps": 9, "sutton_barto_reward": False}
+    assert values["model"] == {"hidden": [16, 16]} and values["optim"] == {"lr": "1e-2"}
+    assert BASE["model"] == {"hidden": [8]}
+
+
+@pytest.mark.parametrize(
+    "dimension",
+    [
+        Dimension("a", low=1e-5, high=1e-1, log=True),
+        Dimension("a", low=1, high=512, log=True, whole=True),
+        Dimension("a", low=16, high=100, step=16, whole=True),
+        Dimension("a", low=-1.0, high=1.0),
+        Dimension("a", choices=([1], [2])),
+    ],
+)
+def test_random_values_are_within_their_bounds(dimension: Dimension) -> None:
+    generator = random.Random(1)
+    drawn = [dimension.draw(generator) for _ in range(200)]
+    if dimension.choices:
+        assert set(map(tuple, drawn)) == {(1,), (2,)}
+        return
+    assert all(dimension.low <= value <= dimension.high for value in drawn)
+    if dimension.whole:
+        assert all(isinstance(value, int) for value in drawn)
+    if dimension.step:
+        assert set(drawn) == {16, 32, 48, 64, 80, 96}
+    if dimension.log:
+        middle = (dimension.low * dimension.high) ** 0.5
+        assert 60 < sum(value < middle for value in drawn) < 140
+
+
+def test_more_random_trials_begin_with_the_same_ones(tmp_path: Path) -> None:
+    search = {"optim.lr": {"log": [1e-4, 1e-2]}, "epochs": {"range": [1, 8]}}
+    few, many = (space_of(tmp_path, base=BASE, search=search, sampler="random", trials=n).listed() for n in (3, 9))
+    assert few == many[:3]
+
+
+@pytest.mark.parametrize(("over_seeds", "value"), [("iqm", 2.5), ("mean", 27.0), ("median", 2.5), ("min", 1.0)])
+def test_the_value_of_a_trial_is_taken_over_its_seeds(over_seeds: Any, value: float) -> None:
+    assert Objective(over_seeds=over_seeds).across([1.0, 102.0, 2.0, 3.0]) == value
+
+
+# What is reported
+
+
+def test_reports_come_once_and_half_a_row_waits(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    reports = Reports(tmp_path)
+    assert reports.new() == []
+    file.write_text("env_steps,episode_return_mean\n10,1.5\n20,")
+    assert [row["env_steps"] for row in reports.new()] == ["10"]
+    with file.open("a") as more:
+        more.write("2.5\n")
+    assert [row["episode_return_mean"] for row in reports.new()] == ["2.5"]
+    assert reports.new() == []
+
+
+def test_what_a_killed_run_reported_beyond_its_checkpoint_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("env_steps,episode_return_mean\n10,1\n20,2\n30,3\n15,4\n25,\n35,5\n")
+    assert curve(tmp_path, "episode_return_mean") == [(10, 1.0), (15, 4.0), (35, 5.0)]
+
+
+# Optuna's trials
+
+
+def study_of(folder: Path, **changes: Any) -> Any:
+    pytest.importorskip("optuna")
+    from sfactory.commands.sweeps.study import StudyTrials
+
+    search = {"optim.lr": {"log": [1e-4, 1e-2]}, "model.hidden": [[8], [16, 16]], "epochs": {"range": [1, 8]}}
+    values = {"base": BASE | {"steps": 900}, "search": search, "trials": 6} | changes
+    return StudyTrials(space_of(folder, **values), folder)
+
+
+def test_a_trial_that_is_behind_at_a_rung_ends_early(tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    assert study.rungs == [100, 300]
+    good, bad = study.next(), study.next()
+    assert not study.loses(good, 100, 50.0)
+    assert study.loses(bad, 100, 10.0)
+    bad.state = "pruned"
+    study.end(bad)
+    assert [(trial.state, trial.value) for trial in study.all()] == [("running", 50.0), ("pruned", 10.0)]
+
+
+def test_trials_are_compared_where_less_is_better(tmp_path: Path) -> None:
+    study = study_of(tmp_path, objective={"direction": "minimize"})
+    good, bad = study.next(), study.next()
+    assert not study.loses(good, 100, 10.0)
+    assert study.loses(bad, 100, 50.0)
+
+
+def test_unfinished_trials_go_on_and_none_is_chosen_twice(tmp_path: Path) -> None:
+    first = study_of(tmp_path)
+    done, left = first.next(), first.next()
+    done.state, done.value, done.scores = "completed", 7.0, {0: 7.0}
+    first.end(done)
+    again = study_of(tmp_path)
+    assert again.next() == left
+    rest = []
+    while (trial := again.next()) is not None:
+        rest.append(trial)
+    assert [trial.number for trial in rest] == [2, 3, 4, 5]
+    assert len({trial.chosen["optim.lr"] for trial in again.all()}) == 6
+    assert again.all()[0] == Trial(0, done.chosen, "completed", {0: 7.0}, 7.0)
+    assert all(trial.chosen["model.hidden"] in ([8], [16, 16]) for trial in rest)
+
+
+def test_optuna_is_asked_for_by_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    file = space_file(tmp_path, **SMALL, trials=2)
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep")]) == 2
+    assert "pip install -e .[sweep], or write sampler: random or grid" in capsys.readouterr().err
+
+
+# Whole sweeps
+
+
+def test_a_grid_needs_no_optuna_and_its_best_configuration_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    sweep, file = tmp_path / "sweep", space_file(tmp_path, base=BASE, search={"batch_size": [64, 100]}, seeds=[101])
+    assert main(["sweep", str(file), "--folder", str(sweep)]) == 0
+    shown = capsys.readouterr().out
+    assert "trial 1 failed: seed 101: error: batch_size 100" in shown
+    assert f"--config {sweep}/best.yaml" in shown
+    found = rows(sweep)
+    assert [found[number]["state"] for number in ("0", "1")] == ["completed", "failed"]
+    assert float(found["0"]["value"]) > 5 and "batch_size 100" in found["1"]["reason"]
+    best = from_command_line(["--config", str(sweep / "best.yaml")], "train")
+    assert (best.env, best.batch_size, best.optim.minibatches) == ("CartPole-v1", 64, 1)
+    assert not ListedTrials(read_space(file)[0], sweep).all()[0].reason
+
+    file.write_text(file.read_text().replace("CartPole", "Acrobot"))
+    assert main(["sweep", str(file), "--folder", str(sweep)]) == 2
+    assert "was begun with other values of base" in capsys.readouterr().err
+
+
+def test_an_array_job_trains_its_tasks_and_the_summary_counts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "a sweep"
+    file = space_file(tmp_path, **SMALL, seeds=[101, 105])
+    assert main(["sweep", str(file), "--folder", str(sweep), "--slurm"]) == 0
+    script = sweep / "array.sbatch"
+    assert str(script) in capsys.readouterr().out
+    assert "#SBATCH --array=0-3\n" in script.read_text()
+    environment = commands.ENVIRONMENT | {"SLURM_ARRAY_TASK_ID": "3"}
+    done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert main(["sweep", str(file), "--folder", str(sweep), "--summary"]) == 1
+    assert rows(sweep)["1"]["seed 105"] and not rows(sweep)["1"]["seed 101"]
+
+
+def test_an_array_job_cannot_have_trials_that_depend_on_others(tmp_path: Path, capsys: Any) -> None:
+    file = space_file(tmp_path, **SMALL, trials=2)
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep"), "--slurm"]) == 2
+    assert "write sampler: random or grid" in capsys.readouterr().err
+
+
+@pytest.fixture
+def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The living processes of a sweep, which are in sessions of their own. None is left at the end."""
+    monkeypatch.setitem(commands.ENVIRONMENT, "SFACTORY_TEST_SWEEP", str(tmp_path))
+
+    def living() -> list[psutil.Process]:
+        processes = psutil.process_iter(["environ", "status"])
+        own = [p for p in processes if (p.info["environ"] or {}).get("SFACTORY_TEST_SWEEP") == str(tmp_path)]
+        return [process for process in own if process.info["status"] != psutil.STATUS_ZOMBIE]
+
+    yield living
+    left = living()
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def long_sweep(folder: Path) -> tuple[Path, list[str]]:
+    """A sweep whose runs last until they are ended; its folder, and its command."""
+    pytest.importorskip("optuna")
+    base = BASE | {"steps": 10**9, "serial": False, "workers": 1}
+    search = {"optim.lr": {"log": [1e-4, 1e-2]}}
+    file = space_file(folder, base=base, search=search, trials=2, seeds=[101], prune=False)
+    sweep = folder / "sweep"
+    return sweep, ["-m", "sfactory.commands.sweep", str(file), "--folder", str(sweep)]
+
+
+def is_reporting(sweep: Path, number: int = 0) -> bool:
+    return len(curve(sweep / "trials" / f"{number:04d}" / "seed-101", "env_steps")) > 1
+
+
+@pytest.mark.timeout(150)
+def test_an_interrupted_sweep_saves_its_runs_and_leaves_no_process(tmp_path: Path, marked: Any) -> None:
+    sweep, arguments = long_sweep(tmp_path)
+    with Command(*arguments) as command:
+        assert wait_until(lambda: is_reporting(sweep), 60)
+        command.interrupt(signal.SIGINT)
+        assert command.wait() == 128 + signal.SIGINT, command.errors
+    run = sweep / "trials" / "0000" / "seed-101"
+    assert yaml.safe_load((run / "summary.json").read_text())["status"] == "interrupted"
+    assert list((run / "checkpoints").iterdir())
+    assert "Traceback" not in command.errors
+    assert wait_until(lambda: not marked(), 5)
+    assert rows(sweep)["0"]["state"] == "running"
+
+
+@pytest.mark.timeout(150)
+def test_a_killed_sweep_takes_its_runs_along_and_the_next_one_goes_on_with_them(tmp_path: Path, marked: Any) -> None:
+    sweep, arguments = long_sweep(tmp_path)
+    with Command(*arguments) as command:
+        assert wait_until(lambda: is_reporting(sweep), 60)
+        os.kill(command.pid, signal.SIGKILL)
+        command.wait()
+    assert wait_until(lambda: not marked(), 30)
+    config = sweep / "trials" / "0000" / "config.yaml"
+    before = config.read_text()
+    saved = curve(sweep / "trials" / "0000" / "seed-101", "env_steps")[-1][0]
+    with Command(*arguments) as command:
+        assert wait_until(lambda: curve(sweep / "trials" / "0000" / "seed-101", "env_steps")[-1][0] > saved, 60)
+        command.interrupt(signal.SIGTERM)
+        assert command.wait() == 128 + signal.SIGTERM, command.errors
+    log = (sweep / "trials" / "0000" / "seed-101.log").read_text()
+    assert "going on at" in log
+    assert config.read_text() == before and [path.name for path in sorted((sweep / "trials").iterdir())] == ["0000"]
+
+
+@pytest.mark.timeout(150)
+def test_a_search_with_optuna_leaves_its_best_configuration_and_plots(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    pytest.importorskip("matplotlib")
+    search = {"optim.lr": {"log": [1e-4, 1e-2]}, "epochs": [1, 2]}
+    file = space_file(tmp_path, base=BASE | {"steps": 2048}, search=search, trials=2, seeds=[101, 105])
+    sweep = tmp_path / "sweep"
+    assert main(["sweep", str(file), "--folder", str(sweep)]) == 0
+    found = rows(sweep)
+    assert sorted(found) == ["0", "1"] and "completed" in {row["state"] for row in found.values()}
+    best = yaml.safe_load((sweep / "best.yaml").read_text())
+    assert best["epochs"] in (1, 2) and 1e-4 <= best["optim"]["lr"] <= 1e-2
+    assert {"history.png", "curves.png", "slices.png"} <= {path.name for path in (sweep / "plots").iterdir()}

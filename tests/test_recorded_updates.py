@@ -1,0 +1,167 @@
+"""The learner's updates as recordings: with a recorder on the CPU that, as a CUDA graph, repeats operations on the same
+memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tape
+import torch
+from torch import Tensor
+
+from perf import gpu_checks
+from perf.gpu_checks import CASES, PROBLEMS
+from sfactory.data import cuda_graphs
+from sfactory.data.batch import Assembler
+from sfactory.data.cuda_graphs import WARM_UPS, RecordedSteps
+from sfactory.learner import Learner
+
+CPU, ROWS = torch.device("cpu"), 2
+MANY = WARM_UPS + 5
+"""Batches after which the recordings of both staging buffers have been used."""
+
+
+def make_learner(case: str, recorded: bool, **changes: Any) -> Learner:
+    """With the code for CUDA: plain tensor operations on batches by turn in two staging buffers."""
+    made = CASES[case]
+    config = gpu_checks._config(made._replace(config=made.config | changes), ROWS)
+    learner = gpu_checks.device_learner(config, PROBLEMS[made.problem], CPU, None, ROWS)
+    learner._assemble = Assembler(learner._arena, learner._per_batch, CPU, staged=True)
+    if recorded:
+        learner._steps = learner._recorded_steps()
+    else:  # with a rate in float32, as on a device
+        learner._steps = None
+        set_rate = learner._set_learning_rate
+        learner._set_learning_rate = lambda: (set_rate(), learner._optimizer.update_rate())
+    return learner
+
+
+def train(learner: Learner, batches: int) -> Tensor:
+    """On batches that all differ; the weights after each."""
+    rng, arena, weights = np.random.default_rng(5), learner._arena, []
+    for _ in range(batches):
+        slots = rng.choice(arena.slots, 2, replace=False).tolist()
+        arena.reward[slots] = rng.standard_normal(arena.reward[slots].shape)
+        arena.first[slots] = rng.random(arena.first[slots].shape) < 0.2
+        arena.terminated[slots] = rng.random(arena.terminated[slots].shape) < 0.1
+        arena.truncated[slots] &= ~arena.terminated[slots]
+        arena.log_prob[slots] += rng.normal(0, 0.1, arena.log_prob[slots].shape)
+        learner._train(slots)
+        weights.append(learner._flat.vector.detach().clone())
+    return torch.stack(weights)
+
+
+@pytest.fixture
+def taped(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Recordings are made by a tape; how many operations each has."""
+    lengths: list[int] = []
+
+    def record(work, *_):
+        replay = tape.record(work)
+        lengths.append(len(replay.__self__.operations))
+        return replay
+
+    monkeypatch.setattr(cuda_graphs, "record", record)
+    return lengths
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("cnn")])
+def test_recorded_updates_are_the_plain_ones_over_many_batches(case: str, taped: list[int], caplog) -> None:
+    """Bit for bit: targets, minibatches, rates, PopArt, masks, clipping and resets, none of them as it was when it was
+    recorded."""
+    plain, recorded = make_learner(case, recorded=False), make_learner(case, recorded=True)
+    expected, found = train(plain, MANY), train(recorded, MANY)
+    assert not caplog.records
+    assert recorded._steps.enabled and len(taped) == recorded._steps.recorded >= 2
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for own, other in zip(recorded._statistics, plain._statistics, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=0)
+    for own, other in zip(recorded._batch_statistics, plain._batch_statistics, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=0)
+    assert recorded.updates == plain.updates == MANY * recorded._config.updates_per_batch
+
+
+def test_recorded_updates_with_pixels_and_memory_are_the_plain_ones(taped: list[int]) -> None:
+    case = "cnn lstm, minibatches"
+    expected, found = (train(make_learner(case, recorded), WARM_UPS + 2) for recorded in (False, True))
+    assert taped
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "adaptive_kl"])
+def test_a_recorded_step_follows_the_rate(schedule: str, taped: list[int]) -> None:
+    optim = dataclasses.replace(gpu_checks._STEP, schedule=schedule, target_kl=1e-7)
+    expected, found = (
+        train(make_learner("mlp", recorded, optim=optim, steps=1_000), MANY) for recorded in (False, True)
+    )
+    assert taped
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_an_update_whose_gradient_is_not_finite_is_skipped_within_a_recording(taped: list[int]) -> None:
+    learner = make_learner("mlp", recorded=True)
+    train(learner, MANY)
+    before, reward = learner._flat.parameters.detach().clone(), learner._arena.reward.copy()
+    learner._arena.reward[:] = np.inf
+    learner._train([0, 1])
+    learner._train([0, 1])
+    assert torch.equal(learner._flat.parameters, before)
+    assert int(learner._skipped) == int(learner._skipped_in_a_row) == 2
+    learner._arena.reward[:] = reward
+    learner._train([0, 1])
+    assert int(learner._skipped_in_a_row) == 0 and not torch.equal(learner._flat.parameters, before)
+
+
+@pytest.mark.parametrize("wait", ["item", "nonzero", "from the host"])
+def test_an_update_that_waits_for_the_device_is_not_recorded_and_goes_on_plainly(
+    wait: str, taped: list[int], caplog
+) -> None:
+    plain, waiting = make_learner("mlp", recorded=False), make_learner("mlp", recorded=True)
+    step = waiting._step
+
+    def waits() -> Tensor:
+        norm = step()
+        {"item": norm.item, "nonzero": norm.reshape(1).nonzero, "from the host": lambda: torch.tensor(1.0)}[wait]()
+        return norm
+
+    waiting._step = waits
+    with caplog.at_level(logging.WARNING):
+        found = train(waiting, MANY)
+    torch.testing.assert_close(found, train(plain, MANY), rtol=0, atol=0)
+    assert not waiting._steps.enabled and not taped
+    (told,) = caplog.records
+    assert "no CUDA graphs in the learner" in told.message and "\n" not in told.message
+
+
+def test_a_recording_that_gives_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    monkeypatch.setattr(cuda_graphs, "record", lambda *_: lambda: None)  # it does nothing
+    plain, recorded = (train(make_learner("mlp", flag), MANY) for flag in (False, True))
+    torch.testing.assert_close(recorded, plain, rtol=0, atol=0)
+    assert len(caplog.records) == 1 and "other numbers" in caplog.records[0].message
+
+
+def test_batches_of_another_shape_are_recorded_anew(taped: list[int]) -> None:
+    plain, recorded = make_learner("mlp", recorded=False), make_learner("mlp", recorded=True)
+    for learner in (plain, recorded):
+        train(learner, MANY)
+        learner._per_batch = 1
+        learner._assemble = Assembler(learner._arena, 1, CPU, staged=True)
+        arena = learner._arena
+        for turn in range(MANY):
+            learner._learn(learner._assemble([turn % arena.slots]))
+    assert len(taped) == 4, "two turns of each shape"
+    assert torch.equal(recorded._flat.vector, plain._flat.vector)
+
+
+def test_what_is_kept_stays_where_it_is() -> None:
+    steps, addresses = RecordedSteps(CPU, []), set()
+    for number in range(5):
+        steps.keep("rows", [torch.full((3,), float(number))])
+        addresses.add(steps.kept["rows"][0].data_ptr())
+        assert steps.kept["rows"][0].tolist() == [number] * 3
+    assert len(addresses) == 1
