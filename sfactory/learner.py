@@ -113,7 +113,9 @@ class Learner:
         self._generator = torch.Generator().manual_seed(config.seed)
         self.env_steps = self.updates = 0
         self._skipped, self._skipped_in_a_row = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
-        self._steps = self._recorded_steps() if device.type == "cuda" and config.runtime.cuda_graphs else None
+        # A batch source's batches lie in ever new places, and recordings read where they were made.
+        records = device.type == "cuda" and config.runtime.cuda_graphs and config.batch_source == "none"
+        self._steps = self._recorded_steps() if records else None
         self._statistics: list[Tensor] = []
         self._batch_statistics: list[Tensor] = []
         self._lags: list[tuple[float, int]] = []

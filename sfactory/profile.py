@@ -48,6 +48,11 @@ class Options(CommandOptions):
     tune_out: Path | None = None
     """Where --tune writes the best as YAML for --config; unset: tuned.yaml."""
 
+    @property
+    def tuned(self) -> Path:
+        """The file that --tune writes."""
+        return self.tune_out or Path("tuned.yaml")
+
 
 def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.profile") -> int:
     """Run the command.
@@ -76,8 +81,6 @@ def _profile(options: Options, config: Config) -> int:
     """Check the options, and run."""
     from sfactory.runtime.processes import fork_server
 
-    if options.tune and options.tune_out is None:
-        options = dataclasses.replace(options, tune_out=Path("tuned.yaml"))
     _check(options, config)
     with contextlib.nullcontext() if config.serial else fork_server():
         # Imports torch, which takes its time, while the server does the same.
@@ -102,12 +105,9 @@ def _check(options: Options, config: Config) -> None:
         )
     if options.tune and config.serial:
         problems.append("serial is on, and --tune searches numbers of processes; leave one of them out")
-    for name in ("trace", "tune_out"):
-        file: Path | None = getattr(options, name)
+    for name, file in (("trace", options.trace), ("tune-out", options.tuned if options.tune else None)):
         if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
-            problems.append(
-                f"{name.replace('_', '-')} is {file}, which cannot be written; name a file in a folder of yours"
-            )
+            problems.append(f"{name} is {file}, which cannot be written; name a file in a folder of yours")
     if problems:
         raise ConfigError(*problems)
 
@@ -133,7 +133,7 @@ def _run(options: Options, config: Config, plan: Plan) -> int:
     bottleneck = find_bottleneck(profile)
     show(console, profile, ceiling, bottleneck)
     if options.json:
-        extra = {"tuned": str(options.tune_out)} if options.tune else {}
+        extra = {"tuned": str(options.tuned)} if options.tune else {}
         print(json.dumps(values(profile, ceiling, bottleneck) | extra, allow_nan=False))
     return 0
 
@@ -162,11 +162,9 @@ def _tune(options: Options, config: Config, plan: Plan, seconds: float, console:
         )
 
     tuning = tune(plan, seconds, options.sample_only, show_trial)
-    write_tuned(options.tune_out, config, tuning)
-    command = f"python -m sfactory.train --config {options.tune_out}"
-    console.print(
-        f"{len(tuning.trials)} runs; the best is in {options.tune_out}: {command}", markup=False, soft_wrap=True
-    )
+    write_tuned(options.tuned, config, tuning)
+    command = f"python -m sfactory.train --config {options.tuned}"
+    console.print(f"{len(tuning.trials)} runs; the best is in {options.tuned}: {command}", markup=False, soft_wrap=True)
     return tuning.profile, 128 + tuning.signal if tuning.signal is not None else 0
 
 

@@ -144,7 +144,12 @@ def _silence() -> Iterator[None]:
     try:
         for descriptor in (1, 2):
             os.dup2(nowhere, descriptor)
-        yield
+        with (
+            open(os.devnull, "w") as null,  # for streams that are not the descriptors', as in a notebook
+            contextlib.redirect_stdout(null),
+            contextlib.redirect_stderr(null),
+        ):
+            yield
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

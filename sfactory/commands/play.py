@@ -116,11 +116,16 @@ def render_mode(where: Literal["auto", "window", "terminal"], request: EnvReques
         return "ansi"
     if "rgb_array" not in modes:
         raise ConfigError(f"{name} draws neither text nor pictures (render_modes {modes}); sfactory eval plays it")
-    if not sys.stdout.isatty():
+    if not on_terminal():
         raise ConfigError(
             "there is no display, and the output is no terminal that could show pictures; use --video FOLDER"
         )
     return "rgb_array"
+
+
+def on_terminal() -> bool:
+    """Whether the output is a terminal."""
+    return sys.stdout.isatty()
 
 
 def _render_modes(request: EnvRequest) -> list[str]:
@@ -147,7 +152,7 @@ class TerminalScreen:
 
     def __init__(self, fps: float) -> None:
         self._pause, self._next = 1 / fps if fps else 0.0, 0.0
-        self._begins, self._moves = True, sys.stdout.isatty()
+        self._begins, self._moves = True, on_terminal()
 
     def begin_episode(self) -> None:
         self._begins = True

@@ -127,13 +127,14 @@ class RecordedSteps:
         """Copy tensors into memory that stays where it is. Of another shape than before they get new memory, and
         everything is recorded anew."""
         kept = self.kept.get(name)
-        if kept is None or [x.shape for x in kept] != [x.shape for x in found]:
+        if kept is not None and [x.shape for x in kept] == [x.shape for x in found]:
+            for own, x in zip(kept, found, strict=True):
+                own.copy_(x.detach())
+            return
+        if kept is not None:
             self._times.clear()
             self._recordings.clear()
-            self.kept[name] = [x.detach().clone() for x in found]
-            return
-        for own, x in zip(kept, found, strict=True):
-            own.copy_(x.detach())
+        self.kept[name] = [x.detach().clone() for x in found]
 
     def __call__(self, kind: Hashable, address: int, step: Work) -> None:
         """Do a step.

@@ -404,6 +404,8 @@ class _Supervisor:
             self._start_learner()
             if evaluates:
                 self._start_evaluator()
+            elif self._plan.evaluates:
+                self._wires.control.forget(EVALUATOR)
         else:
             self._processes.kill([name for name in self._processes.names if name not in ("learner", EVALUATOR)])
             self._wires = renew_sampling(self._plan, self._wires)
@@ -418,6 +420,7 @@ class _Supervisor:
             self._start_evaluator()
         else:
             self._reporter.note(f"the run goes on without evaluation, which has failed too often: {problem}")
+            self._wires.control.forget(EVALUATOR)
         self._watchdog = self._new_watchdog()
 
     def _await_end(self) -> None:

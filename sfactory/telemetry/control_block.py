@@ -109,6 +109,10 @@ class ControlBlock:
         """Give a worker's new process time for its start."""
         self._table.array[self.names.index(name), 0] = time.monotonic() + STARTING_S
 
+    def forget(self, name: str) -> None:
+        """Show that a worker will not come back."""
+        self._table.array[self.names.index(name), 0] = 0.0
+
     @property
     def slots_reclaimed(self) -> bool:
         """Whether the learner has reclaimed the slots of dead sampling processes. New ones may take slots only then."""

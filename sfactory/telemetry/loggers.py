@@ -60,6 +60,7 @@ class WandbLogger:
         self._run = wandb.init(
             project=project, name=run_dir.name, dir=str(run_dir), config=to_dict(config),
             id=kept_id(run_dir, "wandb", lambda: uuid.uuid4().hex), resume="allow",
+            settings=wandb.Settings(console="off"),  # the terminal is the display's
         )  # fmt: skip
         self._run.define_metric("*", step_metric="env_steps")
 

@@ -257,7 +257,8 @@ def test_the_folder_for_the_hub_is_complete(cartpole: Path, tmp_path: Path) -> N
         "CartPole-v1",
         "mean_reward",
     )
-    assert result.metric_value.startswith("9.") and " +/- " in result.metric_value
+    mean, _, deviation = result.metric_value.partition(" +/- ")
+    assert 8 <= float(mean) < 11 and float(deviation) < 2  # always to the left
     assert {"reinforcement-learning", "sfactory", "CartPole-v1"} <= set(card.data.tags)
     assert yaml.safe_load((out / "config.yaml").read_text())["run"] == ""
     assert load_policy(out).act(np.zeros(4, np.float32))[0] == 0
@@ -305,6 +306,8 @@ class FakeHub(BaseHTTPRequestHandler):
         elif "/preupload/" in self.path:
             wanted = [entry["path"] for entry in json.loads(body)["files"]]
             answer = {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in wanted]}
+        elif "/commit/" not in self.path:  # the card's header is to be looked at
+            answer = {"errors": [], "warnings": []}
         else:
             for line in body.splitlines():
                 entry = json.loads(line)
@@ -331,13 +334,12 @@ class FakeHub(BaseHTTPRequestHandler):
 def test_push_uploads_the_whole_folder(
     cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub = pytest.importorskip("huggingface_hub")
+    pytest.importorskip("huggingface_hub")
     FakeHub.files, FakeHub.calls = {}, []
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(hub.constants, "ENDPOINT", address)
-    monkeypatch.setattr(hub.hf_api.constants, "ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
     monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
     arguments = ["export", str(cartpole), "--format", "hf", "--episodes", "0", "--out", str(tmp_path / "hub")]
     try:
@@ -350,7 +352,6 @@ def test_push_uploads_the_whole_folder(
     assert FakeHub.calls[0] == "/api/repos/create"
     assert "me/policy" in capsys.readouterr().out
     assert "snapshot_download('me/policy')" in FakeHub.files["README.md"].decode()
-    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(hub.hf_api.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert main([*arguments, "--push", "me/policy"]) == 1
     assert "is complete, but cannot be uploaded to me/policy" in capsys.readouterr().err

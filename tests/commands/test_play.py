@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import gymnasium
 import numpy as np
 import pytest
 from short_runs import short_run
 
-from sfactory.commands import main
+from sfactory.commands import main, play
 from sfactory.commands.play import TerminalScreen, blocks, render_mode
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError
@@ -22,11 +21,11 @@ def cartpole(tmp_path_factory):
 
 
 @pytest.fixture
-def terminal(monkeypatch, capsys):
+def terminal(monkeypatch):
     """The output is a terminal without a display beside it."""
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(play, "on_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("LINES", "12")
 

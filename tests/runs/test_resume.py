@@ -28,8 +28,8 @@ OTHERS: dict[str, Any] = {
     "model.encoder": "nature_cnn", "model.core": "lstm", "model.model": "mine:Model", "model.kwargs": {"a": 1},
     "model.hidden": [8], "model.distribution": "mine:Distribution", "loss.estimator": "gae", "loss.terms": "mine:terms",
     "batch_source": "mine:Source",
-    "loss.term_coefs": {"a": 1.0},
-    "model.shared_critic": True, "model.categories": 5,
+    "loss.term_coefs": {"a": 1.0}, "log.loggers": ["mlflow"],
+    "model.shared_critic": True, "model.categories": 11,
     "optim.betas": [0.5, 0.9], "loss.max_lag": 99, "runtime.inference_device": "cpu", "runtime.learner_threads": 2,
     "runtime.inference_threads": 2, "runtime.policy_workers": 2,
 }  # fmt: skip

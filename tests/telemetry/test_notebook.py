@@ -62,7 +62,7 @@ def execute(cells: list[str], while_running: Callable[[int], bool]) -> Any:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    client = nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3")
+    client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3")
 
     async def all_cells() -> None:
         async with client.async_setup_kernel():
@@ -87,7 +87,7 @@ def shown(cell: Any) -> list[str]:
     return [output.data["text/html"] for output in cell.outputs if "text/html" in output.get("data", {})]
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(600)
 def test_training_shows_a_curve_is_interrupted_and_goes_on_in_the_next_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

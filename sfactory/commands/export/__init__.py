@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -79,7 +79,7 @@ def _target(run: str | Path, format: str, out: str | Path | None) -> Path:
 class Options:
     """What the command takes."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder."""
     format: Literal["onnx", "torch", "hf"] = "onnx"
     """onnx: for ONNX runtimes; torch: an archive for torch.export.load; hf: a folder for the Hugging Face Hub."""
