@@ -185,6 +185,7 @@ def cartpole(tmp_path_factory):
     return short_run(tmp_path_factory.mktemp("trained") / "cartpole", "CartPole-v1")
 
 
+@pytest.mark.timeout(420)
 @every([page for page in PAGES if page.name != "CONTRIBUTING.md" and pages.python_of(page)])
 def test_every_program_runs(page, tmp_path, monkeypatch, cartpole):
     """With few env steps; all programs of a page are one script, which finds what the page has exported."""
@@ -199,7 +200,7 @@ def test_every_program_runs(page, tmp_path, monkeypatch, cartpole):
             assert main(words[1:]) == 0
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150
+        [sys.executable, "page.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
