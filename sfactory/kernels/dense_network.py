@@ -39,6 +39,8 @@ WIDEST = 256
 """Above this width a matrix product of the BLAS is faster than the loops here."""
 MOST_NUMBERS = 1024
 """Of an observation; with more, a tile does not stay in the cache."""
+MOST_ENTRIES = 8192
+"""Of the table of categories, which is written anew for each update."""
 
 
 class DenseNetwork:
@@ -232,7 +234,8 @@ def _is_small(trunk: Trunk) -> bool:
         return False
     widths = [linear.out_features for linear in encoder.linears]
     numbers = encoder.flat.out_features - encoder.flat.entries
-    return bool(widths) and max(widths) <= WIDEST and numbers <= MOST_NUMBERS
+    small = numbers <= MOST_NUMBERS and encoder.flat.entries <= MOST_ENTRIES
+    return bool(widths) and max(widths) <= WIDEST and small
 
 
 def _side_by_side(linears: Sequence[nn.Linear], columns: int) -> tuple[Layer, list[tuple[Array, Array]]]:

@@ -108,6 +108,7 @@ def test_a_step_gives_what_the_model_gives(config: dict, action: spaces.Space, s
         (spaces.Box(-1, 1, (4,)), {"hidden": (512,)}, None),
         (spaces.Box(-1, 1, (4,)), {"hidden": ()}, None),
         (spaces.Box(-1, 1, (4,)), {}, torch.bfloat16),
+        (spaces.Discrete(9000), {}, None),
         (spaces.Box(0, 255, (9, 9, 1), np.uint8), {}, None),
         (spaces.Box(0, 255, (40, 40, 1), np.uint8), {"encoder": "mlp"}, None),
     ],
