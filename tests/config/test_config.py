@@ -14,12 +14,12 @@ from sfactory.config import (
     RuntimeConfig,
     devices,
     fitted,
-    from_command_line,
     from_dict,
     merged,
     resolve,
     to_dict,
 )
+from sfactory.config.command_line import from_command_line
 from sfactory.config.lag import least_max_lag, max_lag, slot_count
 from sfactory.config.presets import PRESETS, family_of
 from sfactory.config.validation import validate
