@@ -63,6 +63,6 @@ def python_of(page: Path) -> str:
 
 def few(words: list[str]) -> list[str]:
     """A command with few env steps and episodes, and reports in spite of that."""
-    small = {"--steps": "8192", "--episodes": "2"}
+    small = {"--steps": "100000", "--episodes": "2"}
     reports = ["--log.report-every-s", "0.2"] if "--steps" in words else []
     return [small.get(flag, word) for flag, word in zip(["", *words], words, strict=False)] + reports
