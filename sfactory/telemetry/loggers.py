@@ -56,6 +56,7 @@ class WandbLogger:
     def start(self, config: Config, run_dir: Path) -> None:
         import wandb
 
+        self._alone = wandb.run is None
         project = os.environ.get("WANDB_PROJECT", "sfactory")
         self._run = wandb.init(
             project=project, name=run_dir.name, dir=str(run_dir), config=to_dict(config),
@@ -68,7 +69,11 @@ class WandbLogger:
         self._run.log({"env_steps": report.env_steps, **dict(scalars(report))})
 
     def close(self) -> None:
+        import wandb
+
         self._run.finish()
+        if self._alone:  # else a run of the user's own needs the service's process
+            wandb.teardown()
 
 
 class MlflowLogger:

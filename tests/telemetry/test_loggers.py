@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from short_runs import short_run
 from whole_runs import QUIET
@@ -148,6 +149,9 @@ def test_weights_and_biases_offline_has_the_reports(tmp_path: Path, monkeypatch:
     notes: list[str] = []
     hand_over(tmp_path, "wandb", notes=notes.append)
     assert not notes
+    assert not [each for each in psutil.Process().children() if each.name().startswith("wandb")], (
+        "its service has ended"
+    )
     [file] = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert (tmp_path / "logger-wandb.id").read_text().strip() in file.name
     rows, project = [], ""
