@@ -24,12 +24,14 @@ Episode ends are the same for every kind of environment:
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sfactory.config import Config
 from sfactory.config.env_source import EnvSource
 from sfactory.spaces import AS_DECLARED, ActionSpec, ObservationSpec, Reading
 
@@ -206,3 +208,17 @@ class EnvRequest:
     render_mode: str | None = None
     survive_faults: bool = False
     reading: Reading = AS_DECLARED
+
+    @classmethod
+    def of(cls, config: Config, env: Any = None, **changes: Any) -> EnvRequest:
+        """The environments of a run.
+
+        Args:
+            env: Id or callable; None: that of the configuration.
+            changes: Other attributes that differ from the run's.
+        """
+        asked = cls(
+            config.env if env is None else env, config.env_kwargs, config.env_backend, config.model.squash,
+            config.runtime.env_threads, config.runtime.validate_observations, reading=Reading.of(config.model),
+        )  # fmt: skip
+        return dataclasses.replace(asked, **changes)

@@ -1,4 +1,5 @@
-"""The policy's action distribution: K independent categorical components and D Gaussian dimensions.
+"""The policy's action distribution, K independent categorical components and D Gaussian dimensions, and what draws
+actions by it.
 
 Parameters are one float32 tensor ``params [..., P]`` with ``P = logits + 2 D``: categorical logits, Gaussian means,
 Gaussian log standard deviations. An action is a pair (categorical ``[..., K]`` int32 or int64, continuous ``[..., D]``
@@ -15,8 +16,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sfactory.config.importing import load_object
@@ -235,3 +238,37 @@ def _total(categorical: Tensor | None, normal: Tensor | None) -> Tensor:
         assert part is not None, "an action space has at least one part"
         return part
     return categorical + normal
+
+
+class Sampler:
+    """Draws the actions of a group of rows into its slot.
+
+    Args:
+        distribution: Of the model's actions.
+        seed: Seed for action sampling.
+    """
+
+    def __init__(self, distribution: Distribution, seed: int) -> None:
+        self._distribution, self._generator = distribution, torch.Generator().manual_seed(seed)
+
+    def __call__(
+        self,
+        params: NDArray[np.float32],
+        mask: NDArray[np.bool_] | None,
+        categorical: NDArray[np.int32],
+        continuous: NDArray[np.float32],
+        log_prob: NDArray[np.float32],
+    ) -> None:
+        """Draw one action for each row, and write it with its log-probability.
+
+        Args:
+            params: ``[N, P]``, the policy's parameters.
+            mask: ``[N, logits]``, allowed categories, or None.
+            categorical: ``[N, K]``, written.
+            continuous: ``[N, D]``, written; before squashing.
+            log_prob: ``[N]``, written.
+        """
+        allowed = None if mask is None else torch.from_numpy(mask)
+        drawn = self._distribution.sample(torch.from_numpy(params), allowed, self._generator)
+        for out, tensor in zip((categorical, continuous, log_prob), drawn, strict=True):
+            out[...] = tensor.numpy()

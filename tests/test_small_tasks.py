@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from sfactory import Config, evaluate, train
 from sfactory.config import LogConfig, ModelConfig
-from sfactory.eval import Evaluation
+from sfactory.player import Evaluation
 
 SEED = 11
 

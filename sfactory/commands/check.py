@@ -119,9 +119,7 @@ def check(config: Config, options: Options) -> Result:
         options: What to do.
     """
     check_types(config)
-    request = EnvRequest(
-        config.env, config.env_kwargs, config.env_backend, config.model.squash, config.runtime.env_threads
-    )
+    request = EnvRequest.of(config)
     with _silence(), fork_server():
         result = _inspect(request, options)
         if result.facts is not None and not result.problems:

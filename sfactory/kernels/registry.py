@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sfactory.config import Config
 from sfactory.data.examples import example_batch
-from sfactory.distributions import ActionDistribution
+from sfactory.distributions import ActionDistribution, Sampler
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.fused_loss import FusedObjective, triton_is_there
 from sfactory.kernels.lowered import lower_weights
@@ -35,7 +35,6 @@ from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.model.precision import mixed_precision
 from sfactory.networks import Network, Outputs, TorchNetwork
 from sfactory.objective import ESTIMATORS, Objective
-from sfactory.sampler import Sampler
 
 _CPU = torch.device("cpu")
 

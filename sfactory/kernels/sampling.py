@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfactory.distributions import ActionDistribution
-from sfactory.sampler import Sampler
+from sfactory.distributions import ActionDistribution, Sampler
 
 _HALF_LOG_2PI = np.float32(0.5 * math.log(2 * math.pi))
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sfactory.config import Config
+from sfactory.distributions import Sampler
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.fused_loss import FusedObjective
 from sfactory.kernels.modules import exchange
@@ -19,7 +20,6 @@ from sfactory.kernels.sampling import CompiledSampler
 from sfactory.model.normalizer import CriticUnits
 from sfactory.networks import Network, TorchNetwork
 from sfactory.objective import Objective
-from sfactory.sampler import Sampler
 
 
 @dataclass(frozen=True)

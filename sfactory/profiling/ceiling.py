@@ -305,7 +305,7 @@ def _simulation(plan: Plan, process: int) -> Iterator[Repetition]:
     """Random actions in a group's environments: as directly as they allow, because what sfactory adds to them is no
     part of the limit."""
     config, env = plan.config, plan.env
-    request = EnvRequest(plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, validate=False)
+    request = EnvRequest.of(config, plan.env_source, threads=1, validate=False)
     group = make_group(request, env, config.envs_per_group, process * config.envs_per_group, config.seed)
     rng = np.random.default_rng(process)
     try:

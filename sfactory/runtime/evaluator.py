@@ -15,8 +15,8 @@ import torch
 from sfactory.data.weights import FlatWeights
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import SfactoryError, said
-from sfactory.eval import Player, rendering
 from sfactory.model import build_model
+from sfactory.player import Player, rendering
 from sfactory.policy import Policy
 from sfactory.runtime.plan import EVALUATOR, Plan
 from sfactory.runtime.wires import Wires
@@ -54,11 +54,7 @@ class Evaluator:
         self._flat = FlatWeights(model)
         self._seed = int(np.random.SeedSequence(plan.config.seed, spawn_key=(_SEED_BRANCH,)).generate_state(1)[0])
         self._policy = _WatchedPolicy(self, plan, model, self._seed)
-        config = plan.config
-        self._request = EnvRequest(
-            plan.env_source, config.env_kwargs, config.env_backend, config.model.squash,
-            validate=config.runtime.validate_observations,
-        )  # fmt: skip
+        self._request = EnvRequest.of(plan.config, plan.env_source, threads=1)
         self._player = self._make_player(self._request)
         self._next_video: float = 0
         self._watch.lap("starting")

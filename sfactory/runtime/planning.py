@@ -21,7 +21,6 @@ from sfactory.runs.video import check_video
 from sfactory.runtime.dry_run import check_extensions
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.plan import Plan
-from sfactory.spaces import Reading
 
 T = TypeVar("T")
 FEW_UPDATES = 500
@@ -38,14 +37,7 @@ def make_plan(config: Config) -> Plan:
     """
     check_types(config)
     source = resolve_env(config.env)
-    request = EnvRequest(
-        source,
-        config.env_kwargs,
-        config.env_backend,
-        config.model.squash,
-        validate=config.runtime.validate_observations,
-        reading=Reading.of(config.model),
-    )
+    request = EnvRequest.of(config, source)
     problems: list[str] = []
 
     def found(check: Callable[[], T]) -> T | None:

@@ -65,11 +65,7 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
     """
     config, watch = plan.config, wires.control.stopwatch(f"rollout-{index}")
     runtime = config.runtime
-    request = EnvRequest(
-        plan.env_source, config.env_kwargs, config.env_backend, config.model.squash, runtime.env_threads,
-        runtime.validate_observations,
-        survive_faults=True,
-    )  # fmt: skip
+    request = EnvRequest.of(config, plan.env_source, survive_faults=True)
     count, seed = config.envs_per_group, plan.seed(generation)
     indices = range(index * runtime.groups, (index + 1) * runtime.groups)
     groups = {i: make_group(request, plan.env, count, i * count, seed) for i in indices}

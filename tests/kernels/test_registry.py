@@ -16,13 +16,13 @@ from whole_runs import config_for
 from sfactory import distributions, losses, train, vtrace
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
 from sfactory.data.weights import FlatWeights
+from sfactory.distributions import Sampler
 from sfactory.kernels import REGISTRY, Kernel, Kernels
 from sfactory.kernels.registry import Use
 from sfactory.model import build_model, encoders
 from sfactory.model.normalizer import CriticUnits
 from sfactory.networks import TorchNetwork
 from sfactory.objective import Objective
-from sfactory.sampler import Sampler
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.telemetry.metrics import Report
 

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from whole_runs import QUIET, config_for, rows, summary, worker_process
 
 from sfactory import train
-from sfactory.config import EvalConfig, LogConfig, RuntimeConfig
+from sfactory.config import EvalConfig, LogConfig, ModelConfig, RuntimeConfig
 from sfactory.errors import ConfigError
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime import supervisor
@@ -62,10 +62,28 @@ class Task(gym.Env):
         return np.array([0, self.count], np.float32), float(action), self.count == 10, False, {}
 
 
+class Ids(Task):
+    """Its observations are ids of things, in a space that does not say so."""
+
+    observation_space = spaces.Box(0, 255, (2,), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        self.count = 0
+        return np.zeros(2, np.uint8), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return super().step(action)[0].astype(np.uint8), float(action), self.count == 10, False, {}
+
+
 def evaluations(run: Path) -> list[dict[str, float]]:
     """The evaluations in metrics.csv."""
     found = [row for row in rows(run) if row["eval_return_mean"]]
     return [{name: float(row[name]) for name in row if name.startswith("eval_")} for row in found]
+
+
+def test_the_evaluator_reads_observations_as_training_does(tmp_path: Path) -> None:
+    result = train(config_for(tmp_path, Ids, steps=2048, eval=EVERY, model=ModelConfig(categories=11)))
+    assert evaluations(result.run_dir)
 
 
 def test_evaluations_are_reported_and_the_best_checkpoint_is_theirs(tmp_path: Path) -> None:
