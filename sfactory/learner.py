@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -266,22 +265,27 @@ class Learner:
 
     def _learn(self, batch: Batch) -> None:
         """The targets of a batch, from the weights as they are, and all updates."""
-        if self._steps is not None:
-            self._learn_recorded(batch, self._steps)
+        samples = self._first_pass(batch) if self._steps is None else self._recorded_first_pass(batch, self._steps)
+        if samples is None:
             return
-        chunks, targets = self._begin(batch, self._one_pass)
-        if self._one_pass:
-            self._update(chunks, batch, targets)
-            return
-        samples = batch.samples(targets, self._single)
         for epoch in range(self._config.epochs):
             if epoch and not self._config.lag_free:
                 self._publisher.offer(self.updates)
                 self._watch.lap("weights")
             for columns in self._minibatches(samples):
                 self._releaser.release_due(time.monotonic())
-                self._network.refresh()
-                self._update(self._forward(samples, columns), samples, samples.targets)
+                if self._steps is None:
+                    self._update(self._forward(samples, columns), samples, samples.targets)
+                else:
+                    self._recorded_update(samples, columns, self._steps)
+
+    def _first_pass(self, batch: Batch) -> Samples | None:
+        """The samples of a batch with their targets; None where its only update has been made as well."""
+        chunks, targets = self._begin(batch, self._one_pass)
+        if not self._one_pass:
+            return batch.samples(targets, self._single)
+        self._update(chunks, batch, targets)
+        return None
 
     def _begin(self, batch: Batch, gradients: bool) -> tuple[list[_Chunk], Targets]:
         """One pass of the proximal policy, the present weights, over a batch, and the batch's targets, whose statistics
@@ -319,6 +323,7 @@ class Learner:
 
     def _forward(self, samples: Samples, columns: Sequence[Columns]) -> list[_Chunk]:
         """The present policy on a minibatch, given by chunks."""
+        self._network.refresh()
 
         def evaluate(columns: Columns) -> _Chunk:
             outputs = self._network.outputs(samples, columns)
@@ -374,38 +379,41 @@ class Learner:
         optimizer = self._optimizer.state_dict().values()
         return RecordedSteps(self._device, [self._flat.vector, *optimizer, *moments, *counts, *buffers])
 
-    def _learn_recorded(self, batch: Batch, steps: RecordedSteps) -> None:
-        """As :meth:`_learn`, by recorded steps: one for a batch's targets, one for an update, or one for both."""
+    def _recorded_first_pass(self, batch: Batch, steps: RecordedSteps) -> Samples | None:
+        """As :meth:`_first_pass`."""
         self._optimizer.update_rate()
-        address, shape = batch.reward.data_ptr(), batch.reward.shape
-        if self._one_pass:
-            steps(("batch", shape), address, lambda: self._keep_update(*self._keep_targets(batch, steps), batch, steps))
-            self._note_batch(steps)
-            self._note_update(steps)
-            return
-        steps(("targets", shape), address, lambda: self._keep_targets(batch, steps))
+
+        def targets() -> None:
+            self._keep_targets(batch, steps)
+
+        def whole() -> None:
+            self._keep_update(*self._keep_targets(batch, steps), batch, steps)
+
+        kind = "batch" if self._one_pass else "targets"
+        steps((kind, batch.reward.shape), batch.reward.data_ptr(), whole if self._one_pass else targets)
         self._note_batch(steps)
-        samples = batch.samples(Targets(*steps.kept["targets"]), self._single)
-        for epoch in range(self._config.epochs):
-            if epoch and not self._config.lag_free:
-                self._publisher.offer(self.updates)
-                self._watch.lap("weights")
-            for columns in self._minibatches(samples):
-                self._releaser.release_due(time.monotonic())
-                if not isinstance(columns[0], slice):
-                    steps.keep("columns", columns)
-                steps(("update", shape), address, partial(self._keep_minibatch, samples, columns, steps))
-                self._note_update(steps)
+        if not self._one_pass:
+            return batch.samples(Targets(*steps.kept["targets"]), self._single)
+        self._note_update(steps)
+        return None
+
+    def _recorded_update(self, samples: Samples, columns: list[Columns], steps: RecordedSteps) -> None:
+        """An update on the columns of a minibatch."""
+        if not isinstance(columns[0], slice):
+            steps.keep("columns", columns)
+            columns = steps.kept["columns"]
+
+        def update() -> None:
+            self._keep_update(self._forward(samples, columns), samples.targets, samples, steps)
+
+        steps(("update", samples.reward.shape), samples.reward.data_ptr(), update)
+        self._note_update(steps)
 
     def _keep_targets(self, batch: Batch, steps: RecordedSteps) -> tuple[list[_Chunk], Targets]:
         chunks, targets = self._begin(batch, self._one_pass)
         steps.keep("batch statistics", [self._batch_statistics.pop()])
         steps.keep("targets", list(vars(targets).values()))
         return chunks, targets
-
-    def _keep_minibatch(self, samples: Samples, columns: list[Columns], steps: RecordedSteps) -> None:
-        columns = columns if isinstance(columns[0], slice) else steps.kept["columns"]
-        self._keep_update(self._forward(samples, columns), samples.targets, samples, steps)
 
     def _keep_update(
         self, chunks: list[_Chunk], targets: Targets, samples: Batch | Samples, steps: RecordedSteps
@@ -428,7 +436,6 @@ class Learner:
         chunks, targets = self._begin(batch, self._one_pass)
         samples: Batch | Samples = batch
         if not self._one_pass:
-            self._network.refresh()
             samples = batch.samples(targets, single=False)
             chunks = self._forward(samples, [chunk.columns for chunk in chunks])
         sums = self._gradient(chunks, samples, targets)

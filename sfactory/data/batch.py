@@ -23,8 +23,8 @@ WITHOUT_TIME = ("rnn_state", "owner")
 """Fields without a time dimension: one entry per segment and row."""
 
 
-def time_dims(name: str) -> int:
-    """Number of time dimensions of a batch's field, which is the dimension of its columns."""
+def column_dim(name: str) -> int:
+    """The dimension of a batch's field in which its columns lie."""
     return 0 if name in WITHOUT_TIME else 1
 
 
@@ -73,12 +73,6 @@ class Batch:
     def all_columns(self) -> slice:
         return slice(0, self.first.shape[1])
 
-    def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
-        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("obs", "mask")}
-        mask, obs = self.mask if self.mask is None else self.mask.to(device), (leaf.to(device) for leaf in self.obs)
-        return Batch(obs=tuple(obs), mask=mask, **{name: x.to(device) for name, x in found.items()})
-
     def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """Inputs of the network for some columns: observations ``[T+1, n, ...]``, ``first [T+1, n]`` and RNN states
         ``[n, S]``."""
@@ -93,19 +87,23 @@ class Batch:
     def select(self, columns: Columns) -> Batch:
         """The given columns as a batch; views for a slice."""
         return Batch.of(
-            {name: select_columns(tensor, columns, time_dims(name)) for name, tensor in self.tensors().items()}
+            {name: select_columns(tensor, columns, column_dim(name)) for name, tensor in self.tensors().items()}
         )
 
     def beside(self, other: Batch) -> Batch:
         """A batch of this one's columns, and then the other's."""
         more = other.tensors()
         return Batch.of(
-            {name: torch.cat((tensor, more[name]), time_dims(name)) for name, tensor in self.tensors().items()}
+            {name: torch.cat((tensor, more[name]), column_dim(name)) for name, tensor in self.tensors().items()}
         )
 
     def copy(self) -> Batch:
         """The same numbers in memory of their own."""
         return Batch.of({name: tensor.clone() for name, tensor in self.tensors().items()})
+
+    def to(self, device: torch.device) -> Batch:
+        """The same numbers on a device."""
+        return Batch.of({name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name; those of the observation are ``obs0``, ``obs1`` and so on."""
@@ -255,13 +253,13 @@ class Assembler:
 
     def _shape(self, name: str, source: np.ndarray) -> tuple[int, ...]:
         rows = self._arena.rows * self._segments
-        return (source.shape[1], rows, *source.shape[3:]) if time_dims(name) else (rows, *source.shape[2:])
+        return (source.shape[1], rows, *source.shape[3:]) if column_dim(name) else (rows, *source.shape[2:])
 
     def _gather(self, name: str, source: np.ndarray, target: np.ndarray, slots: list[int]) -> None:
         rows = self._arena.rows
         for i, slot in enumerate(slots):
             part = slice(i * rows, (i + 1) * rows)
-            if time_dims(name):
+            if column_dim(name):
                 target[:, part] = source[slot]
             else:
                 target[part] = source[slot]

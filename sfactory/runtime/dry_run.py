@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.config import Config
-from sfactory.data.batch import Batch, time_dims
+from sfactory.data.batch import Batch, column_dim
 from sfactory.data.examples import example_batch
 from sfactory.distributions import ActionDistribution, Distribution
 from sfactory.errors import ConfigError
@@ -98,7 +98,7 @@ def _check_batch_source(config: Config, model: nn.Module) -> None:
             raise ConfigError(f"{role} returned {_described(made)}; it must return a sfactory.data.batch.Batch")
         found = made.tensors()
         for name, tensor in given.tensors().items():
-            dim, shape = time_dims(name), list(tensor.shape)
+            dim, shape = column_dim(name), list(tensor.shape)
             shape[dim] = columns
             _require(role, name, found.get(name), tuple(shape), f"of {columns} columns", tensor.dtype, finite=False)
             first = found[name].narrow(dim, 0, fresh)
