@@ -19,6 +19,7 @@ from sfactory.model import build_model
 from sfactory.player import Player, rendering
 from sfactory.policy import Policy
 from sfactory.runtime.plan import EVALUATOR, Plan
+from sfactory.runtime.training import next_multiple
 from sfactory.runtime.wires import Wires
 from sfactory.telemetry.events import Evaluated, Note
 
@@ -104,7 +105,7 @@ class Evaluator:
         every = self._plan.config.eval.video_every
         if not every or env_steps < self._next_video:
             return
-        self._next_video = (env_steps // every + 1) * every
+        self._next_video = next_multiple(env_steps, every)
         try:
             with tempfile.TemporaryDirectory() as folder:
                 sampled = self._plan.config.eval.sampled

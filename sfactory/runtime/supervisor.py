@@ -500,10 +500,12 @@ class _Supervisor:
 
     def _tell_of_slow_steps(self) -> None:
         """Say once how long a batch takes where env steps are slow."""
+        if self._told_of_speed:
+            return
         control = self._wires.control
         rollouts = [name for name in control.names if name.startswith("rollout")]
         seconds, steps = (sum(control.total(name, column) for name in rollouts) for column in ("environment", "rows"))
-        if self._told_of_speed or not steps:
+        if not steps:
             return
         self._told_of_speed = True
         if (note := note_on_slow_steps(self._plan, seconds / steps)) is not None:

@@ -54,10 +54,10 @@ class Training:
             self._wall_before, self._saved_steps = snapshot.wall_s, snapshot.env_steps
         self._saved_at = time.monotonic()
         self._saves_requested = 0
-        self._next_milestone = _multiple_after(self.learner.env_steps, config.log.milestone_every)
+        self._next_milestone = next_multiple(self.learner.env_steps, config.log.milestone_every)
         self._board: EvaluationBoard | None = wires.evaluation
         self._candidate: Snapshot | None = None
-        self._next_evaluation = _multiple_after(self.learner.env_steps, config.eval.every)
+        self._next_evaluation = next_multiple(self.learner.env_steps, config.eval.every)
         self._best_evaluation = store.best_evaluation() if wires.evaluation is not None else 0.0
 
     def evaluate_if_due(self) -> None:
@@ -98,7 +98,7 @@ class Training:
     def _hand_out(self, board: EvaluationBoard) -> None:
         """Give the present weights to the evaluator, and keep them until their evaluation is known."""
         steps = self.learner.env_steps
-        self._next_evaluation = _multiple_after(steps, self._plan.config.eval.every)
+        self._next_evaluation = next_multiple(steps, self._plan.config.eval.every)
         self._candidate = self.snapshot().frozen()
         self.learner.publish_to(board.weights, steps)
         self._watch.lap("weights")
@@ -124,7 +124,7 @@ class Training:
         snapshot, now = self.snapshot() if snapshot is None else snapshot, self.learner.env_steps
         if snapshot.env_steps == now:
             self._saved_at = time.monotonic()
-            self._next_milestone = _multiple_after(now, self._plan.config.log.milestone_every)
+            self._next_milestone = next_multiple(now, self._plan.config.log.milestone_every)
         message = None
         try:
             self._store.save(snapshot, now)
@@ -190,7 +190,7 @@ class Training:
         return names + [name for name, part in snapshot.trainer.items() if not _is_finite(part)]
 
 
-def _multiple_after(env_steps: int, every: int) -> float:
+def next_multiple(env_steps: int, every: int) -> float:
     """The next multiple of `every`; infinity without any."""
     return (env_steps // every + 1) * every if every else float("inf")
 

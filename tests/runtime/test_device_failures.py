@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
+from environments import Pixels
 from whole_runs import config_for, saved_steps, summary
 
 from sfactory import train
@@ -92,20 +92,6 @@ def test_errors_of_a_program_stay_what_they_are(error: Exception) -> None:
 
 
 # What is asked of a GPU before a run
-
-
-class Pixels(gymnasium.Env):
-    """Has images."""
-
-    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, False, False, {}
 
 
 @pytest.fixture

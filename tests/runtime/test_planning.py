@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gymnasium
-import numpy as np
 import pytest
 import torch
+from environments import Pixels
 from small_tasks import Crowd
 from whole_runs import config_for
 
@@ -46,20 +45,6 @@ def test_a_run_says_it_once_at_its_start(display: str, times: int, tmp_path: Pat
         config_for(tmp_path, "CartPole-v1", steps=256, serial=True, log=LogConfig(display=display, tensorboard=False))
     )
     assert capsys.readouterr().out.count("256 steps are only 2 updates") == times
-
-
-class Pixels(gymnasium.Env):
-    """Has images."""
-
-    observation_space = gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, False, False, {}
 
 
 @pytest.fixture
