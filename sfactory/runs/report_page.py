@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from sfactory.config import Config, from_dict, load_yaml, resolve, to_dict
+from sfactory.config import Config, flattened, from_dict, load_yaml, resolve, to_dict
 from sfactory.errors import ConfigError
 from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
-from sfactory.runs.curves import Curve, flattened, read_curve
+from sfactory.runs.curves import Curve, read_curve
 from sfactory.runs.run_folder import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS
 
 MOST_VIDEO_BYTES = 16 * 2**20
