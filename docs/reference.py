@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import itertools
 import sys
-import textwrap
 import types
 import typing
 from collections.abc import Iterator
@@ -18,6 +14,7 @@ import yaml
 from sfactory.config import Config
 from sfactory.config.declaring import DeviceNames, Setting, settings_of, types_of
 from sfactory.config.presets import PRESETS
+from sfactory.config.short_help import documentation_of
 from sfactory.telemetry.metrics import METRICS, Report
 
 _CONFIG = """# Every config field
@@ -89,16 +86,6 @@ loss terms ([extending](extending.md#a-loss-term)) are `term/NAME`.
 """
 
 
-def docstrings_of(cls: type) -> dict[str, str]:
-    """The docstring below each field of a dataclass, on one line."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-    }
-
-
 def config_page() -> str:
     """docs/config.md."""
     groups = [f for f in dataclasses.fields(Config) if dataclasses.is_dataclass(getattr(Config(), f.name))]
@@ -115,7 +102,7 @@ def _config_group(prefix: str, cls: type) -> Iterator[str]:
     title = f"`{prefix.rstrip('.')}`" if prefix else "The run"
     yield f"\n## {title}\n\n{' '.join((cls.__doc__ or '').split())}\n\n"
     yield "| field | values | default | |\n|---|---|---|---|\n"
-    settings, texts, default = settings_of(cls), docstrings_of(cls), cls()
+    settings, texts, default = settings_of(cls), documentation_of(cls), cls()
     for f in dataclasses.fields(cls):
         if f.name in settings:
             cells = (_values(types_of(cls)[f.name], settings[f.name]), _told(getattr(default, f.name)), texts[f.name])
@@ -149,7 +136,7 @@ def _cell(text: str) -> str:
 
 def metrics_page() -> str:
     """docs/metrics.md."""
-    texts = docstrings_of(Report)
+    texts = documentation_of(Report)
     rows = (
         f"| `{each.name}` | {each.unit} | {f'`{each.tag}`' if each.tensorboard else ''} | {_cell(texts[each.name])} |\n"
         for each in METRICS

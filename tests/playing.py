@@ -16,13 +16,14 @@ class Play:
     """A group with its arrays, already reset. Closes it at the end of a ``with``.
 
     Args:
+        count: Number of environments.
         options: Other fields of the request, such as `backend`.
     """
 
     def __init__(
         self,
         env: str,
-        rows: int,
+        count: int,
         kwargs: dict[str, Any] | None = None,
         *,
         first_index: int = 0,
@@ -31,7 +32,8 @@ class Play:
     ) -> None:
         request = EnvRequest(env, kwargs or {}, **options)
         self.spec: EnvSpec = envs.probe(request)
-        self.group: Group = envs.make_group(request, self.spec, rows, first_index, seed)
+        self.group: Group = envs.make_group(request, self.spec, count, first_index, seed)
+        rows = self.group.rows
         self.buffers: StepBuffers = new_step_buffers(self.spec, rows)
         self.outcome = Outcome(np.full(rows, 9, np.float32), np.ones(rows, bool), np.ones(rows, bool))
         self.group.reset(self.buffers)

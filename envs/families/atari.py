@@ -272,7 +272,7 @@ class _Lives(gymnasium.Wrapper):
         if self._next is not None and seed is None:
             return self._next, {}
         observation, info = self.env.reset(seed=seed, options=options)
-        self._lives = self._console.lives
+        self._lives, self._next = self._console.lives, None
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

@@ -6,7 +6,7 @@ from sfactory.config.env_source import env_name
 from sfactory.config.fields import Config, EvalConfig, LogConfig, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
 from sfactory.config.fitting import fitted, fitted_anew
 from sfactory.config.showing import annotated_yaml
-from sfactory.config.sources import from_dict, load_yaml, merged, preset_value, resolve, to_dict
+from sfactory.config.sources import flattened, from_dict, load_yaml, merged, preset_value, resolve, to_dict
 
 __all__ = [
     "Config",
@@ -22,6 +22,7 @@ __all__ = [
     "env_name",
     "fitted",
     "fitted_anew",
+    "flattened",
     "from_dict",
     "given_values",
     "load_yaml",

@@ -11,7 +11,7 @@ import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import tyro
 
@@ -20,7 +20,7 @@ from sfactory.config.declaring import changed, given_names, settings_of, types_o
 from sfactory.config.fields import Config
 from sfactory.config.presets import preset_for
 from sfactory.config.short_help import print_short_help
-from sfactory.config.sources import load_yaml, merged, resolve
+from sfactory.config.sources import flattened, load_yaml, merged, resolve
 
 Switch = tyro.conf.FlagCreatePairsOff[bool]
 """A flag that is given or not, without a ``--no-`` form."""
@@ -101,12 +101,12 @@ def read_command_line(args: Sequence[str], prog: str, description: str, options:
     rest += [word for name, value in chosen.items() for word in (f"--{name}", value)]
     kind = _line(options)
     line = tyro.cli(kind, args=rest, default=kind(options(), default), prog=prog, description=description)
-    origins = dict.fromkeys(settings_of(Config), "default")
+    flagged = list(_flagged(args))
     preset, values = preset_for(default.preset, default.env, default.algo)
-    origins |= {"preset": "by the environment"} | dict.fromkeys(_names_in(values), f"preset {preset}")
-    origins |= dict.fromkeys(_names_in(base), str(early.config))
-    origins |= dict.fromkeys(_flagged(args), "flag")
-    given = {name for name in _flagged(args) if "." not in name} | {
+    origins = dict.fromkeys(settings_of(Config), "default") | {"preset": "by the environment"}
+    for names, origin in ((flattened(values), f"preset {preset}"), (flattened(base), early.config), (flagged, "flag")):
+        origins |= dict.fromkeys(names, origin)
+    given = {name for name in flagged if "." not in name} | {
         f.name for f in dataclasses.fields(Config) if getattr(line.config, f.name) != getattr(default, f.name)
     }
     return CommandLine(
@@ -128,16 +128,6 @@ def _line(options: type[CommandOptions]) -> type:
     return dataclasses.make_dataclass(
         "CommandLine", [(name, Annotated[kind, tyro.conf.arg(name="")]) for name, kind in groups.items()]
     )
-
-
-def _names_in(values: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """The dotted names of the fields that nested values name."""
-    groups = {f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(types_of(Config)[f.name])}
-    for name, value in values.items():
-        if not path and name in groups and isinstance(value, Mapping):
-            yield from _names_in(value, f"{name}.")
-        else:
-            yield f"{path}{name}"
 
 
 def _flagged(args: Sequence[str]) -> Iterator[str]:

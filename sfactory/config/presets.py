@@ -8,6 +8,15 @@ from typing import Any
 
 from sfactory.errors import ConfigError
 
+_GRID: dict[str, Any] = {
+    "envs_per_worker": 32,
+    "rollout": 32,
+    "batch_size": 1024,
+    "epochs": 2,
+    "optim": {"lr": 1e-3, "minibatches": 2, "schedule": "linear"},
+    "loss": {"entropy_coef": 0.01},
+}
+"""Small worlds of cells, whatever the model."""
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
         "epochs": 4,
@@ -67,15 +76,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "optim": {"lr": 5e-4, "minibatches": 4, "schedule": "linear"},
         "loss": {"entropy_coef": 0.003, "normalize_returns": True},
     },
-    "grid": {
-        "envs_per_worker": 32,
-        "rollout": 32,
-        "batch_size": 1024,
-        "epochs": 2,
-        "optim": {"lr": 1e-3, "minibatches": 2, "schedule": "linear"},
-        "loss": {"entropy_coef": 0.01},
-        "model": {"encoder": "mlp", "categories": 11},
-    },
+    "grid": _GRID | {"model": {"encoder": "mlp", "categories": 11}},
     "car_racing": {
         "envs_per_worker": 16,
         "rollout": 64,
@@ -93,15 +94,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss": {"gamma": 0.999, "entropy_coef": 0.01, "normalize_returns": True},
         "model": {"encoder": "impala_resnet", "features": 256},
     },
-    "memory": {
-        "envs_per_worker": 32,
-        "rollout": 32,
-        "batch_size": 1024,
-        "epochs": 2,
-        "optim": {"lr": 1e-3, "minibatches": 2, "schedule": "linear"},
-        "loss": {"entropy_coef": 0.01},
-        "model": {"features": 128},
-    },
+    "memory": _GRID | {"model": {"features": 128}},
 }
 
 _FAMILIES = (

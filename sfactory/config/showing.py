@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import yaml
 
 from sfactory.config.declaring import settings_of
 from sfactory.config.fields import Config
-from sfactory.config.sources import to_dict
+from sfactory.config.sources import GROUPS, to_dict
 
 MACHINE = ("workers", "runtime.policy_workers")
 """Fields that, where they are unset, follow from this machine."""
@@ -35,9 +34,8 @@ def annotated_yaml(config: Config, origins: Mapping[str, str], planned: Config) 
 
 
 def _lines(values: Mapping[str, Any], remarks: Mapping[str, str]) -> Iterator[str]:
-    groups = {f.name for f in dataclasses.fields(Config)} - remarks.keys()
     for name, value in values.items():
-        if name in groups:
+        if name in GROUPS:
             yield f"{name}:"
             for field, inner in value.items():
                 yield _line(f"  {_entry(field, inner)}", remarks[f"{name}.{field}"])

@@ -25,6 +25,8 @@ from sfactory.config.presets import preset_for
 from sfactory.errors import ConfigError
 
 T = TypeVar("T")
+GROUPS = frozenset(f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(types_of(Config)[f.name]))
+"""Fields of a config that are groups of fields."""
 
 
 def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, path: str = "") -> T:
@@ -116,6 +118,22 @@ def from_dict(values: Mapping[str, Any]) -> Config:
         ConfigError: On unknown keys.
     """
     return merged(Config(), values)
+
+
+def flattened(values: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
+    """A config's plain values by dotted names.
+
+    Args:
+        values: As :func:`to_dict` gives them, or only some of them.
+        whole: Take apart mappings that are the value of a field, too, as ``env_kwargs``.
+    """
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and (name in GROUPS or (whole and value)):
+            found |= {f"{name}.{field}": inner for field, inner in flattened(value, whole).items()}
+        else:
+            found[name] = value
+    return found
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:

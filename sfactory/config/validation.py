@@ -28,7 +28,7 @@ def validate(config: Config, rows_per_env: int = 1) -> None:
     problems = [] if config.env else ["env is not set; name a Gymnasium id, for example --env CartPole-v1"]
     problems += _limit_problems(config)
     if not problems:
-        problems = _size_problems(config, rows_per_env)
+        problems = _eval_problems(config) + _size_problems(config, rows_per_env)
     if problems:
         raise ConfigError(*problems)
 
@@ -47,6 +47,16 @@ def _limit_problems(config: Config) -> list[str]:
     return problems
 
 
+def _eval_problems(config: Config) -> list[str]:
+    """Videos are of evaluations."""
+    if config.eval.every or not config.eval.video_every:
+        return []
+    return [
+        f"eval.video_every is {config.eval.video_every} and eval.every is 0, so no episode is evaluated; set "
+        "--eval.every"
+    ]
+
+
 def _size_problems(config: Config, rows_per_env: int) -> list[str]:
     """Sizes that must divide one another, and the lag that the number of slots implies."""
     groups = config.runtime.groups
@@ -62,11 +72,6 @@ def _size_problems(config: Config, rows_per_env: int) -> list[str]:
             f"try {near}"
         ]
     problems = []
-    if config.eval.video_every and not config.eval.every:
-        problems.append(
-            f"eval.video_every is {config.eval.video_every} and eval.every is 0, so no episode is evaluated; set "
-            "--eval.every"
-        )
     if (slots := slot_count(config, rows)) > MOST_SLOTS:
         problems.append(
             f"these sizes make {slots} slots; at most {MOST_SLOTS} are possible; lower batch_size, spare_batches or "

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sfactory.config import load_yaml
+from sfactory.config import flattened, load_yaml
 from sfactory.errors import ConfigError
 from sfactory.runs.run_folder import CONFIG, METRICS, is_held
 
@@ -111,17 +111,6 @@ def _number(cell: str) -> float:
         return float(cell)
     except ValueError:
         return np.nan
-
-
-def flattened(values: Mapping[str, Any], prefix: str = "", depth: int = 1) -> dict[str, Any]:
-    """A config's plain values by dotted names; mappings below a group are values."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and depth and not name.endswith("kwargs"):
-            found |= flattened(value, f"{prefix}{name}.", depth - 1)
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:

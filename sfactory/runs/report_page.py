@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from sfactory.config import Config, from_dict, load_yaml, resolve, to_dict
+from sfactory.config import Config, flattened, from_dict, load_yaml, resolve, to_dict
 from sfactory.errors import ConfigError
 from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
-from sfactory.runs.curves import Curve, flattened, read_curve
+from sfactory.runs.curves import Curve, read_curve
 from sfactory.runs.run_folder import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS
 
 MOST_VIDEO_BYTES = 16 * 2**20
@@ -121,24 +121,27 @@ def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:
     steps, wall_s = summary.get("env_steps") or last("env_steps"), summary.get("wall_s") or last("wall_s")
     facts = {
         "status": str(status),
-        "env steps": f"{steps:,.0f}",
+        "env steps": _figure(steps, ",.0f"),
         "wall time": _duration(wall_s),
-        "env steps/s": f"{steps / wall_s:,.0f}" if wall_s else "-",
-        "return in training": f"{last('episode_return_mean'):.4g}",
+        "env steps/s": _figure(steps / wall_s if wall_s else np.nan, ",.0f"),
+        "return in training": _figure(last("episode_return_mean"), ".4g"),
     }
-    if "eval_return_mean" in curve.columns and np.isfinite(last("eval_return_mean")):
-        facts["return in evaluation"] = f"{last('eval_return_mean'):.4g}"
+    if np.isfinite(evaluated := last("eval_return_mean")):
+        facts["return in evaluation"] = _figure(evaluated, ".4g")
     items = "".join(
-        f'<div><span class="quiet">{name}</span><b>{escape("-" if "nan" in value else value)}</b></div>'
-        for name, value in facts.items()
+        f'<div><span class="quiet">{name}</span><b>{escape(value)}</b></div>' for name, value in facts.items()
     )
     error = f"<pre>{escape(str(summary['error']))}</pre>" if summary.get("error") else ""
     return f'<div class="facts">{items}</div>{error}'
 
 
+def _figure(value: float, spec: str) -> str:
+    return format(value, spec) if np.isfinite(value) else "-"
+
+
 def _duration(seconds: float) -> str:
     if not np.isfinite(seconds):
-        return "nan"
+        return "-"
     minutes, second = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
 

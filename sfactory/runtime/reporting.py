@@ -20,7 +20,10 @@ from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
 from sfactory.telemetry.events import TERM, Episodes, Evaluated, KernelsChosen, Progress
 from sfactory.telemetry.loggers import Loggers
-from sfactory.telemetry.metrics import EpisodeWindow, MetricsWriter, Report, Speedometer, Summary
+from sfactory.telemetry.metrics import Report
+from sfactory.telemetry.metrics_file import MetricsWriter
+from sfactory.telemetry.recent import EpisodeWindow, Speedometer
+from sfactory.telemetry.summary import Summary
 
 Status = Literal["completed", "interrupted", "failed"]
 FIGURES = (

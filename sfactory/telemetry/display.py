@@ -136,7 +136,7 @@ class Display:
             f"{self._share(report):.1%}: {self._progress(report)}, {_clock(report.wall_s)} elapsed, "
             f"{_clock(self._left_s(report))} left"
         )
-        rows = [(each.label or "lowest, highest", self._text(each, report)) for each in _shown_metrics()]
+        rows = [(each.label or "lowest, highest", self._text(each, report)) for each in self._shown()]
         return head, rows + _extras(report), (report.env_steps, report.episode_return_mean)
 
     def _progress(self, report: Report) -> str:
@@ -173,12 +173,7 @@ class Display:
         return Panel(Group(*parts), title=title, title_align="left", box=box.ROUNDED, padding=(0, 1), width=width)
 
     def _results(self, report: Report) -> Table:
-        shown = [
-            each
-            for each in _shown_metrics()
-            if each.section != "load" and not (each.section == "eval" and math.isnan(self._evaluation))
-        ]
-        return _pairs([(each.label, self._text(each, report)) for each in shown])
+        return _pairs([(each.label, self._text(each, report)) for each in self._shown() if each.section != "load"])
 
     def _load(self, report: Report) -> Table:
         from rich.table import Table
@@ -187,10 +182,15 @@ class Display:
         table.add_column(style="dim", no_wrap=True)
         table.add_column(ratio=1)
         table.add_column(justify="right", no_wrap=True, min_width=5)
-        for each in _shown_metrics():
+        for each in self._shown():
             if each.section == "load":
                 table.add_row(each.label, self._gauge(each, report), self._text(each, report))
         return table
+
+    def _shown(self) -> list[Metric]:
+        """Metrics that have a row; those of evaluations from the first one on."""
+        evaluated = not math.isnan(self._evaluation)
+        return [each for each in METRICS if each.label is not None and (evaluated or each.section != "eval")]
 
     def _text(self, metric: Metric, report: Report) -> str:
         value = getattr(report, metric.name)
@@ -213,10 +213,6 @@ class Display:
         if metric.unit == "share":
             return _bar(0.0 if math.isnan(value) else min(1.0, value), 1.0)
         return _bar(value, max(1, self._slots)) if metric.unit == "slots" else ""
-
-
-def _shown_metrics() -> list[Metric]:
-    return [metric for metric in METRICS if metric.label is not None]
 
 
 def _bar(completed: float, total: float) -> ProgressBar:

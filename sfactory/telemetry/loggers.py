@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from sfactory.config import Config, env_name, to_dict
+from sfactory.config import Config, env_name, flattened, to_dict
 from sfactory.config.importing import load_object
 from sfactory.errors import ConfigError, said
 from sfactory.files import write_atomically
@@ -99,7 +99,7 @@ class MlflowLogger:
 
         self._id = kept_id(run_dir, "mlflow", create)
         if new:
-            params = [Param(key, str(value)) for key, value in flattened(to_dict(config)).items()]
+            params = [Param(key, str(value)) for key, value in flattened(to_dict(config), whole=True).items()]
             self._client.log_batch(self._id, params=params)
 
     def write(self, report: Report) -> None:
@@ -243,14 +243,6 @@ def kept_id(run_dir: Path, name: str, create: Callable[[], str]) -> str:
     made = create()
     write_atomically(path, f"{made}\n".encode())
     return made
-
-
-def flattened(values: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested values by dotted name."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flattened(value, f"{path}{key}.") if isinstance(value, dict) and value else {f"{path}{key}": value}
-    return flat
 
 
 def _need(module: str) -> None:

@@ -10,6 +10,7 @@ from playing import Play
 
 from perf import plain
 from sfactory import envs
+from sfactory.envs.families import atari
 from sfactory.envs.families.vector import VectorGroup
 from sfactory.envs.interface import EnvRequest
 from sfactory.envs.kernels.resampling import Resampler
@@ -24,6 +25,13 @@ BACKENDS = ["auto", "vector", "gymnasium"]
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=[*BACKENDS, "envpool"])
+def backend_or_envpool(request: pytest.FixtureRequest) -> str:
+    if request.param == "envpool":
+        pytest.importorskip("envpool")
     return request.param
 
 
@@ -182,41 +190,35 @@ def play_breakout(play: Play, games: int) -> tuple[list[int], list[bool]]:
     return ends, went_on
 
 
-@pytest.mark.parametrize("pool", [*BACKENDS, "envpool"])
-def test_a_lost_life_ends_an_episode_and_the_game_goes_on_to_its_last_life(pool: str) -> None:
-    if pool == "envpool":
-        pytest.importorskip("envpool")
-    with Play("BreakoutNoFrameskip-v4", 1, backend=pool) as play:
+def test_a_lost_life_ends_an_episode_and_the_game_goes_on_to_its_last_life(backend_or_envpool: str) -> None:
+    with Play("BreakoutNoFrameskip-v4", 1, backend=backend_or_envpool) as play:
         ends, went_on = play_breakout(play, games=2)
         assert went_on == [True, True, True, True, False] * 2
         assert all(12 < steps < 60 for steps in ends)
         assert play.group.extras == []
 
 
-@pytest.mark.parametrize("pool", [*BACKENDS, "envpool"])
-def test_by_the_v5_protocol_an_episode_is_a_game(pool: str) -> None:
-    if pool == "envpool":
-        pytest.importorskip("envpool")
-    with Play("ALE/Breakout-v5", 1, backend=pool) as play:
+def test_by_the_v5_protocol_an_episode_is_a_game(backend_or_envpool: str) -> None:
+    with Play("ALE/Breakout-v5", 1, backend=backend_or_envpool) as play:
         ends, went_on = play_breakout(play, games=1)
         assert went_on == [False]
         assert 60 < ends[0] < 400
 
 
-@pytest.mark.parametrize("pool", ["vector", "gymnasium"])
-def test_lives_end_in_the_same_env_steps_with_the_same_rewards_in_all_backends(pool: str) -> None:
+@pytest.mark.parametrize("backend", ["vector", "gymnasium"])
+def test_lives_end_in_the_same_env_steps_with_the_same_rewards_in_all_backends(backend: str) -> None:
     """Without FIRE, which ALE's vector environment presses in place of an action."""
     kwargs = {"noop_max": 0, "use_fire_reset": False}
     with (
         Play("SpaceInvadersNoFrameskip-v4", 2, kwargs) as play,
-        Play("SpaceInvadersNoFrameskip-v4", 2, kwargs, backend=pool) as other,
+        Play("SpaceInvadersNoFrameskip-v4", 2, kwargs, backend=backend) as other,
     ):
         lives = games = 0
         for action in np.random.default_rng(0).integers(0, play.spec.action.sizes[0], (1200, 2)):
             for mine, theirs in zip(play.step(action), other.step(action), strict=True):
                 np.testing.assert_array_equal(mine, theirs)
             assert (play.buffers.first == other.buffers.first).all()
-            assert np.abs(play.obs.astype(int) - other.obs).max() <= (pool == "vector")
+            assert np.abs(play.obs.astype(int) - other.obs).max() <= (backend == "vector")
             if play.outcome.terminated.any():
                 np.testing.assert_array_equal(play.group.goes_on, other.group.goes_on)
                 lives += np.count_nonzero(play.outcome.terminated)
@@ -230,6 +232,17 @@ def test_fire_begins_every_life(backend: str) -> None:
     with Play("BreakoutNoFrameskip-v4", 1, backend=backend) as play:
         ends = sum(bool(play.step(np.zeros(1)).terminated[0]) for _ in range(400))
     assert ends > 5
+
+
+def test_a_game_that_is_begun_anew_is_left_with_its_lives() -> None:
+    env = atari._make_single(EnvRequest("BreakoutNoFrameskip-v4", {}))
+    env.reset(seed=1)
+    while not env.step(0)[2]:
+        pass
+    assert env.reset()[0][:3].any(), "the next life"
+    env.reset(seed=1)
+    assert not env.reset()[0][:3].any(), "the next game"
+    env.close()
 
 
 @pytest.mark.parametrize("backend", ["auto", "gymnasium"])

@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from playing import Play
 
-from sfactory.envs import EnvRequest, Outcome, make_group, probe
-from sfactory.envs.observations import new_step_buffers
+from sfactory.envs import EnvRequest, probe
 from sfactory.errors import ConfigError
 
 ENVIRONMENTS = [
@@ -34,19 +34,13 @@ ENVIRONMENTS = [
 @pytest.mark.parametrize(("package", "env", "agents"), ENVIRONMENTS)
 def test_an_id_is_all_that_is_needed(package: str, env: str, agents: int) -> None:
     pytest.importorskip(package)
-    request = EnvRequest(env, {})
-    spec = probe(request)
-    assert spec.agents == agents
-    group = make_group(request, spec, 1, 0, seed=101)
-    before, after = new_step_buffers(spec, group.rows), new_step_buffers(spec, group.rows)
-    outcome = Outcome(np.zeros(agents, np.float32), np.zeros(agents, bool), np.zeros(agents, bool))
-    group.reset(before)
-    categorical = np.zeros((agents, len(spec.action.sizes)), np.int32)
-    for _ in range(3):
-        group.step(categorical, np.zeros((agents, spec.action.continuous), np.float32), outcome, after)
-    assert before.first.all() and np.isfinite(outcome.reward).all()
-    assert any(leaf.any() for leaf in after.obs)
-    group.close()
+    with Play(env, 1, seed=101) as play:
+        assert play.spec.agents == agents
+        assert play.buffers.first.all()
+        for _ in range(3):
+            play.step(np.zeros(agents))
+        assert np.isfinite(play.outcome.reward).all()
+        assert any(leaf.any() for leaf in play.buffers.obs)
 
 
 @pytest.mark.parametrize(

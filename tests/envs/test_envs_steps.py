@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sfactory.envs.kernels.steps import all_finite, settle_step
+from sfactory.envs.kernels.steps import all_finite, all_known, settle_step
+from sfactory.envs.observations import _all_finite, _all_known
 
 
 @pytest.mark.parametrize("rests", [True, False])
@@ -40,9 +41,9 @@ def test_a_step_is_settled_as_by_numpy(rows: int, rests: bool) -> None:
 def test_a_value_that_is_not_finite_is_found_wherever_it_stands(rows: int, value: float) -> None:
     for row in {0, rows // 2, rows - 1}:
         values = np.full(rows, np.finfo(np.float32).max)
-        assert all_finite(values)
+        assert all_finite(values) and _all_finite(values)
         values[row] = value
-        assert not all_finite(values)
+        assert not all_finite(values) and not _all_finite(values)
         none = np.zeros(rows, bool)
         for resting, finite in [
             (none.copy(), False),
@@ -54,3 +55,16 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_stands(rows: int, value
 
 def test_no_values_are_finite() -> None:
     assert all_finite(np.empty(0, np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
+def test_whether_categories_are_known_is_told_as_by_numpy(dtype: type) -> None:
+    rng, sizes = np.random.default_rng(0), np.array([3, 1, 200], np.int64)
+    for _ in range(100):
+        known = rng.integers(0, sizes, (4, 3)).astype(dtype)
+        unknown = known.copy()
+        column = rng.integers(3)
+        unknown[rng.integers(4), column] = sizes[column]
+        for values, good in ((known, True), (unknown, False)):
+            assert all_known(values.reshape(-1), sizes) == _all_known(values.reshape(-1), sizes) == good
+    assert not all_known(np.array([0, 0, -1], np.int32), sizes) and not _all_known(np.array([0, 0, -1]), sizes)

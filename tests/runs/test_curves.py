@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from short_runs import short_run
 
+from sfactory.config import flattened
 from sfactory.errors import ConfigError
-from sfactory.runs.curves import bootstrap_interval, flattened, interquartile_mean, read_curve, read_table, smoothed
+from sfactory.runs.curves import bootstrap_interval, interquartile_mean, read_curve, read_table, smoothed
 
 CSV = "env_steps,wall_s,episode_return_mean\n"
 

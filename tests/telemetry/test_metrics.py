@@ -17,17 +17,10 @@ from sfactory.config import Config, LogConfig
 from sfactory.errors import ConfigError
 from sfactory.losses import BatchStats, LossStats
 from sfactory.telemetry.events import Evaluated, Progress
-from sfactory.telemetry.metrics import (
-    METRICS,
-    MOST_COLUMNS,
-    EpisodeStatistics,
-    EpisodeWindow,
-    MetricsWriter,
-    Report,
-    Speed,
-    Speedometer,
-    Summary,
-)
+from sfactory.telemetry.metrics import METRICS, Report
+from sfactory.telemetry.metrics_file import MOST_COLUMNS, MetricsWriter
+from sfactory.telemetry.recent import EpisodeStatistics, EpisodeWindow, Speed, Speedometer
+from sfactory.telemetry.summary import Summary
 
 QUIET = Config(log=LogConfig(tensorboard=False))
 

@@ -1,0 +1,158 @@
+"""What is counted from report to report: the episodes that ended recently, and speeds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class EpisodeStatistics(NamedTuple):
+    """Statistics of recent episodes; NaN where none has ended.
+
+    Attributes:
+        episodes: Episodes that ended since the last report.
+        counted: Episodes that the statistics are over.
+        extras: The mean of each extra over its own recent values.
+    """
+
+    episodes: int
+    counted: int
+    return_mean: float
+    return_min: float
+    return_max: float
+    length_mean: float
+    extras: dict[str, float]
+
+
+class _Series:
+    """The last `window` values, or all since the last report if those are more."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.chunks = [np.empty(0)]
+        self.new = 0
+
+    def extend(self, values: np.ndarray) -> None:
+        self.chunks.append(values)
+        self.new += len(values)
+
+    def report(self) -> np.ndarray:
+        """The values to report, float64 ``[counted]``; the next report's values count as new from here."""
+        values = np.concatenate(self.chunks)
+        recent = values[-max(self.window, self.new) :]
+        self.chunks, self.new = [recent[-self.window :].copy()], 0
+        return recent
+
+
+class EpisodeWindow:
+    """Episodes that ended recently: at least the last `window`, and all since the last report.
+
+    Args:
+        window: Number of episodes, at least 1.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._returns = _Series(window)
+        self._lengths = _Series(window)
+        self._extras: dict[str, _Series] = {}
+
+    def add(self, returns: np.ndarray, lengths: np.ndarray, extras: Iterable[Mapping[str, float]] = ()) -> None:
+        """Count episodes that ended.
+
+        Args:
+            returns: ``[n]``, any float or integer type; copied.
+            lengths: ``[n]``, in env steps; copied.
+            extras: Numeric entries of ``info``, one mapping per episode that had any. Values that are not finite are
+                left out.
+        """
+        self._returns.extend(np.array(returns, np.float64))
+        self._lengths.extend(np.array(lengths, np.float64))
+        values: dict[str, list[float]] = {}
+        for entries in extras:
+            for name, value in entries.items():
+                values.setdefault(name, []).append(value)
+        for name, column in values.items():
+            array = np.array(column, np.float64)
+            self._extras.setdefault(name, _Series(self._window)).extend(array[np.isfinite(array)])
+
+    def report(self) -> EpisodeStatistics:
+        """The statistics now; what is added from here on counts as new for the next report."""
+        episodes = self._returns.new
+        returns, lengths = self._returns.report(), self._lengths.report()
+        extras = {name: float(values.mean()) for name, series in self._extras.items() if len(values := series.report())}
+        return EpisodeStatistics(
+            episodes=episodes,
+            counted=len(returns),
+            return_mean=_statistic(np.mean, returns),
+            return_min=_statistic(np.min, returns),
+            return_max=_statistic(np.max, returns),
+            length_mean=_statistic(np.mean, lengths),
+            extras=extras,
+        )
+
+
+def _statistic(of: Callable[[np.ndarray], Any], values: np.ndarray) -> float:
+    return float(of(values)) if len(values) else math.nan
+
+
+class Speed(NamedTuple):
+    """Speeds since the last report.
+
+    Attributes:
+        wall_s: Seconds trained so far, over all resumes.
+        fps: Env steps per second.
+    """
+
+    wall_s: float
+    fps: float
+    frames_per_s: float
+
+
+class Speedometer:
+    """Speeds since the last report and over the whole run. Time runs from its construction.
+
+    Args:
+        wall_s: Seconds that a resumed run has already trained.
+        env_steps: Env steps that it has already done.
+        frames: Frames likewise.
+        clock: Seconds; monotonic.
+    """
+
+    def __init__(
+        self, wall_s: float = 0.0, env_steps: int = 0, frames: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._start = clock() - wall_s
+        self._last = (wall_s, env_steps, frames)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds trained so far, over all resumes."""
+        return self._clock() - self._start
+
+    def report(self, env_steps: int, frames: int) -> Speed:
+        """Speeds since the last call, or since the construction; NaN if no time has passed.
+
+        Args:
+            env_steps: Env steps of the run so far.
+            frames: Frames of the run so far.
+        """
+        wall_s = self.wall_s
+        elapsed = wall_s - self._last[0]
+        done_steps, done_frames = env_steps - self._last[1], frames - self._last[2]
+        self._last = (wall_s, env_steps, frames)
+        return (
+            Speed(wall_s, done_steps / elapsed, done_frames / elapsed)
+            if elapsed > 0
+            else Speed(wall_s, math.nan, math.nan)
+        )
+
+    def overall_fps(self, env_steps: int) -> float:
+        """Env steps per second over the whole run."""
+        wall_s = self.wall_s
+        return env_steps / wall_s if wall_s > 0 else math.nan
