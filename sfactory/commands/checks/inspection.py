@@ -43,7 +43,7 @@ def inspect_environment(request: EnvRequest, seconds: float, output: Path, tell:
         request = dataclasses.replace(request, env=resolve_env(request.env))
         spec = _probed(request)
         request = _plain(request, spec)
-        made_s = (time.perf_counter() - begin) / 2
+        made_s = time.perf_counter() - begin
         subject = make_subject(request, spec)
     except ConfigError as error:
         tell(Finding("construction", "problem", str(error)) if _can_be_made(request) else Unmakeable(str(error)))

@@ -274,6 +274,7 @@ class NativeSubject:
         self._buffers = new_step_buffers(spec, self.rows)
 
     def begin(self, seed: int | None) -> Any:
+        self._group.close()
         self._group = make_group(self._request, self.spec, self.rows, 0, seed or 0)
         begin = time.perf_counter()
         self._group.reset(self._buffers)
