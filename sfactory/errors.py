@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
 class SfactoryError(Exception):
@@ -63,6 +68,26 @@ def said(error: BaseException) -> str:
         return str(error)
     except Exception:
         return f"<{type(error).__name__} that cannot be shown>"
+
+
+def telling_errors(main: Callable[P, int]) -> Callable[P, int]:
+    """Decorates the main function of a command: what goes wrong in it is told in one message, and ends it with the exit
+    status of the error, 1 for one of the system, and 130 for Ctrl-C."""
+
+    @functools.wraps(main)
+    def told(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return main(*args, **kwargs)
+        except SfactoryError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_status
+        except OSError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+
+    return told
 
 
 def check_platform() -> None:

@@ -62,7 +62,7 @@ def load_policy(
     """
     folder = Path(run)
     config = read_config(folder)
-    snapshot = _load_snapshot(folder, checkpoint)
+    snapshot = load_snapshot(folder, checkpoint)
     spec = load_spec(folder / SPACES, config.model.squash, reading := Reading.of(config.model))
     if env is not None:
         check_spaces(spec, _spec_of(env, config.model.squash, reading), f"the run in {folder}", "the environment")
@@ -200,7 +200,13 @@ class Policy:
             raise ValueError(str(fault)) from None
 
 
-def _load_snapshot(folder: Path, checkpoint: str) -> Snapshot:
+def load_snapshot(folder: Path, checkpoint: str) -> Snapshot:
+    """The latest or the best checkpoint of a run.
+
+    Raises:
+        ConfigError: If it has none, or `checkpoint` is another word.
+        CheckpointError: If none can be read.
+    """
     store = CheckpointStore(folder / CHECKPOINTS)
     if checkpoint not in ("latest", "best"):
         raise ConfigError(f"checkpoint is {checkpoint!r}; use latest or best")

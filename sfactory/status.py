@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sfactory.config.command_line import first_word_as
-from sfactory.errors import ConfigError, SfactoryError
+from sfactory.errors import ConfigError, telling_errors
+from sfactory.runs.report_page import read_json
 from sfactory.runs.run_folder import CONFIG, SUMMARY, is_held
 from sfactory.runtime.observed_state import RunState, read_status
 from sfactory.telemetry.sparkline import sparkline
@@ -90,13 +91,11 @@ def status(run: str | Path) -> RunStatus:
         return RunStatus("living" if held else "killed", state)
     if held:
         return RunStatus("starting")
-    try:
-        summary = json.loads((folder / SUMMARY).read_text())
-        return RunStatus(summary["status"], summary=summary)
-    except (OSError, ValueError, TypeError, KeyError):
-        return RunStatus("killed")
+    summary = read_json(folder / SUMMARY)
+    return RunStatus(summary["status"], summary=summary) if "status" in summary else RunStatus("killed")
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.status") -> int:
     """Run the command.
 
@@ -119,22 +118,18 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.stat
         if options.watch and console.is_terminal and not options.json
         else None
     )
-    try:
-        with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
-            while True:
-                found = status(options.run)
-                if options.json:
-                    print(json.dumps(found.values()), flush=True)
-                elif live is not None:
-                    live.update(_view(options.run, found), refresh=True)
-                else:
-                    console.print(_view(options.run, found))
-                if not (options.watch and found.goes_on):
-                    break
-                time.sleep(WATCH_EVERY_S)
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+    with contextlib.suppress(KeyboardInterrupt), live or contextlib.nullcontext():
+        while True:
+            found = status(options.run)
+            if options.json:
+                print(json.dumps(found.values()), flush=True)
+            elif live is not None:
+                live.update(_view(options.run, found), refresh=True)
+            else:
+                console.print(_view(options.run, found))
+            if not (options.watch and found.goes_on):
+                break
+            time.sleep(WATCH_EVERY_S)
     return 0
 
 

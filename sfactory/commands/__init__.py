@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sfactory.errors import ConfigError, check_platform
+from sfactory.errors import check_platform, telling_errors
 
 
 class Command(NamedTuple):
@@ -45,6 +45,7 @@ MODULES = ("train", "eval", "profile", "status")
 no arguments where they are the whole process, as there."""
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names.
 
@@ -65,11 +66,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 2
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, "")  # modules of the current folder, as for python -m
-    try:
-        check_platform()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+    check_platform()
     command = importlib.import_module(COMMANDS[name].module).main
     if name not in MODULES:
         return int(command(rest))

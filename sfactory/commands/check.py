@@ -27,8 +27,7 @@ from sfactory.config import Config, check_types, env_name
 from sfactory.config.command_line import CommandOptions, Switch, read_command_line
 from sfactory.envs import probe
 from sfactory.envs.interface import EnvRequest
-from sfactory.errors import ConfigError, SfactoryError
-from sfactory.runtime.interrupts import as_program
+from sfactory.errors import ConfigError, SfactoryError, telling_errors
 from sfactory.runtime.processes import EventSender, WorkerProcesses, fork_server
 from sfactory.runtime.workers import settle_process
 
@@ -85,25 +84,21 @@ class Result:
         return 2 if self.unmakeable else int(bool(self.problems))
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 0 fine, 1 problems found, 2 the environment cannot be made.
+        The exit status: 0 fine, 1 problems found, 2 the environment cannot be made, 130 interrupted.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    try:
-        line = read_command_line(sys.argv[1:] if args is None else args, PROG, DESCRIPTION, Options)
-        options, config = line.options, line.config
-        if not config.env:
-            raise ConfigError("env is not set; name a Gymnasium id, for example sfactory check CartPole-v1")
-        if not (options.seconds > 0 and options.timeout > 0):
-            raise ConfigError("seconds and timeout must be above 0")
-        with as_program() if args is None else contextlib.nullcontext():
-            result = check(config, options)
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+    line = read_command_line(sys.argv[1:] if args is None else args, PROG, DESCRIPTION, Options)
+    options, config = line.options, line.config
+    if not config.env:
+        raise ConfigError("env is not set; name a Gymnasium id, for example sfactory check CartPole-v1")
+    if not (options.seconds > 0 and options.timeout > 0):
+        raise ConfigError("seconds and timeout must be above 0")
+    result = check(config, options)
     if options.json:
         print(json.dumps(_values(config, result)))
     else:

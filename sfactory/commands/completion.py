@@ -8,7 +8,6 @@ import importlib
 import io
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +16,7 @@ from unittest import mock
 import tyro
 
 from sfactory.commands import COMMANDS, MODULES
-from sfactory.errors import ConfigError
+from sfactory.errors import ConfigError, telling_errors
 
 DESCRIPTION = """Print a script that completes sfactory's commands, flags and choices. For bash:
 sfactory completion bash > ~/.local/share/bash-completion/completions/sfactory; for zsh, into a folder of $fpath:
@@ -36,6 +35,7 @@ class Options:
     """The shell."""
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -43,11 +43,7 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 if shtab is not installed.
     """
     options = tyro.cli(Options, args=args, prog="sfactory completion", description=DESCRIPTION)
-    try:
-        print(script(options.shell))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+    print(script(options.shell))
     return 0
 
 
@@ -74,16 +70,19 @@ def script(shell: str) -> str:
 def flags_of(name: str) -> Iterator[tuple[str, list[str]]]:
     """The flags of a command with their choices, as its help page names them."""
     seen = set()
-    for flag, choices in FLAG.findall(_help_page(name)):
+    page = _help_page(name, "--help")
+    if "--help-all" in page:
+        page = _help_page(name, "--help-all")
+    for flag, choices in FLAG.findall(page):
         if flag not in seen:
             seen.add(flag)
             yield flag, [choice for choice in choices.split(",") if choice]
 
 
-def _help_page(name: str) -> str:
-    """The whole help page of a command; empty if it has none, as where a package that it needs is missing."""
+def _help_page(name: str, flag: str) -> str:
+    """The help page that a flag of a command shows; empty if there is none, as where a package that the command needs
+    is missing."""
     page = io.StringIO()
-    flag = "--help-all" if name in ("train", "profile", "check") else "--help"
     prog = (f"sfactory {name}",) if name in MODULES else ()
     with (
         mock.patch.dict(os.environ, COLUMNS=WIDE),

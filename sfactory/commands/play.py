@@ -15,13 +15,13 @@ import numpy as np
 import tyro
 from rich.console import Console
 
+from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config import env_name
 from sfactory.config.command_line import Switch
-from sfactory.config.flags import Mapped, Name
 from sfactory.envs import resolve_env
 from sfactory.envs.factory import close_quietly, is_vector, make_environment
 from sfactory.envs.interface import EnvRequest
-from sfactory.errors import ConfigError, SfactoryError, shown
+from sfactory.errors import ConfigError, shown, telling_errors
 from sfactory.player import Evaluation, Player, request_of
 from sfactory.runs.run_folder import read_config
 from sfactory.runs.video import has_display
@@ -32,12 +32,10 @@ NATIVE = "sfactory/"
 """Beginning of the ids that draw pictures, and no windows."""
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(PolicyOptions):
     """What the command takes."""
 
-    run: tyro.conf.Positional[str]
-    """Run folder."""
     episodes: int = 3
     """Episodes to play."""
     where: Literal["auto", "window", "terminal"] = "auto"
@@ -48,20 +46,13 @@ class Options:
     """Env steps per second in the terminal; unset: as the environment says; 0: as fast as it goes."""
     sampled: Switch = False
     """Draw actions from the policy; otherwise each is the most probable one."""
-    best: Switch = False
-    """The checkpoint with the best return in training instead of the latest."""
     seed: int | None = None
     """Seed of environments and sampled actions; unset: from the run's seed."""
     max_steps: int | None = None
     """Env steps after which an episode that still goes on is ended."""
-    env: Name = None
-    """Environment instead of the saved one: a Gymnasium id, module:Id or module:callable."""
-    env_kwargs: Mapped | None = None
-    """Keyword arguments of the environment; unset: those of the run."""
-    trust: Switch = False
-    """Import the environment and the classes that the run's config names as module:Name."""
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -70,13 +61,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options = tyro.cli(Options, args=args, prog="sfactory play", description=DESCRIPTION)
-    try:
-        result = _play(options)
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        return 130
+    result = _play(options)
     returns = ", ".join(f"{value:.2f}" for value in result.returns)
     Console().print(f"{result.episodes} episodes, returns {returns}, mean length {result.length_mean:.1f}")
     return 0
@@ -88,8 +73,8 @@ def _play(options: Options) -> Evaluation:
     request = request_of(read_config(options.run), options.env, options.env_kwargs, options.trust)
     mode = "rgb_array" if options.video else render_mode(options.where, request)
     player = Player.of_run(
-        options.run, options.env, options.env_kwargs, options.seed, "best" if options.best else "latest", "cpu", None,
-        options.trust, mode,
+        options.run, options.env, options.env_kwargs, options.seed, options.checkpoint, "cpu", None, options.trust,
+        mode,
     )  # fmt: skip
     fps = player.render_fps if options.fps is None else options.fps
     screen = TerminalScreen(fps) if mode != "human" and not options.video else None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from sfactory.errors import ConfigError, SfactoryError
+from sfactory.errors import ConfigError, telling_errors
 from sfactory.runs.curves import (
     STEPS,
     Curve,
@@ -74,6 +74,7 @@ class Band:
     interval: tuple[np.ndarray, np.ndarray] | None
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -82,12 +83,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options = tyro.cli(Options, args=args, prog="sfactory plot", description=DESCRIPTION)
-    try:
-        for path in plot(options):
-            print(path)
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+    for path in plot(options):
+        print(path)
     return 0
 
 

@@ -9,15 +9,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
-from sfactory.config.flags import Mapped, Name
-from sfactory.errors import ConfigError, SfactoryError
+from sfactory.commands.policy_options import PolicyOptions
+from sfactory.config.command_line import Switch
+from sfactory.errors import ConfigError, telling_errors
 from sfactory.files import write_atomically
 from sfactory.runs.report_page import write_page
-from sfactory.runs.run_folder import CHECKPOINTS, CONFIG, EVALUATION, VIDEOS
+from sfactory.runs.run_folder import CONFIG, EVALUATION, VIDEOS
 
 DESCRIPTION = """Write report.html into a run folder: curves, configuration, machine, phases, and the last evaluation
 with its video. The page needs no other file and no network."""
@@ -25,30 +26,21 @@ FINAL = "final"
 """Folder of the video below the run's videos."""
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(PolicyOptions):
     """What the command takes."""
 
-    run: Annotated[str, tyro.conf.Positional]
-    """Run folder."""
     episodes: int = 0
     """Evaluate so many episodes first; 0: the page shows the evaluation before, if there was one."""
-    video: bool = False
+    video: Switch = False
     """Record a video of one episode first."""
-    best: bool = False
-    """Play the best checkpoint instead of the latest."""
-    sampled: bool = False
+    sampled: Switch = False
     """Draw actions from the policy instead of taking the most probable ones."""
     max_steps: int | None = None
     """Env steps after which an episode that still goes on is cut off."""
-    env: Name = None
-    """Environment instead of the saved one: a Gymnasium id, module:Id or module:callable."""
-    env_kwargs: Mapped | None = None
-    """Keyword arguments of the environment; unset: those of the run."""
-    trust: bool = False
-    """Import the environment and the classes that the run's config names as module:Name."""
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -57,17 +49,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options = tyro.cli(Options, args=args, prog="sfactory report", description=DESCRIPTION)
-    try:
-        _play(options)
-        print(write_page(Path(options.run)))
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    _play(options)
+    print(write_page(Path(options.run)))
     return 0
 
 
@@ -81,17 +64,16 @@ def _play(options: Options) -> None:
     if not (options.episodes or options.video):
         return
     from sfactory.eval import evaluate
-    from sfactory.runs.checkpoint import CheckpointStore
+    from sfactory.policy import load_snapshot
 
     shared: dict[str, Any] = {
         "env": options.env, "env_kwargs": options.env_kwargs, "deterministic": not options.sampled,
-        "checkpoint": "best" if options.best else "latest", "max_steps": options.max_steps, "trust": options.trust,
+        "checkpoint": options.checkpoint, "max_steps": options.max_steps, "trust": options.trust,
     }  # fmt: skip
     if options.episodes:
         result = evaluate(folder, options.episodes, **shared)
-        store = CheckpointStore(folder / CHECKPOINTS)
-        snapshot = store.load_best() if options.best else store.load_latest()
-        played = {"checkpoint": shared["checkpoint"], "env_steps": snapshot.env_steps if snapshot else 0}
+        env_steps = load_snapshot(folder, options.checkpoint).env_steps
+        played = {"checkpoint": options.checkpoint, "env_steps": env_steps}
         values = played | dataclasses.asdict(result)
         write_atomically(folder / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
     if options.video:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 from rich import box
@@ -20,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sfactory.config.command_line import Switch
-from sfactory.errors import ConfigError, SfactoryError
+from sfactory.errors import ConfigError, SfactoryError, telling_errors
+from sfactory.runs.curves import read_table
 from sfactory.runs.run_folder import CONFIG, METRICS, read_config
 from sfactory.status import status
 
@@ -63,6 +61,7 @@ class Run:
     changed: float = 0.0
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -70,11 +69,7 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 if the folder is not there.
     """
     options = tyro.cli(Options, args=args, prog="sfactory runs", description=DESCRIPTION)
-    try:
-        runs = list_runs(Path(options.folder))
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+    runs = list_runs(Path(options.folder))
     if options.json:
         for run in runs:
             print(json.dumps(dataclasses.asdict(run)))
@@ -127,17 +122,10 @@ def _described(folder: Path) -> Run:
 
 def _last_report(metrics: Path) -> dict[str, float]:
     """The finite numbers of the last whole row of a metrics.csv; empty where there is none."""
-    last: dict[str, Any] = {}
-    with contextlib.suppress(OSError, csv.Error, UnicodeDecodeError), metrics.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if None not in row.values():  # of a row that is being written
-                last = row
-    found = {}
-    for name, text in last.items():
-        with contextlib.suppress(TypeError, ValueError):
-            if math.isfinite(value := float(text)):
-                found[name] = value
-    return found
+    with contextlib.suppress(ConfigError):
+        last = {name: float(values[-1]) for name, values in read_table(metrics).items() if len(values)}
+        return {name: value for name, value in last.items() if math.isfinite(value)}
+    return {}
 
 
 def _table(runs: Sequence[Run]) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from sfactory.commands.sweeps.study import StudyTrials
 from sfactory.commands.sweeps.summary import BEST, table, write_summary
 from sfactory.commands.sweeps.trials import Trials
 from sfactory.config import from_dict, load_yaml, resolve
-from sfactory.errors import ConfigError, SfactoryError
+from sfactory.errors import ConfigError, telling_errors
 from sfactory.files import write_atomically
 
 DESCRIPTION = """Search for good values of some fields of the configuration by many runs, several at once, each on cores
@@ -46,6 +45,7 @@ class Options:
     """Run nothing; summarize what the folder holds."""
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -55,14 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
     options = tyro.cli(
         Options, args=args, prog="sfactory sweep", description=DESCRIPTION, config=(tyro.conf.FlagCreatePairsOff,)
     )
-    console = Console()
-    try:
-        return _sweep(options, console)
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:  # before any run has begun
-        return 128 + signal.SIGINT
+    return _sweep(options, Console())
 
 
 def _sweep(options: Options, console: Console) -> int:

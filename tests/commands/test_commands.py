@@ -6,7 +6,8 @@ import importlib
 
 import pytest
 
-from sfactory.commands import COMMANDS, main
+from sfactory.commands import COMMANDS, main, runs
+from sfactory.errors import CheckpointError, ConfigError
 
 
 def test_without_arguments_all_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +29,23 @@ def test_arguments_reach_the_command(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_main(name: str) -> None:
     assert callable(importlib.import_module(COMMANDS[name].module).main)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (ConfigError("lr is -1", "steps is 0"), 2, "error: lr is -1\nsteps is 0\n"),
+        (CheckpointError("it is damaged"), 1, "error: it is damaged\n"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "error: [Errno 13] Permission denied: '/x'\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_goes_wrong_is_one_message_and_an_exit_status(
+    error: BaseException, status: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(folder: object) -> None:
+        raise error
+
+    monkeypatch.setattr(runs, "list_runs", fails)
+    assert main(["runs"]) == status
+    assert capsys.readouterr().err == told

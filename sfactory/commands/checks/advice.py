@@ -133,10 +133,8 @@ def _for_images(observation: ObservationSpec) -> Iterator[str]:
     images = [leaf for leaf in observation.leaves if leaf.is_image]
     if not images:
         return
-    largest = max(
-        images, key=lambda leaf: leaf.shape[0] * leaf.shape[1] * (leaf.shape[2] if len(leaf.shape) > 2 else 1)
-    )
-    pixels = sorted(largest.shape)[-1] * sorted(largest.shape)[-2]
+    largest = max(images, key=lambda leaf: math.prod(leaf.shape))
+    pixels = math.prod(sorted(largest.shape)[-2:])
     if pixels > LARGE_IMAGE:
         yield (
             f"images are {' x '.join(map(str, largest.shape))}: gymnasium.wrappers.ResizeObservation to 84 x 84, and "
@@ -151,11 +149,11 @@ def _for_learning(config: Config, facts: Facts) -> Iterator[str]:
             f"--loss.entropy-coef {max(0.02, 2 * config.loss.entropy_coef):g} --rollout 128: rewards are sparse, so "
             "that exploration matters and a reward must be carried far back"
         )
-    if facts.episodes and facts.episode_length > 1.5 / max(1e-9, 1 - config.loss.gamma):
+    horizon = 1 / max(1e-9, 1 - config.loss.gamma)
+    if facts.episodes and facts.episode_length > 1.5 * horizon:
         yield (
             f"--loss.gamma 0.999: episodes take {facts.episode_length:.0f} env steps, and --loss.gamma "
-            f"{config.loss.gamma:g} looks about {1 / max(1e-9, 1 - config.loss.gamma):.0f} ahead; where the end is "
-            "what counts"
+            f"{config.loss.gamma:g} looks about {horizon:.0f} ahead; where the end is what counts"
         )
     size = max(abs(facts.reward_min), abs(facts.reward_max))
     if not config.loss.normalize_returns and not config.loss.reward_clip and size > 10:

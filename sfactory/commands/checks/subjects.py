@@ -175,7 +175,13 @@ class SingleSubject(_Timed):
 
 
 class VectorSubject(_Timed):
-    """A Gymnasium vector environment; it resets itself, or, with DISABLED, the rows that have ended."""
+    """A Gymnasium vector environment. It resets the rows that have ended by itself, unless its autoreset mode is
+    DISABLED.
+
+    Attributes:
+        mode: Name of its autoreset mode.
+        info: Of the last step.
+    """
 
     kind = "vector"
 
@@ -184,35 +190,30 @@ class VectorSubject(_Timed):
         mode = (env.metadata or {}).get("autoreset_mode")
         self.mode = getattr(mode, "name", str(mode))
         self._ended = np.zeros(self.rows, bool)
-        self._info: Any = None
+        self.info: Any = None
         self._seen: Any = None
 
     def begin(self, seed: int | None) -> Any:
-        self._seen, self._info = self._reset(seed)
+        self._seen, self.info = self._reset(seed)
         self._ended = np.zeros(self.rows, bool)
         return self._seen
 
     def act(self, rng: np.random.Generator) -> Step:
         if self.mode == "DISABLED" and self._ended.any():
-            self._seen, self._info = self.env.reset(options={"reset_mask": self._ended})
-        holder = self._seen if self.spec.observation.mask_path is not None else self._info
+            self._seen, self.info = self.env.reset(options={"reset_mask": self._ended})
+        holder = self._seen if self.spec.observation.mask_path is not None else self.info
         mask = mask_in(holder)
         masks = np.ones((self.rows, self.spec.action.logits), bool)
         if isinstance(mask, np.ndarray):
             masks = np.stack([self.spec.action.flat_mask(row) if row is not None else masks[0] for row in mask])
         actions = self.spec.action.batch(*random_actions(self.spec, masks, rng))
-        self._seen, rewards, terminated, truncated, self._info = self._step(actions)
+        self._seen, rewards, terminated, truncated, self.info = self._step(actions)
         arrays = [np.asarray(value) for value in (rewards, terminated, truncated)]
         for what, array in zip(("rewards", "terminations", "truncations"), arrays, strict=True):
             if array.shape != (self.rows,):
                 raise EnvironmentFault(f"step() returned {what} of shape {array.shape}; it must be ({self.rows},)")
         self._ended = arrays[1].astype(bool) | arrays[2].astype(bool)
         return Step(self._seen, arrays[0].astype(float), self._ended, np.ones(self.rows, bool))
-
-    @property
-    def info(self) -> Any:
-        """The info of the last step."""
-        return self._info
 
     def spaces(self, observation: Any) -> Iterator[tuple[str, Any, Any]]:
         yield "observation", self.env.observation_space, observation
@@ -273,6 +274,7 @@ class NativeSubject:
         self._buffers = new_step_buffers(spec, self.rows)
 
     def begin(self, seed: int | None) -> Any:
+        self._group.close()
         self._group = make_group(self._request, self.spec, self.rows, 0, seed or 0)
         begin = time.perf_counter()
         self._group.reset(self._buffers)

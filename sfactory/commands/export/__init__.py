@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 
@@ -14,9 +13,10 @@ import sfactory
 from sfactory.commands.export.formats import largest_difference, write_onnx, write_torch
 from sfactory.commands.export.hub import make_folder, measured, push, reported
 from sfactory.commands.export.portable import PortablePolicy
+from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config import ModelConfig, env_name
-from sfactory.config.flags import Mapped, Name
-from sfactory.errors import ConfigError, SfactoryError
+from sfactory.config.command_line import Switch
+from sfactory.errors import ConfigError, telling_errors
 from sfactory.policy import Checkpoint, load_policy
 from sfactory.runs.run_folder import read_config
 
@@ -75,34 +75,25 @@ def _target(run: str | Path, format: str, out: str | Path | None) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the command takes."""
+@dataclass(frozen=True, kw_only=True)
+class Options(PolicyOptions):
+    """What the command takes. The environment is that of the evaluation."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder."""
     format: Literal["onnx", "torch", "hf"] = "onnx"
     """onnx: for ONNX runtimes; torch: an archive for torch.export.load; hf: a folder for the Hugging Face Hub."""
     out: str | None = None
     """File, or with hf folder; unset: in the run folder's export/."""
-    best: bool = False
-    """The checkpoint with the best return in training instead of the latest."""
     episodes: int = 20
     """Evaluation episodes for the model card (hf); 0: it tells the return in training."""
     video: str | None = None
     """MP4 file for the model card (hf); unset: the newest in the run folder."""
     push: str | None = None
     """Also upload the folder (hf) to this repository, OWNER/NAME."""
-    private: bool = False
+    private: Switch = False
     """A new repository is private."""
-    env: Name = None
-    """Environment to evaluate in instead of the saved one: a Gymnasium id, module:Id or module:callable."""
-    env_kwargs: Mapped | None = None
-    """Its keyword arguments; unset: those of the run."""
-    trust: bool = False
-    """Import the environment and the classes that the run's config names as module:Name."""
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -110,19 +101,10 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 1 failed, 2 bad configuration, 130 interrupted.
     """
     options = tyro.cli(Options, args=args, prog="sfactory export", description=DESCRIPTION)
-    try:
-        if options.format == "hf":
-            _export_folder(options)
-        else:
-            _export_file(options)
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    except OSError as error:
-        print(f"error: cannot write {error.filename or options.out}: {error.strerror}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    if options.format == "hf":
+        _export_folder(options)
+    else:
+        _export_file(options)
     return 0
 
 
@@ -130,8 +112,7 @@ def _export_file(options: Options) -> None:
     if options.push is not None:
         raise ConfigError(f"--push uploads a folder, not a file of --format {options.format}; use --format hf")
     assert options.format != "hf"
-    checkpoint: Checkpoint = "best" if options.best else "latest"
-    path, difference = export(options.run, options.format, options.out, checkpoint, trust=options.trust)
+    path, difference = export(options.run, options.format, options.out, options.checkpoint, trust=options.trust)
     print(f"{path}: largest difference from the policy on random observations {difference:.1g}")
 
 
@@ -139,12 +120,10 @@ def _export_folder(options: Options) -> None:
     if options.episodes < 0:
         raise ConfigError(f"--episodes is {options.episodes}; it must be 0 or more")
     path = _target(options.run, "hf", options.out)
-    checkpoint: Checkpoint = "best" if options.best else "latest"
+    checkpoint = options.checkpoint
     policy = load_policy(options.run, checkpoint, trust=options.trust)
     if options.episodes:
-        score = measured(
-            options.run, options.episodes, options.env, options.env_kwargs, checkpoint, options.trust
-        )  # fmt: skip
+        score = measured(options.run, options.episodes, options.env, options.env_kwargs, checkpoint, options.trust)
     else:
         score = reported(options.run, checkpoint)
     for line in make_folder(Path(options.run), path, policy, checkpoint, score, options.video, options.push):

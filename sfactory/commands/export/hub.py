@@ -15,8 +15,8 @@ from sfactory.config import to_dict
 from sfactory.errors import ConfigError, SfactoryError
 from sfactory.eval import evaluate
 from sfactory.files import write_atomically
-from sfactory.policy import Checkpoint, Policy
-from sfactory.runs.checkpoint import CheckpointStore, Snapshot
+from sfactory.policy import Checkpoint, Policy, load_snapshot
+from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.run_folder import CHECKPOINTS, CONFIG, SPACES, read_config
 
 CARD, CURVE, VIDEO = "README.md", "curve.png", "replay.mp4"
@@ -49,7 +49,7 @@ def measured(
 
 def reported(run: str, checkpoint: Checkpoint) -> Score:
     """The score that the checkpoint had in training."""
-    value = _snapshot(Path(run), checkpoint).episode_return
+    value = load_snapshot(Path(run), checkpoint).episode_return
     return Score("unknown" if value is None else f"{value:.2f}", "mean of recent episodes in training, sampled actions")
 
 
@@ -80,7 +80,7 @@ def make_folder(
     saved = yaml.safe_dump(to_dict(dataclasses.replace(config, run="")), sort_keys=False)
     write_atomically(out / CONFIG, saved.encode())
     shutil.copyfile(run / SPACES, out / SPACES)
-    snapshot = _snapshot(run, checkpoint)
+    snapshot = load_snapshot(run, checkpoint)
     store = CheckpointStore(out / CHECKPOINTS, keep=1)
     store.clear()
     store.save(dataclasses.replace(snapshot, model=_weights(policy), trainer={}))
@@ -90,14 +90,6 @@ def make_folder(
     env, algo = config.env.strip("<>"), config.algo
     write_atomically(out / CARD, model_card(out, env, algo, snapshot.env_steps, score, repo).encode())
     return remarks
-
-
-def _snapshot(run: Path, checkpoint: Checkpoint) -> Snapshot:
-    store = CheckpointStore(run / CHECKPOINTS)
-    snapshot = store.load_best() if checkpoint == "best" else store.load_latest()
-    if snapshot is None:
-        raise ConfigError(f"{run} has no checkpoint yet; train it until it has saved one")
-    return snapshot
 
 
 @torch.no_grad()

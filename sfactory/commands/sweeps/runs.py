@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import json
 import math
 import os
 import subprocess
@@ -12,9 +11,11 @@ import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from sfactory.commands.sweeps.space import Objective
+from sfactory.runs.curves import STEPS, Curve, read_table
+from sfactory.runs.report_page import read_json
 from sfactory.runs.run_folder import METRICS, SUMMARY
 from sfactory.runtime.processes import kill_tree
 
@@ -25,13 +26,14 @@ REASON_LINES = 3
 GUARD = "sfactory.commands.sweeps.guard"
 
 
-def command(trial: Path, seed: int) -> list[str]:
-    """Arguments of the Python interpreter that train the configuration in a trial's folder with a seed."""
+def command(trial: Path, seed: int | str) -> list[str]:
+    """Arguments of the Python interpreter that train the configuration in a trial's folder with a seed. Both may be
+    variables of a shell."""
     run = run_folder(trial, seed)
     return ["-m", "sfactory.train", "--config", str(trial / "config.yaml"), "--seed", str(seed), "--run", str(run)]
 
 
-def run_folder(trial: Path, seed: int) -> Path:
+def run_folder(trial: Path, seed: int | str) -> Path:
     """The folder of the run with a seed."""
     return trial / f"seed-{seed}"
 
@@ -97,17 +99,9 @@ class Run:
         return "\n".join(lines[begin : begin + REASON_LINES])
 
 
-def summary_of(folder: Path) -> dict[str, Any]:
-    """What summary.json says of the run in a folder; empty where none has ended."""
-    try:
-        return dict(json.loads((folder / SUMMARY).read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
 def is_complete(folder: Path) -> bool:
     """Whether the run in a folder has been trained to its end."""
-    return summary_of(folder).get("status") == "completed"
+    return read_json(folder / SUMMARY).get("status") == "completed"
 
 
 class Reports:
@@ -141,14 +135,8 @@ def curve(folder: Path, metric: str) -> list[tuple[int, float]]:
 
     What a run that was killed had reported beyond the checkpoint from which it went on is left out.
     """
-    found: list[tuple[int, float]] = []
-    for row in Reports(folder).new():
-        steps, value = int(row["env_steps"]), row.get(metric)
-        while found and found[-1][0] >= steps:
-            found.pop()
-        if value:
-            found.append((steps, float(value)))
-    return found
+    steps, values = Curve(folder.name, read_table(folder / METRICS)).series(STEPS, metric)
+    return list(zip(map(int, steps), values.tolist(), strict=True))
 
 
 def score(folder: Path, objective: Objective) -> float:

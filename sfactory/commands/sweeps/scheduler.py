@@ -19,7 +19,7 @@ import yaml
 from sfactory.commands.sweeps.listed import trial_folder
 from sfactory.commands.sweeps.runs import Run, is_complete, run_folder, score
 from sfactory.commands.sweeps.space import Space
-from sfactory.commands.sweeps.trials import Note, Trial, Trials
+from sfactory.commands.sweeps.trials import Note, Trial, Trials, value_text
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
 from sfactory.runs.run_folder import is_held
@@ -241,7 +241,4 @@ class Scheduler:
 
 def described(trial: Trial) -> str:
     """The values of the searched fields in words."""
-    words = [
-        f"{name} {format(value, '.4g') if isinstance(value, float) else value}" for name, value in trial.chosen.items()
-    ]
-    return ", ".join(words) or "the base alone"
+    return ", ".join(f"{name} {value_text(value)}" for name, value in trial.chosen.items()) or "the base alone"

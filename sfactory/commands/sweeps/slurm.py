@@ -36,12 +36,12 @@ def write_array_job(space: Space, file: Path, folder: Path) -> Path:
             "sampler is tpe, which chooses each trial by what the earlier ones have returned, so an array job cannot "
             "have them beforehand; write sampler: random or grid"
         )
-    numbers = [trial.number for trial in ListedTrials(space, folder).all()]
-    for trial in ListedTrials(space, folder).all():
+    trials = ListedTrials(space, folder).all()
+    for trial in trials:
         write_config(space, folder, trial)
     (folder / LOGS).mkdir(exist_ok=True)
     script = folder / SCRIPT
-    write_atomically(script, _script(space, file, folder, len(numbers)).encode())
+    write_atomically(script, _script(space, file, folder, len(trials)).encode())
     return script
 
 
@@ -50,9 +50,7 @@ def _script(space: Space, file: Path, folder: Path, trials: int) -> str:
     seeds, runs = len(space.seeds), trials * len(space.seeds)
     limit = f"%{space.parallel}" if space.parallel else ""
     place = trial_folder(folder, 0).parent
-    words = " ".join(map(shlex.quote, command(Path("@TRIAL@"), 0)))
-    words = words.replace("--seed 0", '--seed "$SEED"').replace("@TRIAL@/seed-0", '"$TRIAL/seed-$SEED"')
-    words = words.replace("@TRIAL@/config.yaml", '"$TRIAL/config.yaml"')
+    words = " ".join(f'"{word}"' if "$" in word else word for word in command(Path("$TRIAL"), "$SEED"))
     after = f"sfactory sweep {shlex.quote(str(file))} --folder {shlex.quote(str(folder))} --summary"
     return f"""#!/bin/bash
 #SBATCH --job-name={folder.name}

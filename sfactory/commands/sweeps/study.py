@@ -12,6 +12,8 @@ from sfactory.config import from_dict
 from sfactory.errors import ConfigError
 
 DATABASE, STUDY = "study.db", "sweep"
+STATES = {"completed": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
+"""Optuna's names of the states in which a trial has ended."""
 FIRST_RUNG = 9
 """Trials are first compared after this part of their env steps, unless prune.first says otherwise."""
 
@@ -68,12 +70,11 @@ class StudyTrials:
     def end(self, trial: Trial) -> None:
         from optuna.trial import TrialState
 
-        states = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
         kept = {"scores": {str(seed): value for seed, value in trial.scores.items()}, "reason": trial.reason}
         for name, value in kept.items():
             self._storage.set_trial_user_attr(self._id(trial.number), name, value)
         completed = trial.value if trial.state == "completed" else None
-        self._study.tell(trial.number, completed, states[trial.state])
+        self._study.tell(trial.number, completed, TrialState[STATES[trial.state]])
 
     def _id(self, number: int) -> int:
         return int(self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number))
@@ -83,7 +84,7 @@ class StudyTrials:
 
     def _trial(self, frozen: Any) -> Trial:
         """A trial as the storage has it."""
-        names = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed"}
+        ended: dict[str, Any] = {name: state for state, name in STATES.items()}
         search = self._space.search
         chosen = {
             name: search[name].labels[value] if search[name].choices else value for name, value in frozen.params.items()
@@ -91,7 +92,7 @@ class StudyTrials:
         scores = {int(seed): value for seed, value in frozen.user_attrs.get("scores", {}).items()}
         value = frozen.intermediate_values[frozen.last_step] if frozen.last_step is not None else None
         return Trial(
-            frozen.number, chosen, names.get(frozen.state.name, "running"), scores,
+            frozen.number, chosen, ended.get(frozen.state.name, "running"), scores,
             frozen.value if frozen.value is not None else value, frozen.user_attrs.get("reason", ""),
         )  # fmt: skip
 

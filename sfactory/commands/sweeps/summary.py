@@ -16,8 +16,8 @@ from rich.text import Text
 from sfactory.commands.sweeps.listed import trial_folder
 from sfactory.commands.sweeps.runs import curve, run_folder
 from sfactory.commands.sweeps.space import Space
-from sfactory.commands.sweeps.study import distribution, load_optuna
-from sfactory.commands.sweeps.trials import Note, Trial
+from sfactory.commands.sweeps.study import STATES, distribution, load_optuna
+from sfactory.commands.sweeps.trials import Note, Trial, value_text
 from sfactory.files import write_atomically
 
 BEST, TRIALS, PLOTS = "best.yaml", "trials.csv", "plots"
@@ -60,13 +60,9 @@ def table(space: Space, trials: Sequence[Trial]) -> Table:
     shown = Table("trial", "state", space.objective.metric, *space.search)
     for trial in best_first(space, trials)[:SHOWN]:
         value = "" if trial.value is None else f"{trial.value:,.4g}"
-        cells = (str(trial.number), trial.state, value, *(_cell(trial.chosen.get(name)) for name in space.search))
+        cells = (str(trial.number), trial.state, value, *(value_text(trial.chosen.get(name)) for name in space.search))
         shown.add_row(*map(Text, cells))
     return shown
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _seeds(trial: Trial) -> str:
@@ -127,16 +123,16 @@ def _plots(space: Space) -> dict[str, Any]:
 
 def _study_of(optuna: Any, space: Space, folder: Path, trials: Sequence[Trial]) -> Any:
     """A study in memory with the trials that have ended, whoever chose them, and the curves of their first seeds."""
-    states = {"completed": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
     study = optuna.create_study(direction=space.objective.direction)
     distributions = {name: distribution(dimension) for name, dimension in space.search.items()}
     for trial in trials:
-        if trial.state in states:
+        if trial.state in ("completed", "pruned"):
             run = run_folder(trial_folder(folder, trial.number), space.seeds[0])
             labels = {name: dimension.label_of(trial.chosen[name]) for name, dimension in space.search.items()}
             study.add_trial(
                 optuna.create_trial(
-                    state=states[trial.state], value=trial.value, params=labels, distributions=distributions,
+                    state=optuna.trial.TrialState[STATES[trial.state]], value=trial.value, params=labels,
+                    distributions=distributions,
                     intermediate_values=dict(curve(run, space.objective.metric)),
                 )
             )  # fmt: skip

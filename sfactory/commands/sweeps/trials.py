@@ -56,3 +56,8 @@ class Trials(Protocol):
 
 Note = Callable[[str], None]
 """Shows a line of text."""
+
+
+def value_text(value: Any) -> str:
+    """The value of a searched field as it is shown."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

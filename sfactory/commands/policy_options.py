@@ -1,0 +1,37 @@
+"""The flags of every command that plays the policy of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from sfactory.config.command_line import Switch
+from sfactory.config.flags import Mapped, Name
+
+if TYPE_CHECKING:
+    from sfactory.policy import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """Which policy is played, and where."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+    best: Switch = False
+    """The best checkpoint instead of the latest: by evaluation where the run had it (eval.every), else by the return
+    in training."""
+    env: Name = None
+    """Environment to play in instead of the saved one: a Gymnasium id, module:Id or module:callable."""
+    env_kwargs: Mapped | None = None
+    """Keyword arguments of the environment; unset: those of the run."""
+    trust: Switch = False
+    """Import the environment and the classes that the run's config names as module:Name; use its env_kwargs also if
+    they name files."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint to play."""
+        return "best" if self.best else "latest"
