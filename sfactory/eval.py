@@ -18,7 +18,7 @@ from rich.table import Table
 from sfactory.config import ModelConfig
 from sfactory.config.command_line import first_word_as
 from sfactory.config.flags import Mapped, Name
-from sfactory.errors import ConfigError, SfactoryError
+from sfactory.errors import ConfigError, telling_errors
 from sfactory.player import Evaluation, Player
 from sfactory.policy import Checkpoint
 
@@ -123,6 +123,7 @@ class Options:
     they name files."""
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval") -> int:
     """Run the command.
 
@@ -140,13 +141,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
         prog=prog,
         description=DESCRIPTION,
     )
-    try:
-        result, sampled = _measured(options)
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    except KeyboardInterrupt:
-        return 130
+    result, sampled = _measured(options)
     if options.json:
         values = {name: getattr(result, name) for name in ("episodes", "return_mean", "return_std", "length_mean")}
         if sampled is not None:

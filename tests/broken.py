@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -119,11 +120,14 @@ class Endless(Sound):
 
 
 class Leaks(Sound):
-    kept: list[np.ndarray]
+    """Keeps a page for each step: memory of its own, since memory that this process has freed before would not grow."""
+
+    kept: list[mmap.mmap]
 
     def step(self, action):
         self.kept = [*getattr(self, "kept", [])] if self.count == 0 else self.kept
-        self.kept.append(np.ones(500))
+        self.kept.append(mmap.mmap(-1, mmap.PAGESIZE))
+        self.kept[-1][0] = 1
         return super().step(action)
 
 
