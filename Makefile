@@ -4,7 +4,7 @@
 # make lint    check format and style
 # make types   check the annotations of the public API
 # make docs    build the site of documentation strictly into build/site
-# make learn   learning references whose seeds take ten minutes at most (two hours, resumable), and the longer small tasks
+# make learn   the longer small tasks, and references whose seeds take ten minutes at most (two hours, resumable)
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
 # make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
@@ -53,7 +53,8 @@ learn: .venv/dev
 lag: .venv/dev
 	$(BIN)/python -m perf.lag
 	$(BIN)/python -m perf.lag --variants no-tv
-	$(BIN)/python -m perf.lag --variants stale weight-first recomputed rows uncorrected --lags 1 8 --tasks hopper lunarlander
+	$(BIN)/python -m perf.lag --lags 1 8 --tasks hopper lunarlander \
+		--variants stale weight-first recomputed rows uncorrected
 	$(BIN)/python -m perf.lag --figure docs/lag.svg
 
 bench: .venv/dev
@@ -67,7 +68,8 @@ peers: .venv/dev
 screenshot: .venv/dev
 	$(PIP) playwright
 	-$(BIN)/playwright install chromium # without it the system's is taken
-	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --eval.every 25000 --log.report-every-s 0.5 --run runs/cartpole
+	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --eval.every 25000 --log.report-every-s 0.5 \
+		--run runs/cartpole
 	$(BIN)/sfactory report runs/cartpole --episodes 20 --video
 	$(BIN)/python docs/screenshot.py runs/cartpole docs/report.png
 

@@ -1,8 +1,8 @@
 """Train with an encoder of your own.
 
     python examples/custom_model.py
-    python -m sfactory.train --env CartPole-v1 --model.encoder examples.custom_model:FourierEncoder --model.kwargs
-    '{frequencies: 64}'
+    python -m sfactory.train --env CartPole-v1 --model.encoder examples.custom_model:FourierEncoder \
+        --model.kwargs '{frequencies: 64}'
 
 It is made once for each leaf of the observation, and tells the width of its features in `out_features`.
 """

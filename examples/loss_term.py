@@ -1,12 +1,11 @@
 """Train with a loss term of your own, and with an auxiliary head that it trains.
 
     python examples/loss_term.py
-    python -m sfactory.train --env CartPole-v1 --model.model examples.loss_term:Predicting --loss.terms \
-    examples.loss_term:reward_prediction --loss.term-coefs '{reward_error: 0.5}'
+    python -m sfactory.train --env CartPole-v1 --model.model examples.loss_term:Predicting \
+        --loss.terms examples.loss_term:reward_prediction --loss.term-coefs '{reward_error: 0.5}'
 
 The model's `unroll` returns further outputs by name, here the reward that it expects; the terms read them in
-`samples.auxiliary`. Terms are tensors [T, B]; masks, means and logging (TensorBoard's
-term/reward_error) are not theirs to do.
+`samples.auxiliary`. Terms are tensors [T, B]; masks, means and logging (as term/reward_error) are not theirs to do.
 """
 
 import argparse

@@ -24,14 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perf.gpu_task import Result, Task
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(os.environ.get("OUT", ROOT / "perf" / "out")) / "gpu.json"
-Result = dict[str, Any]
 STAGES = {
     "machine": 60.0,
     "learner": 120.0,
@@ -55,23 +54,6 @@ LEAST_S = 20.0
 """A stage is not begun with less than this left."""
 PRESET_SHARE = 0.7
 """Of the speed with throughput settings that a preset must have."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the stages are given.
-
-    Attributes:
-        device: For learner and policy workers.
-        seconds: Measured of each workload.
-        tiny: A rehearsal.
-        keep: Called with what is known so far, which then is not lost if the stage is stopped.
-    """
-
-    device: str
-    seconds: float
-    tiny: bool
-    keep: Callable[[Result], None] = lambda _: None
 
 
 def machine(task: Task) -> Result:

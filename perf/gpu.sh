@@ -5,9 +5,9 @@
 #     perf/gpu.sh [any flag of python -m perf.gpu]
 #
 # Writes one JSON file, $OUT/gpu.json (perf/out/gpu.json where OUT is unset), anew after every stage. PYTHON names the
-# Python that has torch. Packages that are missing are put into a temporary folder that comes before all others, from the
-# folder of wheels $WHEELS (`make gpu-wheels` gathers it), or by pip where WHEELS is unset; torch and NumPy stay as they
-# are. Neither a network nor pip, venv or ensurepip is needed. Stages that lack a package are left out by name.
+# Python that has torch. Packages that are missing are put into a temporary folder that comes before all others: from
+# the folder of wheels $WHEELS (`make gpu-wheels` gathers it), for which neither a network nor pip is needed, or by pip
+# where WHEELS is unset. torch and NumPy stay as they are. Stages that lack a package are left out by name.
 # `perf/gpu.sh --device cpu` rehearses everything, in about two minutes on two cores.
 set -uo pipefail
 cd "$(dirname "$0")/.."

@@ -1,9 +1,10 @@
-"""The stages of perf/gpu.py: checks against the CPU, whole runs, and what the learner's update costs."""
+"""The stages of perf/gpu.py but the first, which needs no package: checks against the CPU, and whole runs."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shlex
 import subprocess
 import tempfile
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from perf import gpu_checks
-from perf.gpu import Result, Task
+from perf.gpu_task import Result, Task
 from sfactory.config import Config, devices, fitted_anew
 from sfactory.config.command_line import from_command_line
 from sfactory.eval import evaluate
@@ -166,14 +167,10 @@ def utilisation(device: str) -> Iterator[list[tuple[float, float]]]:
         reader.join(1.0)
 
 
-def _of(name: str) -> Callable[[Task], Result]:
-    return lambda task: workload(name, task)
-
-
 STAGES: dict[str, Callable[[Task], Result]] = {
     "answers": answers,
     "learner": learner,
     "learns": learns,
-    **{name: _of(name) for name in WORKLOADS},
+    **{name: functools.partial(workload, name) for name in WORKLOADS},
 }
 """All of :data:`perf.gpu.STAGES` but the first."""

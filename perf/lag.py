@@ -1,23 +1,23 @@
 """What policy lag costs: return at equal env steps when every batch is trained on a number of batches late.
 
-    python -m perf.lag [--tasks hopper ...] [--lags 0 1 2 4 8] [--variants mended ...] [--seeds 21 22 23] [--processes
-    2] python -m perf.lag --table                      # from the curves in perf/data/lag
+    python -m perf.lag [--tasks hopper ...] [--lags 0 1 2 4 8] [--variants mended ...] [--seeds 21 22 23]
+    python -m perf.lag --table                      # from the curves in perf/data/lag
     python -m perf.lag --figure docs/lag.svg
 
 Each cell is a run in one process, where sampling and learning alternate and the lag would be 0; a batch is kept back
 until so many younger ones have been sampled. Everything else is the task's preset. Curves are kept as
-``TASK-VARIANT-LAG-SEED.csv``; a cell that is there is not run again, so an interrupted command goes on where it was. A
+``TASK.VARIANT.LAG.SEED.csv``; a cell that is there is not run again, so an interrupted command goes on where it was. A
 score is the mean training return over the last quarter of the env steps.
 
-The variants leave out one part each. ``no-tv`` has no limit on the total variation between the policy and the behaviour
-policy; nor have the next four. ``stale`` is the objective as it was at first (clipped around the behaviour policy,
-V-trace anew at every update, weighted advantages normalised within a minibatch of whole rows), ``weight-first``
-normalises advantages after their weight has multiplied them, ``recomputed`` makes targets anew at every update,
-``rows`` draws minibatches from whole rows and normalises within them. ``uncorrected`` takes all of V-trace's weights as
-1. Others were tried instead of that limit: ``smaller-steps`` lowers the rate with the distance between the proximal and
-the behaviour policy, ``filtered`` leaves out samples that would push the policy further from the behaviour policy where
-the proximal policy is beyond the clip range, ``lambda-0.8`` and ``c-bar-0.5`` cut traces sooner. ``tv-0.05`` and
-``tv-0.2`` have another limit.
+``mended`` is the objective as it is; other variants leave out one part each. ``no-tv`` has no limit on the total
+variation between the policy and the behaviour policy; nor have the next four. ``stale`` is the objective as it was at
+first (clipped around the behaviour policy, V-trace anew at every update, weighted advantages normalised within a
+minibatch of whole rows), ``weight-first`` normalises advantages after their weight has multiplied them, ``recomputed``
+makes targets anew at every update, ``rows`` draws minibatches from whole rows and normalises within them.
+``uncorrected`` takes all of V-trace's weights as 1. Others were tried instead of that limit: ``smaller-steps`` lowers
+the rate with the distance between the proximal and the behaviour policy, ``filtered`` leaves out samples that would
+push the policy further from the behaviour policy where the proximal policy is beyond the clip range, ``lambda-0.8`` and
+``c-bar-0.5`` cut traces sooner. ``tv-0.05`` and ``tv-0.2`` have another limit.
 """
 
 from __future__ import annotations

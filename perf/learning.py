@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from perf import results
 from perf.references import REFERENCES, Reference
 
 EPISODES = 50
@@ -44,9 +45,7 @@ def score_of(reference: Reference, seed: int, folder: Path, sync: bool, record: 
     )
     score = json.loads(done.stdout.strip().splitlines()[-1])["return_mean"]
     if record:
-        from perf.results import record as append  # which reads this module
-
-        append("learning", [row_of(reference, seed, sync, score, seconds)], "perf.learning")
+        results.record("learning", [row_of(reference, seed, sync, score, seconds)], "perf.learning")
         keep_curve(run / "metrics.csv", CURVES / f"{run.name}.csv")
     (run / "score.json").write_text(json.dumps({"score": score, "seconds": seconds}))
     print(f"{reference.name}, seed {seed}: {score:.2f} after {seconds:.0f} s", flush=True)

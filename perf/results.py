@@ -57,7 +57,7 @@ was not told is empty."""
 PEERS = ("Sample Factory", "SB3", "torchrl", "PufferLib", "RLlib")
 WORKLOADS = (
     "cartpole", "cartpole-lstm", "cartpole-gru", "cartpole-singles", "cartpole-native", "pong", "pong-lstm", "pong-gru",
-    "halfcheetah", "halfcheetah-envpool", "vizdoom-basic",
+    "halfcheetah", "halfcheetah-envpool", "vizdoom-basic", "gridworld", "taxi",
 )  # fmt: skip
 """Those of perf/fps.py in its order, which is that of the tables."""
 COSTS = ("cartpole", "pong", "halfcheetah", "vizdoom-basic")

@@ -21,7 +21,7 @@ from docs.reference import PAGES as GENERATED
 from gymnasium import spaces
 from short_runs import short_run
 
-from sfactory.commands import main
+from sfactory.commands import MODULES, main
 from sfactory.config import Config, check_types, merged
 from sfactory.config.declaring import settings_of
 from sfactory.data.arena import segment_fields
@@ -108,8 +108,6 @@ def test_the_arenas_table_is_that_of_the_code():
 # What a reader copies
 
 
-TOP_LEVEL = ("train", "eval", "profile", "status")
-"""Modules of sfactory that are commands."""
 MINE = """
 import gymnasium
 
@@ -157,7 +155,7 @@ def test_every_command_is_one_that_there_is(page, reader):
                 reader(rest)
             case [_, "-m", module, *rest] if module.startswith("sfactory."):
                 name = module.split(".")[-1]
-                if name in TOP_LEVEL:
+                if name in MODULES:
                     reader([name, *rest])
             case [_, "-m", module, *_]:
                 assert importlib.util.find_spec(module) is not None
