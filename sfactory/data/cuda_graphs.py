@@ -33,8 +33,8 @@ def record(work: Work, device: torch.device, pool: Any = None) -> Work:
 
     Raises:
         Exception: Whatever work raises when it does what cannot be recorded, such as waiting for the device. After that
-            nothing more
-            may be recorded in this process: PyTorch up to 2.11 goes on counting the failed recording as under way.
+            nothing more may be recorded in this process: PyTorch up to 2.11 goes on counting the failed recording as
+            under way.
     """
     if device.type == "cpu":
         return work
