@@ -1,6 +1,6 @@
 """What each kernel brings to a whole run: env steps/s with all kernels, without one of them, and without any.
 
-    python -m perf.gains [--only NAME ...] [--seconds 8] [--rounds 3]
+    python -m perf.gains [--only NAME ...] [--seconds 8] [--rounds 3] [--record]
 
 The runs of a workload go by turns, and each cell is the median of the rounds. A kernel that brings less than 5 % to
 every workload of the machine class that it is for should go.
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.fps import PONG, WORKLOADS, measure
+from perf.results import record
 
 HOPPER = "--env Hopper-v5"
 CASES = {
@@ -50,14 +51,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--record", action="store_true", help="append the medians to perf/data/gains.csv")
     args = parser.parse_args()
     table = Table("workload", "without", "env steps/s", "all kernels", "gain")
     for name in args.only:
         found = speeds(*CASES[name], args.seconds, args.rounds)
         whole = statistics.median(found.pop("all"))
-        for kernel, values in found.items():
-            without = statistics.median(values)
+        medians = {kernel: statistics.median(values) for kernel, values in found.items()}
+        for kernel, without in medians.items():
             table.add_row(name, kernel, f"{without:,.0f}", f"{whole:,.0f}", f"{whole / without:.2f}")
+        if args.record:
+            rows = ({"kernel": kernel, "without": round(without)} for kernel, without in medians.items())
+            record("gains", ({"workload": name, "with": round(whole), **row} for row in rows), "perf.gains")
         Console(width=110).print(table)
 
 

@@ -46,6 +46,7 @@ TABLES: dict[str, tuple[str, ...]] = {
         "seconds", "note",
     ),
     "changes": (*ORIGIN, "change", "workload", "quantity", "unit", "variant", "value", "note"),
+    "gains": (*ORIGIN, "session", "command", "workload", "kernel", "without", "with"),
     "costs": (*ORIGIN, "session", "command", "workload", "part", "where", "low", "high", "note"),
     "kernels": (*ORIGIN, "command", "kernel", "size", "implementation", "value", "unit", "note"),
     "queues": (*ORIGIN, "command", "queue", "quantity", "unit", "value", "note"),
@@ -119,6 +120,7 @@ METHODS = (
     ),
     ("forced lag", "training return over the last quarter, means of seeds 21 to 23", "`python -m perf.lag`", "lag/"),
     ("core time in a run", "by kind of worker", "`python -m sfactory.profile`", "costs.csv"),
+    ("kernels", "speed with all kernels by that without one, or without any", "`python -m perf.gains`", "gains.csv"),
     ("one change", "two checkouts or settings by turns", "`perf.fps.measure(flags, seconds)`", "changes.csv"),
     (
         "parts alone", "kernels, queues, memory", "`python -m perf.kernels`, `perf.queues`, `perf.scaling`",
@@ -365,10 +367,23 @@ def change(rows: Sequence[Row]) -> list[str]:
     return table(("change", *workloads), [[last[0]["change"], *map(cell, workloads)]])
 
 
+def gains(rows: Sequence[Row]) -> list[str]:
+    """By what each kernel makes a run faster, in each workload's newest session."""
+    last = [row for workload in distinct(rows, "workload") for row in newest(select(rows, workload=workload))]
+    kernels, workloads = distinct(last, "kernel"), distinct(last, "workload")
+
+    def cell(workload: str, kernel: str) -> str:
+        found = select(last, workload=workload, kernel=kernel)
+        return f"{float(found[0]['with']) / float(found[0]['without']):.2f}" if found else ""
+
+    header = ("workload", *("all" if kernel == "off" else kernel for kernel in kernels))
+    return table(header, ([workload, *(cell(workload, kernel) for kernel in kernels)] for workload in workloads))
+
+
 def report(load: Callable[[str], Sequence[Row]] = read) -> str:
     """All of RESULTS.md."""
-    names = ("throughput", "peers", "time_to_score", "costs", "changes")
-    runs, peers, score_runs, spent, changes = map(load, names)
+    names = ("throughput", "peers", "time_to_score", "costs", "changes", "gains")
+    runs, peers, score_runs, spent, changes, gained = map(load, names)
     lines = [*METHOD.splitlines(), "", *table(("figure", "how it is measured", "command", "data"), METHODS)]
     lines += ["", *THROUGHPUT.splitlines()]
     for machine in sorted({row["machine"] for row in runs}):
@@ -376,6 +391,7 @@ def report(load: Callable[[str], Sequence[Row]] = read) -> str:
     lines += ["", "## Time to score", "", *scores(score_runs)]
     lines += ["", "## Forced lag in batches: without and with `loss.tv_limit`", "", *lag()]
     lines += ["", "## The last change, in env steps/s: before, after and ratio", "", *change(changes)]
+    lines += ["", "## By what each kernel makes a run faster", "", *gains(gained)]
     lines += ["", "## Where the core time of an env step goes, in microseconds"]
     for workload in COSTS:
         lines += ["", *costs(workload, spent)]
