@@ -15,7 +15,10 @@ from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Group, Outcome,
 from sfactory.envs.seeds import env_seed
 
 if TYPE_CHECKING:
+    import torch
+
     from sfactory.envs.factory import register_env, resolve_env
+    from sfactory.envs.tensors.group import TensorGroup
 
 __all__ = [
     "EnvRequest",
@@ -26,12 +29,13 @@ __all__ = [
     "StepBuffers",
     "env_seed",
     "make_group",
+    "make_tensor_group",
     "probe",
     "register_env",
     "resolve_env",
 ]
 
-_FAMILIES = ("native", "families.atari", "families.vizdoom", "families.mujoco", "families.envpool", "general")
+_FAMILIES = ("families.tensors", "native", "families.atari", "families.vizdoom", "families.mujoco", "families.envpool", "general")
 """Modules with ``handles(request)``, ``probe(request)`` and ``make_group(request, spec, count, first_index, seed)``;
 the first that handles an environment gets it."""
 
@@ -69,6 +73,16 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
     """
     request, family = _dispatch(request)
     return family.make_group(request, spec, count, first_index, seed)
+
+
+def make_tensor_group(request: EnvRequest, spec: EnvSpec, count: int, device: torch.device) -> TensorGroup:
+    """Make `count` environments of the family ``tensors`` on a device.
+
+    Raises:
+        ConfigError: If they cannot be made there.
+    """
+    request, family = _dispatch(request)
+    return family.make_tensor_group(request, spec, count, device)
 
 
 def _dispatch(request: EnvRequest) -> tuple[EnvRequest, Any]:

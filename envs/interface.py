@@ -39,6 +39,10 @@ GOES_ON_KEY = "goes_on"
 """Entry of an info: the episode that terminates is a part of one that goes on."""
 
 
+TENSORS = "tensors"
+"""Family of environments that a run steps on its learner's device."""
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Spaces and properties of an environment, known before any worker starts.

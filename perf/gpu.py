@@ -37,6 +37,7 @@ STAGES = {
     "answers": 90.0,
     "pong": 90.0,
     "cartpole-native": 80.0,
+    "cartpole-tensors": 60.0,
     "pong-preset": 70.0,
     "learns": 60.0,
     "halfcheetah": 80.0,

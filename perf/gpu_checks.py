@@ -24,12 +24,14 @@ from sfactory.config.lag import slot_count
 from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.batch import Assembler
 from sfactory.data.cuda_graphs import WARM_UPS
+from sfactory.data.feed import SlotFeed
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import LocalQueue
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Engine, Request, TorchEngine
 from sfactory.engines.graphed import GraphedEngine
 from sfactory.envs.interface import EnvSpec
+from sfactory.kernels import Kernels
 from sfactory.learner import Learner
 from sfactory.model import build_model
 from sfactory.objective import Objective
@@ -274,11 +276,11 @@ def _check_learner(
         result[name] = float((found[name] - expected[name]).norm() / expected[name].norm())
     near &= result["gradient"] <= GRADIENT_LIMITS[precision] and result["change"] <= CHANGE_LIMITS[precision]
     for _ in range(RECORDED_AFTER - BATCHES):
-        learner._train([0, 1])
+        learner._train(learner._feed.fresh([0, 1], learner.updates))
     steps = learner._steps
     result |= {"kernels": [*learner.kernels.taken, *map(": ".join, learner.kernels.refused.items())]}
     result["graphs"] = graphs = steps.recorded
-    result["sync"] = _synchronisation(lambda: learner._train([0, 1]), device)
+    result["sync"] = _synchronisation(lambda: learner._train(learner._feed.fresh([0, 1], learner.updates)), device)
     result |= {f"recorded_{name}": value for name, value in _update_times(learner).items()}
     learner._steps = None
     result |= {f"single_{name}": value for name, value in _update_times(learner).items()}
@@ -288,7 +290,7 @@ def _check_learner(
 def _update_times(learner: Learner, batches: int = 3) -> dict[str, float]:
     """Microseconds of an update, a share of its batch's targets included: of the host, which gives the device its work,
     and until that is done."""
-    module, batch = torch.get_device_module(learner._device), learner._assemble([0, 1])
+    module, batch = torch.get_device_module(learner._device), learner._feed.assemble([0, 1])
     module.synchronize()
     before, begin = learner.updates, time.perf_counter()
     for _ in range(batches):
@@ -320,7 +322,7 @@ def device_learner(
     plain = dataclasses.replace(config, runtime=RuntimeConfig(kernels="off"))
     learner = _learner(plain, problem, device, autocast, rows)
     if learner._steps is None:
-        learner._assemble = Assembler(learner._arena, learner._per_batch, device, staged=True)
+        learner._feed.assemble = Assembler(learner._feed._arena, learner._feed.per_batch, device, staged=True)
         learner._steps = learner._recorded_steps()
     return learner
 
@@ -333,13 +335,16 @@ def _learner(
     arena = _arena_of(problem, model.state_size, slot_count(config, rows), config.rollout, rows)
     published = PublishedWeights(FlatWeights(copy.deepcopy(model)).vector.numel())
     plane = DataPlane(arena, published, [], [], LocalQueue(), LocalQueue(), LocalEvents(), (), ())
-    return Learner(config, model, plane, device, autocast, _watch())
+    watch, kernels = _watch(), Kernels(config, model, device, autocast)
+    learner = Learner(config, model, kernels, SlotFeed(config, plane, device, watch), plane.events, watch)
+    learner.start()
+    return learner
 
 
 def _learned(learner: Learner, slots: tuple[int, ...] = (0, 1)) -> dict[str, Tensor]:
     """Loss, targets and gradient of the first weights; how far some batches then move the parameters, the running
     moments after that, and the rate in units of the first one. All copied to the CPU."""
-    batch = learner._assemble(list(slots))
+    batch = learner._feed.assemble(list(slots))
     objective, columns = Objective(learner._config, learner._model.distribution, learner._units), batch.all_columns
     outputs = learner.outputs(batch)
     targets, _ = objective.targets([objective.estimate(objective.evaluate(outputs, batch, columns), batch, columns)])
@@ -348,7 +353,7 @@ def _learned(learner: Learner, slots: tuple[int, ...] = (0, 1)) -> dict[str, Ten
     found = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
     before = learner._flat.vector.detach().cpu().clone()
     for _ in range(BATCHES):
-        learner._train(list(slots))
+        learner._train(learner._feed.fresh(list(slots), learner.updates))
     after, count = learner._flat.vector.detach().cpu(), learner._flat.parameters.numel()
     rate = torch.as_tensor(learner._optimizer.lr).double().cpu() / learner._config.optim.lr
     return found | {

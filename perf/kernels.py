@@ -55,7 +55,7 @@ from sfactory.kernels.tanh import tanh_
 from sfactory.losses import SUMS, Targets, chunk_loss, exploration_coef
 from sfactory.model import NatureCNN, build_model, recurrence
 from sfactory.model.precision import mixed_precision
-from sfactory.networks import Network, TorchNetwork
+from sfactory.model.networks import Network, TorchNetwork
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.vtrace import vtrace, vtrace_torch
 

@@ -142,6 +142,8 @@ def machine_class(cpuinfo: str | None = None, cores: int | None = None) -> str:
     maker = "AMD" if "AuthenticAMD" in words else "Intel" if "GenuineIntel" in words else "other"
     widest = {"amx_tile": "AMX", "avx512_bf16": "AVX-512 bf16", "avx512f": "AVX-512", "avx2": "AVX2"}
     kind = next((name for flag, name in widest.items() if flag in words), "")
+    if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2" and kind != "AVX2":
+        kind += " held to AVX2"
     cores = len(os.sched_getaffinity(0)) if cores is None else cores
     return f"{maker} {kind}".strip() + f", {cores} cores"
 

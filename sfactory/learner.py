@@ -15,20 +15,18 @@ from sfactory.adam import Adam
 from sfactory.config import Config
 from sfactory.config.devices import learner_threads
 from sfactory.config.importing import load_object
-from sfactory.config.lag import least_max_lag, max_lag
-from sfactory.data.arena import FREE
-from sfactory.data.batch import Assembler, Batch, BatchSource, FreshOnly, Samples
+from sfactory.data.batch import Batch, BatchSource, FreshOnly, Samples
 from sfactory.data.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
 from sfactory.data.cuda_graphs import RecordedSteps
-from sfactory.data.plane import DataPlane
-from sfactory.data.scheduler import SlotReleaser, SlotScheduler, reclaim_slots
-from sfactory.data.weights import FlatWeights, PublishedWeights, WeightPublisher
+from sfactory.data.feed import Feed, Fresh
+from sfactory.data.plane import EventSink
+from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
 from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, Targets, joint_sums, loss_stats
 from sfactory.model.normalizer import CriticUnits
-from sfactory.networks import Outputs
-from sfactory.objective import OWN_POLICY, Estimates, Evaluation, valid_samples
+from sfactory.model.networks import Outputs
+from sfactory.objective import Estimates, Evaluation, valid_samples
 from sfactory.telemetry.events import PROGRESS_EVERY_S, TERM, Progress
 from sfactory.telemetry.stopwatch import Stopwatch
 
@@ -52,14 +50,14 @@ class _Chunk(NamedTuple):
 
 
 class Learner:
-    """Trains the model on segments as they finish.
+    """Trains the model on batches as they come.
 
     Args:
         config: Configuration of the run, resolved and valid.
-        model: The actor-critic, on `device`.
-        plane: Data plane of the run.
-        device: Device of the model.
-        autocast: torch dtype to compute in, or None for float32.
+        model: The actor-critic.
+        kernels: Chooses the kernels of the model.
+        feed: Where batches come from.
+        events: Destination of events for the runner.
         watch: Stopwatch of this worker.
 
     Attributes:
@@ -70,26 +68,15 @@ class Learner:
         self,
         config: Config,
         model: nn.Module,
-        plane: DataPlane,
-        device: torch.device,
-        autocast: torch.dtype | None,
+        kernels: Kernels,
+        feed: Feed,
+        events: EventSink,
         watch: Stopwatch,
     ) -> None:
-        arena, free = plane.arena, plane.free
-        self._config, self._model, self._arena, self._free = config, model.train(), arena, free
-        self._finished, self._emit, self._device, self._watch = plane.finished, plane.events.put, device, watch
-        self._per_batch = config.batch_size // (config.rollout * arena.rows)
-        self._limit = max_lag(config, arena.rows)
-        # Slots that are given back before the last weights are out begin one batch older: the bound must leave room for
-        # that.
-        self._tight = self._limit < least_max_lag(config, arena.rows) + config.updates_per_batch
-        self._scheduler = SlotScheduler(arena, self._per_batch, config.updates_per_batch, self._limit)
-        self._releaser = SlotReleaser(arena, free)
-        self._assemble = Assembler(arena, self._per_batch, device)
+        self._config, self._model, self._feed, self._emit, self._watch = config, model.train(), feed, events.put, watch
+        self._device = device = kernels.device
         self._flat = FlatWeights(model, gradients=True)
-        kernels = Kernels(config, model, device, autocast)
         self._network = kernels.network()
-        self._publisher = WeightPublisher(plane.weights, self._flat.vector)
         optim = config.optim
         self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
         threads = learner_threads(config) if device.type == "cpu" else 1
@@ -121,17 +108,13 @@ class Learner:
         self._reported = time.monotonic()
 
     def start(self) -> None:
-        """Publish the first weights and hand out all slots."""
-        self._publisher.publish(self.updates)
-        self._publisher.finish()
-        self.reclaim_slots()
+        """Let sampling begin."""
+        self._feed.start(self._flat.vector, self.updates)
         self._watch.lap("starting")
 
     def reclaim_slots(self) -> None:
-        """Free all slots but the finished ones. All sampling processes must be dead or have yet to begin."""
-        self._scheduler.add(self._finished.get_many(0))
-        self._releaser.forget()
-        reclaim_slots(self._arena, self._free, self._scheduler.finished)
+        """Begin anew with sampling, whose processes must be dead."""
+        self._feed.reclaim()
 
     @property
     def done(self) -> bool:
@@ -139,19 +122,10 @@ class Learner:
         return self.env_steps >= self._config.steps
 
     def poll(self, timeout: float) -> None:
-        """Train on one batch if one is there, waiting up to `timeout` seconds for finished segments."""
-        self._scheduler.add(self._finished.get_many(0))
-        self._releaser.release_due(time.monotonic())
-        slots = self._scheduler.take(self.updates)
-        if slots is None:
-            self._releaser.release_all()
-            self._publisher.finish()
-            self._watch.lap("weights")
-            self._scheduler.add(self._finished.get_many(timeout))
-            slots = self._scheduler.take(self.updates)
-        self._watch.lap("waiting")
-        if slots is not None:
-            self._train(slots)
+        """Train on one batch if one is there within `timeout` seconds."""
+        fresh = self._feed.next(self.updates, timeout)
+        if fresh is not None:
+            self._train(fresh)
         if time.monotonic() - self._reported > PROGRESS_EVERY_S:
             self.report()
             self._check_updates()
@@ -213,44 +187,25 @@ class Learner:
         self._generator.set_state(state["generator"])
         self.env_steps, self.updates = env_steps, updates
 
-    def _train(self, slots: list[int]) -> None:
-        """All epochs over one batch, whose targets are made first; then publish. Env steps, lag and normalisation of
-        observations are those of the fresh samples."""
-        config, arena = self._config, self._arena
-        samples = int((arena.active[slots, :-1] & (arena.owner[slots] == OWN_POLICY)[:, None]).sum())
-        if not samples:  # faults of environments have spoiled all of them
-            self._give_back(slots)
-            return
-        lags = self.updates - arena.version[slots]
-        self._lags.append((float(lags.mean()), int(lags.max()) + config.updates_per_batch - 1))
-        fresh = self._assemble(slots)
-        batch = self._source(fresh)
+    def _train(self, fresh: Fresh) -> None:
+        """All epochs over one batch, whose targets are made first. Env steps, lag and normalisation of observations
+        are those of the fresh samples."""
+        config = self._config
+        self._lags.append((fresh.lag_mean, fresh.lag_max + config.updates_per_batch - 1))
+        batch = self._source(fresh.batch)
         self._watch.lap("copying")
-        self._publisher.finish(wait=self._tight)
-        hold = config.lag_free or self._assemble.is_view
-        if not hold and config.updates_per_batch == 1:  # in which there is no later moment, nor much lag to be saved
-            self._give_back(slots)
-        elif not hold:
-            arena.state[slots] = FREE
-            self._releaser.hold(slots, time.monotonic())
         self._set_learning_rate()
         first_update = len(self._statistics)
         if begins := self.updates == 0:  # the first batch would else be trained on as it is
-            self._normalize_by(fresh)
+            self._normalize_by(fresh.batch)
         self._learn(batch)
         if not begins:
-            self._normalize_by(fresh)
+            self._normalize_by(fresh.batch)
         if config.optim.schedule == "adaptive_kl":
             self._adapt_learning_rate(self._stats(torch.stack(self._statistics[first_update:])).kl.mean())
-        self.env_steps += samples
-        self._publisher.publish(self.updates)
-        if hold:
-            self._publisher.finish()
-        self._watch.lap("weights")
-        if hold:
-            self._give_back(slots)
-        self._releaser.batch_wanted(time.monotonic())
-        self._watch.count(samples)
+        self.env_steps += fresh.samples
+        self._feed.batch_done(self.updates)
+        self._watch.count(fresh.samples)
 
     def _normalize_by(self, batch: Batch) -> None:
         """Let the normaliser of observations learn of a batch."""
@@ -258,22 +213,16 @@ class Learner:
             self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), valid_samples(batch))
             self._watch.lap("optimizer")
 
-    def _give_back(self, slots: list[int]) -> None:
-        self._arena.state[slots] = FREE
-        self._free.put_many(slots)
-        self._watch.lap("queue")
-
     def _learn(self, batch: Batch) -> None:
         """The targets of a batch, from the weights as they are, and all updates."""
         samples = self._first_pass(batch) if self._steps is None else self._recorded_first_pass(batch, self._steps)
         if samples is None:
             return
         for epoch in range(self._config.epochs):
-            if epoch and not self._config.lag_free:
-                self._publisher.offer(self.updates)
-                self._watch.lap("weights")
+            if epoch:
+                self._feed.epoch_done(self.updates)
             for columns in self._minibatches(samples):
-                self._releaser.release_due(time.monotonic())
+                self._feed.between_updates()
                 if self._steps is None:
                     self._update(self._forward(samples, columns), samples, samples.targets)
                 else:

@@ -34,7 +34,7 @@ from sfactory.losses import (
     without_departures,
 )
 from sfactory.model.normalizer import CriticUnits
-from sfactory.networks import Outputs
+from sfactory.model.networks import Outputs
 from sfactory.vtrace import unweighted_vtrace
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]

@@ -71,6 +71,8 @@ def _profile(options: ProfileOptions, config: Config) -> int:
 
 def _check(options: ProfileOptions, config: Config) -> None:
     """Raise ConfigError for options that cannot work."""
+    from sfactory.config.presets import preset_for
+
     problems = []
     if not (options.seconds > 0 and math.isfinite(options.seconds)):
         problems.append(f"seconds is {options.seconds:g}; it must be above 0")
@@ -80,6 +82,11 @@ def _check(options: ProfileOptions, config: Config) -> None:
         problems.append(
             f"trace is {options.trace}, and --tune makes many runs; profile the tuned settings with --config and "
             "--trace"
+        )
+    if options.tune and preset_for("auto", config.env)[0] == "tensors":
+        problems.append(
+            f"--tune searches numbers of processes, and {config.env} steps on the learner's device; leave it out, and "
+            "raise --envs-per-worker"
         )
     if options.tune and config.serial:
         problems.append("serial is on, and --tune searches numbers of processes; leave one of them out")
@@ -147,7 +154,10 @@ def _tune(options: ProfileOptions, config: Config, plan: Plan, seconds: float, c
 
 
 def _ceiling(plan: Plan, seconds: float, tell: Callable[[str], object]) -> float:
-    """Ceiling of env steps per second of this machine; of sampling alone where nothing is learned."""
+    """Ceiling of env steps per second of this machine; of sampling alone where nothing is learned. NaN where
+    environments step on the device: there are no parts to be measured apart."""
+    if plan.on_device:
+        return math.nan
     from sfactory.profiling.ceiling import measure_ceiling
 
     ceiling = measure_ceiling(plan.config, seconds, tell)

@@ -54,7 +54,7 @@ def test_lag_zero_importance_weights_are_one(core, shared, env, tmp_path):
         shake(run)
         for _ in range(3):
             slots = run.sample(2)
-            batch = run.learner._assemble(slots)
+            batch = run.learner._feed.assemble(slots)
             assert batch.first[1:].any(), "an episode must begin inside the segment"
             assert (batch.terminated & batch.active[:-1]).any()
             assert (batch.truncated & batch.active[:-1]).any()
@@ -79,7 +79,7 @@ def test_the_mask_shapes_log_probabilities_and_entropy(tmp_path):
     run = SamplingRun(busy_config("none"), tmp_path)
     try:
         shake(run)
-        batch = run.learner._assemble(run.sample(2))
+        batch = run.learner._feed.assemble(run.sample(2))
         loss, masked = run.learner.evaluate(batch)
         other_loss, unmasked = run.learner.evaluate(dataclasses.replace(batch, mask=torch.ones_like(batch.mask)))
         assert abs(float(masked.weight_mean) - 1) < 1e-5
@@ -147,7 +147,7 @@ def test_truncated_episodes_are_bootstrapped_with_the_value_of_their_final_obser
         found = 0
         for _ in range(3):
             slots = run.sample(2)
-            batch = run.learner._assemble(slots)
+            batch = run.learner._feed.assemble(slots)
             finals = final_values(batch, run.learner.outputs(batch).value)
             arena_obs = batch.obs[0]
             for t, column in (batch.truncated & batch.active[:-1]).nonzero().tolist():

@@ -40,7 +40,7 @@ def test_two_epochs_with_fixed_targets_are_those_written_out_by_hand(run: Sampli
     learner, model = run.learner, copy.deepcopy(run.training._model).double()
     if plain:
         learner._objective = Objective(learner._config, learner._model.distribution, learner._units)
-    batch = learner._assemble(run.sample(learner._per_batch))
+    batch = learner._feed.assemble(run.sample(learner._feed.per_batch))
     # Another policy sampled.
     batch.log_prob.add_(0.3 * torch.randn(batch.log_prob.shape, generator=torch.Generator().manual_seed(1)))
     distribution, obs = ActionDistribution(model.action), batch.obs[0].flatten(0, 1).double()
@@ -107,9 +107,9 @@ def test_a_batch_source_feeds_the_updates_and_only_fresh_samples_count(tmp_path:
             trained.append(sum(chunk.evaluation.log_prob.shape[1] for chunk in chunks)),
             update(chunks, samples, targets),
         )
-        slots = run.sample(learner._per_batch)
+        slots = run.sample(learner._feed.per_batch)
         fresh = int(run.wires.arena.active[slots, :-1].sum())
-        learner._train(slots)
+        learner._train(learner._feed.fresh(slots, learner.updates))
         assert learner._source.seen == 1
         assert trained == [64] * 4, "256 samples in four minibatches"
         assert learner.env_steps == fresh
@@ -127,7 +127,7 @@ def test_the_first_batch_is_trained_on_as_normalised_as_all_others(tmp_path) -> 
         learn = learner._learn
         learner._learn = lambda batch: (seen.append(normalizer((batch.obs[0],))[0].std()), learn(batch))
         for _ in range(2):
-            learner._train(run.sample(learner._per_batch))
+            learner._train(learner._feed.fresh(run.sample(learner._feed.per_batch), learner.updates))
         assert float(seen[0]) == pytest.approx(1, abs=0.1), "of unlike scales, an angle's and a velocity's"
         assert float(normalizer.count) == pytest.approx(2 * 128, abs=8), "each batch counts once"
     finally:
@@ -146,7 +146,7 @@ def test_the_critic_predicts_the_same_returns_when_its_unit_moves(tmp_path) -> N
     run = normalised_run(tmp_path)
     try:
         learner, units = run.learner, run.learner._units
-        batch = learner._assemble(run.sample(learner._per_batch))
+        batch = learner._feed.assemble(run.sample(learner._feed.per_batch))
         before = units.to_returns(learner.outputs(batch).value)
         learner._begin(batch, gradients=False)
         assert float(units.moments.mean) < -10, "Pendulum costs"
@@ -164,11 +164,11 @@ def test_the_values_that_policies_write_are_in_units_of_return(tmp_path) -> None
     run = normalised_run(tmp_path)
     try:
         learner = run.learner
-        learner._train(run.sample(learner._per_batch))
+        learner._train(learner._feed.fresh(run.sample(learner._feed.per_batch), learner.updates))
         for rollout in run.rollouts:
             rollout.poll(0)
-        slots = run.sample(learner._per_batch)
-        batch = learner._assemble(slots)
+        slots = run.sample(learner._feed.per_batch)
+        batch = learner._feed.assemble(slots)
         values = learner._units.to_returns(learner.outputs(batch).value)[:-1]
         stored = torch.from_numpy(np.concatenate(run.wires.arena.value[slots], 1))[:-1]
         fresh = torch.from_numpy(

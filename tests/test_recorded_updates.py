@@ -31,7 +31,7 @@ def make_learner(case: str, recorded: bool, **changes: Any) -> Learner:
     made = CASES[case]
     config = gpu_checks._config(made._replace(config=made.config | changes), ROWS)
     learner = gpu_checks.device_learner(config, PROBLEMS[made.problem], CPU, None, ROWS)
-    learner._assemble = Assembler(learner._arena, learner._per_batch, CPU, staged=True)
+    learner._feed.assemble = Assembler(learner._feed._arena, learner._feed.per_batch, CPU, staged=True)
     if recorded:
         learner._steps = learner._recorded_steps()
     else:  # with a rate in float32, as on a device
@@ -43,7 +43,7 @@ def make_learner(case: str, recorded: bool, **changes: Any) -> Learner:
 
 def train(learner: Learner, batches: int) -> Tensor:
     """On batches that all differ; the weights after each."""
-    rng, arena, weights = np.random.default_rng(5), learner._arena, []
+    rng, arena, weights = np.random.default_rng(5), learner._feed._arena, []
     for _ in range(batches):
         slots = rng.choice(arena.slots, 2, replace=False).tolist()
         arena.reward[slots] = rng.standard_normal(arena.reward[slots].shape)
@@ -51,7 +51,7 @@ def train(learner: Learner, batches: int) -> Tensor:
         arena.terminated[slots] = rng.random(arena.terminated[slots].shape) < 0.1
         arena.truncated[slots] &= ~arena.terminated[slots]
         arena.log_prob[slots] += rng.normal(0, 0.1, arena.log_prob[slots].shape)
-        learner._train(slots)
+        learner._train(learner._feed.fresh(slots, learner.updates))
         weights.append(learner._flat.vector.detach().clone())
     return torch.stack(weights)
 
@@ -106,14 +106,14 @@ def test_a_recorded_step_follows_the_rate(schedule: str, taped: list[int]) -> No
 def test_an_update_whose_gradient_is_not_finite_is_skipped_within_a_recording(taped: list[int]) -> None:
     learner = make_learner("mlp", recorded=True)
     train(learner, MANY)
-    before, reward = learner._flat.parameters.detach().clone(), learner._arena.reward.copy()
-    learner._arena.reward[:] = np.inf
-    learner._train([0, 1])
-    learner._train([0, 1])
+    before, reward = learner._flat.parameters.detach().clone(), learner._feed._arena.reward.copy()
+    learner._feed._arena.reward[:] = np.inf
+    learner._train(learner._feed.fresh([0, 1], learner.updates))
+    learner._train(learner._feed.fresh([0, 1], learner.updates))
     assert torch.equal(learner._flat.parameters, before)
     assert int(learner._skipped) == int(learner._skipped_in_a_row) == 2
-    learner._arena.reward[:] = reward
-    learner._train([0, 1])
+    learner._feed._arena.reward[:] = reward
+    learner._train(learner._feed.fresh([0, 1], learner.updates))
     assert int(learner._skipped_in_a_row) == 0 and not torch.equal(learner._flat.parameters, before)
 
 
@@ -149,11 +149,11 @@ def test_batches_of_another_shape_are_recorded_anew(taped: list[int]) -> None:
     plain, recorded = make_learner("mlp", recorded=False), make_learner("mlp", recorded=True)
     for learner in (plain, recorded):
         train(learner, MANY)
-        learner._per_batch = 1
-        learner._assemble = Assembler(learner._arena, 1, CPU, staged=True)
-        arena = learner._arena
+        learner._feed.per_batch = 1
+        learner._feed.assemble = Assembler(learner._feed._arena, 1, CPU, staged=True)
+        arena = learner._feed._arena
         for turn in range(MANY):
-            learner._learn(learner._assemble([turn % arena.slots]))
+            learner._learn(learner._feed.assemble([turn % arena.slots]))
     assert len(taped) == 4, "two turns of each shape"
     assert torch.equal(recorded._flat.vector, plain._flat.vector)
 

@@ -27,6 +27,7 @@ from sfactory import train
 from sfactory.config import LossConfig, ModelConfig, OptimConfig, RuntimeConfig
 from sfactory.config.lag import max_lag
 from sfactory.data.arena import FILLING, FINISHED, FREE
+from sfactory.data.weights import WeightPublisher
 from sfactory.errors import ConfigError
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime import supervisor
@@ -149,15 +150,16 @@ def test_a_loaded_learner_is_the_saved_one_in_every_tensor_and_goes_on_alike(sch
     other = SamplingRun(config, tmp_path / "other")
     try:
         for _ in range(3):
-            run.learner._train(run.sample(2))
+            run.learner._train(run.learner._feed.fresh(run.sample(2), run.learner.updates))
             run.give_back([])
         run.training.save()
         again = Training(run.plan, run.wires, CheckpointStore(tmp_path / "checkpoints"))
+        again.learner._feed._publisher = WeightPublisher(run.wires.weights, again.learner._flat.vector)
         assert_same(run.training.snapshot(), again.snapshot())
         assert again.learner.env_steps > 0
         slots = run.sample(2)
         for training in (run.training, again):
-            training.learner._train(slots)
+            training.learner._train(training.learner._feed.fresh(slots, training.learner.updates))
         assert_same(run.training.snapshot(), again.snapshot())
         with pytest.raises(AssertionError):
             assert_same(run.training.snapshot(), other.training.snapshot())

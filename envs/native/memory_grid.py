@@ -26,7 +26,7 @@ _VIEW_CELLS = 5
 _CELL_PIXELS = 4
 _WALL, _FLOOR, _AGENT, _RED, _GREEN = range(5)
 _COLOURS = np.array([(96, 96, 96), (0, 0, 0), (255, 255, 255), (255, 0, 0), (0, 255, 0)], np.uint8)
-_NO_CUE = 2
+NO_CUE = 2
 
 
 class MemoryGrid(NativeGroup):
@@ -63,7 +63,7 @@ class MemoryGrid(NativeGroup):
         if length < 1:
             raise ConfigError(f"env_kwargs length is {length}; it must be at least 1")
         super().__init__(seeds, squash, length + 2 if max_episode_steps is None else max_episode_steps)
-        views = _views(length)
+        views = memory_views(length)
         self._views = views.reshape(*views.shape[:3], -1)
         self._shuffle_doors = bool(shuffle_doors)
         self._time_penalty = float(time_penalty)
@@ -97,13 +97,13 @@ def _cells(length: int, place: int, left_door: int, cue: int) -> np.ndarray:
     cells[3, 2 : length + 3] = _FLOOR
     cells[2, length + 2] = _RED + left_door
     cells[4, length + 2] = _GREEN - left_door
-    if cue != _NO_CUE:
+    if cue != NO_CUE:
         cells[2:5, 1] = _RED + cue
     cells[3, place + 2] = _AGENT
     return cells
 
 
-def _views(length: int) -> np.ndarray:
+def memory_views(length: int) -> np.ndarray:
     """Every observation there is: uint8 ``[place, left_door, cue, 3, 20, 20]``."""
     half = _VIEW_CELLS // 2
     views = np.empty((length + 1, 2, 3, 3, _VIEW_CELLS * _CELL_PIXELS, _VIEW_CELLS * _CELL_PIXELS), np.uint8)
@@ -167,6 +167,6 @@ def _step(
         active[row] = not timed_out
         if timed_out:
             elapsed[row] = RESTING
-        view = views[place[row], left_door[row], cue[row] if elapsed[row] == 0 else _NO_CUE]
+        view = views[place[row], left_door[row], cue[row] if elapsed[row] == 0 else NO_CUE]
         for i in range(len(view)):
             obs[row, i] = view[i]

@@ -48,15 +48,20 @@ class DeviceChoice(NamedTuple):
     reason: str
 
 
-def suited_device(config: Config, images: bool, dense_weights: int | None) -> DeviceChoice | None:
+def suited_device(
+    config: Config, images: bool, dense_weights: int | None, tensors: bool = False
+) -> DeviceChoice | None:
     """The device on which a model trains faster, where `device` leaves that open and there is a choice.
 
     Args:
+        tensors: Whether environments step on the learner's device.
         images: Whether observations have images.
         dense_weights: Weights of the model; None where it has more than dense layers.
     """
     if config.device != "auto" or not torch.cuda.is_available():
         return None
+    if tensors:
+        return DeviceChoice("cuda", "its environments are tensors there")
     if images:
         return DeviceChoice("cuda", "observations have images")
     if dense_weights is None:
@@ -142,6 +147,8 @@ def computes_bfloat16(device: torch.device) -> bool:
             return torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE
         found = gpu_state(device)  # a process that does not compute there makes no context of its own
         return found is not None and found.capability >= BFLOAT16_SINCE
+    if torch.backends.cpu.get_cpu_capability() == "AVX2":  # also where ATEN_CPU_CAPABILITY holds torch to it
+        return False
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 

@@ -281,11 +281,11 @@ class Config:
     """A Gymnasium id, module:Id, sfactory/Name for a native one; in Python also a callable returning an environment."""
     env_kwargs: Mapped = setting({}, resume=_TASK)
     """Keyword arguments of the environment."""
-    env_backend: Literal["auto", "gymnasium", "vector", "envpool"] = setting(
+    env_backend: Literal["auto", "gymnasium", "vector", "envpool", "tensors"] = setting(
         "auto", resume=warned("another implementation of the game; other spaces are refused")
     )
     """auto: what is fastest for the id; gymnasium: single environments; vector: the vector environment that comes with
-    it, or an error."""
+    it, or an error, and one on the device as seen from the host; tensors: one on the learner's device."""
     steps: int = setting(
         1_000_000,
         at_least(1),

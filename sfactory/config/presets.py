@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib
+import inspect
 import re
 from typing import Any
 
@@ -95,9 +98,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": {"encoder": "impala_resnet", "features": 256},
     },
     "memory": _GRID | {"model": {"features": 128}},
+    "tensors": {
+        "envs_per_worker": 4096,
+        "rollout": 16,
+        "batch_size": 65_536,
+        "epochs": 4,
+        "optim": {"lr": 1e-3, "minibatches": 4, "schedule": "linear"},
+        "loss": {"entropy_coef": 0.01, "normalize_returns": True},
+        "model": {"normalize_obs": True},
+    },
 }
 
 _FAMILIES = (
+    ("tensors", r"sfactory/Tensor"),
     ("atari", r"ALE/|.*NoFrameskip-v\d|.*Deterministic-v\d"),
     ("vizdoom", r"Vizdoom"),
     ("grid", r"MiniGrid-|BabyAI-"),
@@ -115,11 +128,24 @@ _FAMILIES = (
 
 
 def family_of(env: Any) -> str:
-    """The family whose preset suits an environment id; `default` for callables and unknown ids."""
+    """The family whose preset suits an environment; `default` for most callables and for unknown ids."""
+    if takes_device(env):
+        return "tensors"
     if not isinstance(env, str):
         return "default"
     name = env.rpartition(":")[2]
     return next((family for family, pattern in _FAMILIES if re.match(pattern, name)), "default")
+
+
+def takes_device(env: Any) -> bool:
+    """Whether an environment is made with ``num_envs`` and ``device``, as those are whose steps are tensors: a callable
+    or the ``module:Name`` of one."""
+    with contextlib.suppress(Exception, SystemExit):  # what is wrong with it is told by who makes it
+        if isinstance(env, str):
+            module, colon, name = env.rpartition(":")
+            env = getattr(importlib.import_module(module), name, None) if colon else None
+        return callable(env) and {"num_envs", "device"} <= inspect.signature(env).parameters.keys()
+    return False
 
 
 def preset_for(preset: str, env: Any, algo: str = "appo") -> tuple[str, dict[str, Any]]:

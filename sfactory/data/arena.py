@@ -143,7 +143,7 @@ class Arena(Segments):
     """float64 ``[slots]``: time at which the slot was last filled, in monotonic seconds."""
 
     def __init__(self, fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> None:
-        self._build(fields, slots, rollout, rows, SharedBlock(arena_bytes(fields, slots, rollout, rows)))
+        self._build(fields, slots, rollout, rows, SharedBlock(max(1, arena_bytes(fields, slots, rollout, rows))))
         self.state[:] = FREE
 
     def _build(self, fields: tuple[Field, ...], slots: int, rollout: int, rows: int, block: SharedBlock) -> None:

@@ -17,6 +17,13 @@ class EventSink(Protocol):
         """Send an event to the runner."""
 
 
+class Laps(Protocol):
+    """What measures the time of a worker."""
+
+    def lap(self, phase: str) -> None:
+        """Attribute the time since the last lap to a phase (:mod:`sfactory.telemetry.stopwatch`)."""
+
+
 @dataclass(frozen=True)
 class DataPlane:
     """Everything that learner, policy workers and rollout workers share.

@@ -27,7 +27,7 @@ from sfactory.model.actor_critic import Trunk
 from sfactory.model.encoders import MLPEncoder
 from sfactory.model.heads import LOG_STD_RANGE, PolicyHead
 from sfactory.model.normalizer import OBSERVATION_LIMIT
-from sfactory.networks import Outputs
+from sfactory.model.networks import Outputs
 
 Array = NDArray[np.float32]
 Codes = NDArray[np.int32]
@@ -112,7 +112,7 @@ class DenseNetwork:
         return self._forward(*self._columns(obs), self._scratch)
 
     def outputs(self, samples: Batch | Samples, columns: Columns) -> Outputs:
-        """As :class:`sfactory.networks.Network` has it."""
+        """As :class:`sfactory.model.networks.Network` has it."""
         obs = [select_columns(leaf, columns, 1) for leaf in samples.obs]
         steps, width = obs[0].shape[:2]
         numbers, codes = self._columns(tuple(leaf.numpy().reshape(steps * width, -1) for leaf in obs))
@@ -127,7 +127,7 @@ class DenseNetwork:
     def backward(
         self, outputs: Outputs, of_params: Tensor, of_value: Tensor, of_auxiliary: Mapping[str, Tensor]
     ) -> None:
-        """As :class:`sfactory.networks.Network` has it."""
+        """As :class:`sfactory.model.networks.Network` has it."""
         dims, (lowest, highest) = self._model.action.continuous, LOG_STD_RANGE
         if dims and not self._log_std.size:  # those that were clipped have no gradient
             log_std = outputs.params[..., -dims:]

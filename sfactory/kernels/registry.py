@@ -33,7 +33,7 @@ from sfactory.model.encoders import NatureCNN
 from sfactory.model.layers import Dense, PixelConv
 from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.model.precision import mixed_precision
-from sfactory.networks import Network, Outputs, TorchNetwork
+from sfactory.model.networks import Network, Outputs, TorchNetwork
 from sfactory.objective import ESTIMATORS, Objective
 
 _CPU = torch.device("cpu")

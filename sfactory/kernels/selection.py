@@ -18,7 +18,7 @@ from sfactory.kernels.objective import CompiledObjective
 from sfactory.kernels.registry import DENSE_NETWORK, FUSED_LOSS, MODULES, OBJECTIVE, SAMPLER, Kernel, Use, modules_of
 from sfactory.kernels.sampling import CompiledSampler
 from sfactory.model.normalizer import CriticUnits
-from sfactory.networks import Network, TorchNetwork
+from sfactory.model.networks import Network, TorchNetwork
 from sfactory.objective import Objective
 
 
@@ -58,24 +58,25 @@ class Kernels:
 
     Attributes:
         choice: What has been taken so far.
+        device: Where the model computes.
     """
 
     def __init__(self, config: Config, model: nn.Module, device: torch.device, autocast: torch.dtype | None) -> None:
-        self._config, self._model, self._device, self._autocast = config, model, device, autocast
+        self._config, self._model, self.device, self._autocast = config, model, device, autocast
         self.choice = Choice()
 
     def network(self) -> Network:
         """What the learner runs the model with."""
         compiled = self._config.optim.compile
-        if self._device.type == "cpu" and not compiled:
+        if self.device.type == "cpu" and not compiled:
             if self._takes(DENSE_NETWORK, training=True):
                 return DenseNetwork(self._model)
             self.optimize(training=True)
-        return TorchNetwork(self._model, self._device, self._autocast, compiled)
+        return TorchNetwork(self._model, self.device, self._autocast, compiled)
 
     def dense_network(self) -> DenseNetwork | None:
         """What a policy worker runs a small model with, if it fits; the weights have to stay where they lie."""
-        fits = self._device.type == "cpu" and self._takes(DENSE_NETWORK, training=False)
+        fits = self.device.type == "cpu" and self._takes(DENSE_NETWORK, training=False)
         return DenseNetwork(self._model) if fits else None
 
     def optimize(self, training: bool = False) -> None:
@@ -87,9 +88,9 @@ class Kernels:
     def objective(self, units: CriticUnits) -> Objective:
         """Targets and loss of the learner."""
         kind: type[Objective] = Objective
-        if self._device.type == "cpu" and self._takes(OBJECTIVE, training=True):
+        if self.device.type == "cpu" and self._takes(OBJECTIVE, training=True):
             kind = CompiledObjective
-        elif self._device.type == "cuda" and self._takes(FUSED_LOSS, training=True):
+        elif self.device.type == "cuda" and self._takes(FUSED_LOSS, training=True):
             kind = FusedObjective
         return kind(self._config, self._model.distribution, units)
 

@@ -43,6 +43,8 @@ def find_bottleneck(profile: Profile) -> Bottleneck:
     none is busy all the time, it is the number of slots, or the latency of messages.
     """
     plan = profile.plan
+    if plan.on_device:
+        return _in_one_process(profile)
     learns = not plan.sample_only
     busy = {kind: profile.busy(kind) for kind in (KINDS if learns else KINDS[:2])}
     heaviest = max(busy, key=profile.cpu)
@@ -70,6 +72,16 @@ def find_bottleneck(profile: Profile) -> Bottleneck:
         )
     advice = (*_inline(profile), _raise(profile, "envs_per_worker"), _raise(profile, "workers"))
     return Bottleneck("latency", f"{reason}; rollout workers wait for actions", advice)
+
+
+def _in_one_process(profile: Profile) -> Bottleneck:
+    """Of environments on the device, which take turns with the learner."""
+    shares = profile.interval.phases("learner")
+    simulates = shares["environment"] > shares["forward"] + shares["backward"] + shares["optimizer"]
+    reason = f"environments take {shares['environment']:.0%} of the time, the policy and its updates most of the rest"
+    fewer = [f"fewer --epochs (now {profile.plan.config.epochs})"] if profile.plan.config.epochs > 1 else []
+    advice = (_raise(profile, "envs_per_worker"), *([] if simulates else fewer))
+    return Bottleneck(NAMES["rollout" if simulates else "learner"], reason, advice)
 
 
 def _advice(profile: Profile, kind: str) -> tuple[str, ...]:

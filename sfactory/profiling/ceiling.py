@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode
 from sfactory.config import Config, devices
 from sfactory.config.lag import segments_per_batch, slot_count
 from sfactory.data.arena import FINISHED, Arena, Segments
+from sfactory.data.feed import SlotFeed
 from sfactory.data.shared_memory import SharedArray
 from sfactory.data.weights import FlatWeights
 from sfactory.envs import make_group
@@ -456,10 +457,9 @@ def _training(plan: Plan) -> Repetition:
     config = dataclasses.replace(config, steps=10**15, optim=dataclasses.replace(config.optim, lr=FROZEN_LR))
     wires, device = make_wires(plan, local=True), devices.learner_device(config)
     model = build_model(env.observation, env.action, config.model).to(device)
-    learner = Learner(
-        config, model, wires, device, devices.autocast_dtype(config, env.observation.has_images, device),
-        wires.control.stopwatch("learner"),
-    )  # fmt: skip
+    watch = wires.control.stopwatch("learner")
+    kernels = Kernels(config, model, device, devices.autocast_dtype(config, env.observation.has_images, device))
+    learner = Learner(config, model, kernels, SlotFeed(config, wires, device, watch), wires.events, watch)
     learner.start()
     invent_experience(wires.arena, env, 0)
     policy = workers.make_policy_worker(plan, wires, 0, 0)

@@ -18,7 +18,7 @@ def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottlen
     """Print a profile.
 
     Args:
-        ceiling: Env steps per second that the machine could do at most.
+        ceiling: Env steps per second that the machine could do at most; NaN where there is no such figure.
     """
     for table in (_time_table(profile), _store_table(profile), _speed_table(profile, ceiling)):
         console.print(table)
@@ -77,8 +77,9 @@ def _speed_table(profile: Profile, ceiling: float) -> Table:
     )
     table.add_row("env steps", _count(profile.fps))
     table.add_row("frames", _count(profile.frames_per_s))
-    table.add_row("ceiling, env steps", _count(ceiling))
-    table.add_row("fraction reached", f"{profile.fps / ceiling:.1%}", style="bold")
+    if not math.isnan(ceiling):
+        table.add_row("ceiling, env steps", _count(ceiling))
+        table.add_row("fraction reached", f"{profile.fps / ceiling:.1%}", style="bold")
     return table
 
 

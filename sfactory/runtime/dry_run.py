@@ -17,7 +17,7 @@ from sfactory.errors import ConfigError
 from sfactory.learner import batch_source
 from sfactory.losses import Targets
 from sfactory.model.normalizer import CriticUnits
-from sfactory.networks import Outputs, TorchNetwork
+from sfactory.model.networks import Outputs, TorchNetwork
 from sfactory.objective import ESTIMATORS, Objective
 from sfactory.telemetry.metrics import METRICS
 

@@ -19,14 +19,14 @@ import torch
 from torch import nn
 
 from sfactory.config import devices
-from sfactory.config.lag import segments_per_batch, slot_count
+from sfactory.config.lag import segments_per_batch
 from sfactory.data.arena import arena_bytes, segment_fields
 from sfactory.data.examples import example_batch
 from sfactory.errors import ConfigError
 from sfactory.model import build_model
 from sfactory.model.actor_critic import CORES
 from sfactory.model.encoders import KNOWN
-from sfactory.networks import TorchNetwork
+from sfactory.model.networks import TorchNetwork
 from sfactory.runtime.processes import server_pid
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def memory_needed(plan: Plan, model: nn.Module) -> int:
         copies, processes = 6 + plan.policies, 0
     else:
         copies = 6 + 2 * plan.policies
-        processes = LEARNER_MIB + POLICY_MIB * plan.policies + ROLLOUT_MIB * config.workers
+        processes = LEARNER_MIB + POLICY_MIB * plan.policies + ROLLOUT_MIB * plan.rollouts
         processes += EVALUATOR_MIB * plan.evaluates
         pid = server_pid()
         processes += max(0, SERVER_MIB - (psutil.Process(pid).memory_info().rss // MIB if pid is not None else 0))
@@ -167,7 +167,7 @@ def trajectory_bytes(plan: Plan, model: nn.Module) -> int:
     """Bytes of the arena."""
     config = plan.config
     return arena_bytes(
-        segment_fields(plan.env, model.state_size), slot_count(config, plan.rows), config.rollout, plan.rows
+        segment_fields(plan.env, model.state_size), plan.slots, config.rollout, plan.rows
     )
 
 
@@ -191,7 +191,7 @@ def _memory(plan: Plan, model: nn.Module) -> str | None:
     needed, free, config = memory_needed(plan, model), free_memory(), plan.config
     if needed <= MEMORY_SHARE * free.left:
         return None
-    slots, trajectories = slot_count(config, plan.rows), trajectory_bytes(plan, model)
+    slots, trajectories = plan.slots, trajectory_bytes(plan, model)
     return (
         f"the run needs {needed / 2**30:.1f} GiB of memory besides its environments, of which trajectories take "
         f"{trajectories / 2**30:.1f} GiB ({slots} slots of rollout {config.rollout} x {plan.rows} rows), and {free.by} "
@@ -284,7 +284,7 @@ def descriptors_needed(plan: Plan) -> int:
     needed = len(os.listdir("/proc/self/fd")) + OWN_DESCRIPTORS + SPARE_DESCRIPTORS
     if plan.config.serial:
         return needed
-    processes = 1 + plan.config.runtime.policy_workers + plan.config.workers + plan.evaluates
+    processes = 1 + plan.rollouts + plan.evaluates + (0 if plan.inline_inference else plan.policies)
     return needed + DESCRIPTORS_PER_PROCESS * processes
 
 
@@ -306,7 +306,7 @@ def threads_needed(plan: Plan) -> int:
         return 1
     learner, policy = 3 + devices.learner_threads(config), 2 + devices.inference_threads(config)
     rollout = 2 + (config.runtime.env_threads if config.runtime.env_threads > 1 else 0) * config.runtime.groups
-    return 3 + learner + policy * plan.policies + rollout * config.workers + 3 * plan.evaluates
+    return 3 + learner + policy * plan.policies + rollout * plan.rollouts + 3 * plan.evaluates
 
 
 def _processes(plan: Plan, model: nn.Module) -> str | None:

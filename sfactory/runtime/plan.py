@@ -12,7 +12,8 @@ import gymnasium
 import numpy as np
 
 from sfactory.config import Config, changed
-from sfactory.envs.interface import EnvSpec
+from sfactory.config.lag import slot_count
+from sfactory.envs.interface import TENSORS, EnvSpec
 
 EVALUATOR = "evaluator"
 """Name of the worker that evaluates beside training."""
@@ -40,6 +41,21 @@ class Plan:
     device_reason: str = ""
 
     @property
+    def on_device(self) -> bool:
+        """Whether environments are tensors on the learner's device, which samples by itself."""
+        return self.env.family == TENSORS and not self.sample_only
+
+    @property
+    def rollouts(self) -> int:
+        """Number of rollout workers."""
+        return 0 if self.on_device else self.config.workers
+
+    @property
+    def slots(self) -> int:
+        """Slots of the arena."""
+        return 0 if self.on_device else slot_count(self.config, self.rows)
+
+    @property
     def rows(self) -> int:
         """Agent rows of a group."""
         return self.config.envs_per_group * self.env.agents
@@ -47,17 +63,17 @@ class Plan:
     @property
     def groups(self) -> int:
         """Number of groups of the whole run."""
-        return self.config.workers * self.config.runtime.groups
+        return self.rollouts * self.config.runtime.groups
 
     @property
     def inline_inference(self) -> bool:
         """Whether every rollout worker has a policy worker of its own in its process."""
-        return self.config.runtime.policy_workers == 0
+        return self.config.runtime.policy_workers == 0 or self.on_device
 
     @property
     def policies(self) -> int:
         """Number of policy workers, in processes of their own or inline."""
-        return self.config.runtime.policy_workers or self.config.workers
+        return self.rollouts if self.inline_inference else self.config.runtime.policy_workers
 
     @property
     def evaluates(self) -> bool:
@@ -68,7 +84,7 @@ class Plan:
     def worker_names(self) -> list[str]:
         """Names of all workers, in the order of the control block's rows."""
         policies = (f"policy-{i}" for i in range(self.policies))
-        rollouts = (f"rollout-{i}" for i in range(self.config.workers))
+        rollouts = (f"rollout-{i}" for i in range(self.rollouts))
         return ["learner", *policies, *rollouts, *([EVALUATOR] if self.evaluates else [])]
 
     def rollout_of(self, group: int) -> int:

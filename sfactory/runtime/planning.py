@@ -9,10 +9,11 @@ from typing import TypeVar
 
 import torch
 
-from sfactory.config import Config, changed, check_types, devices, fitted, given_values, preset_value
+from sfactory.config import Config, changed, check_types, devices, env_name, fitted, given_values, preset_value
+from sfactory.config.declaring import given_names
 from sfactory.config.validation import minibatch_problem, validate
 from sfactory.envs import probe, resolve_env
-from sfactory.envs.interface import EnvRequest, EnvSpec
+from sfactory.envs.interface import TENSORS, EnvRequest, EnvSpec
 from sfactory.errors import ConfigError
 from sfactory.model import build_model, shares_trunk
 from sfactory.model.encoders import KNOWN
@@ -49,6 +50,8 @@ def make_plan(config: Config) -> Plan:
 
     env = found(lambda: probe(request)) if config.env else None
     agents = env.agents if env is not None else 1
+    if env is not None and env.family == TENSORS:
+        config = found(lambda: _in_one_process(config)) or config
     workers = devices.rollout_processes(config, env is not None and env.observation.has_images)
     config = changed(fitted(config, agents), workers=workers)
     found(lambda: validate(config, agents))
@@ -62,7 +65,9 @@ def make_plan(config: Config) -> Plan:
     model = dataclasses.replace(config.model, shared_critic=shares_trunk(env.observation, config.model))
     config = changed(config, model=model)
     check_model(Plan(config, env, source))
-    choice = devices.suited_device(config, env.observation.has_images, _dense_weights(config, env))
+    choice = devices.suited_device(
+        config, env.observation.has_images, _dense_weights(config, env), tensors=env.family == TENSORS
+    )
     config = config if choice is None else changed(config, device=choice.name)
     runtime = dataclasses.replace(config.runtime, policy_workers=devices.policy_processes(config))
     config = changed(config, runtime=runtime)
@@ -73,6 +78,20 @@ def make_plan(config: Config) -> Plan:
     check_extensions(config, model)
     check_limits(plan, model)
     return plan
+
+
+def _in_one_process(config: Config) -> Config:
+    """A config for environments on the learner's device, which that one process steps by itself.
+
+    Raises:
+        ConfigError: If other workers are asked for.
+    """
+    if "workers" in given_names(config) and config.workers not in (None, 1):
+        raise ConfigError(
+            f"workers is {config.workers}, but {env_name(config.env)} steps on the learner's device, in the learner's "
+            "process; leave workers out and raise envs_per_worker, or use env_backend vector, which steps it on the host"
+        )
+    return changed(config, workers=1, sync=True, runtime=changed(config.runtime, groups=1))
 
 
 def _dense_weights(config: Config, env: EnvSpec) -> int | None:

@@ -238,7 +238,7 @@ class _Supervisor:
         ]
         rollouts = [
             workers.make_rollout_worker(self._plan, self._wires, i, generation)
-            for i in range(self._plan.config.workers)
+            for i in range(self._plan.rollouts)
         ]
         self._evaluator = self._serial_evaluator()
         end = training.rescue
@@ -308,12 +308,11 @@ class _Supervisor:
         self._start("learner", workers.learner_main, self._store)
 
     def _start_sampling(self) -> None:
-        config = self._plan.config
         # Different at every start, so that new environments do not repeat old episodes.
         generation = self._reporter.progress.env_steps + self._learner_restarts.total + self._sampling_restarts.total
-        for i in range(config.runtime.policy_workers):
+        for i in range(0 if self._plan.inline_inference else self._plan.policies):
             self._start(f"policy-{i}", workers.policy_main, i, generation)
-        for i in range(config.workers):
+        for i in range(self._plan.rollouts):
             self._start(f"rollout-{i}", workers.rollout_main, i, generation)
         self._watchdog = self._new_watchdog()
 
@@ -490,21 +489,21 @@ class _Supervisor:
         """Show faults of environments, and end the run if there are too many."""
         self._budget.add(event)
         self._reporter.news = True
-        control = self._wires.control
-        rollouts = [name for name in control.names if name.startswith("rollout")]
-        faults, env_steps = (
-            int(sum(control.total(name, column) for name in rollouts)) for column in ("env_faults", "rows")
-        )
+        faults, env_steps = map(int, self._sampling_totals("env_faults", "rows"))
         if (problem := self._budget.excess(faults, env_steps)) and not (self._ending() or self._ended):
             self._failure = Failure("runner", problem, "", environment_fault=True)
+
+    def _sampling_totals(self, *columns: str) -> list[float]:
+        """Totals of the workers that step environments."""
+        control, kind = self._wires.control, "learner" if self._plan.on_device else "rollout"
+        names = [name for name in control.names if name.startswith(kind)]
+        return [sum(control.total(name, column) for name in names) for column in columns]
 
     def _tell_of_slow_steps(self) -> None:
         """Say once how long a batch takes where env steps are slow."""
         if self._told_of_speed:
             return
-        control = self._wires.control
-        rollouts = [name for name in control.names if name.startswith("rollout")]
-        seconds, steps = (sum(control.total(name, column) for name in rollouts) for column in ("environment", "rows"))
+        seconds, steps = self._sampling_totals("environment", "rows")
         if not steps:
             return
         self._told_of_speed = True

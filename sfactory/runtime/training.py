@@ -12,7 +12,12 @@ import torch
 
 from sfactory.config import devices
 from sfactory.data.evaluation import EvaluationBoard
+from sfactory.data.feed import Feed, SlotFeed
+from sfactory.device_rollout import DeviceRollout, DeviceSettings
+from sfactory.envs import make_tensor_group
+from sfactory.envs.interface import EnvRequest
 from sfactory.errors import said
+from sfactory.kernels import Kernels
 from sfactory.learner import Learner
 from sfactory.model import build_model
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
@@ -45,7 +50,13 @@ class Training:
         self._model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
         self._plan, self._control, self._emit, self._store = plan, wires.control, wires.events.put, store
         autocast = devices.autocast_dtype(config, plan.env.observation.has_images, device)
-        self.learner = Learner(config, self._model, wires, device, autocast, self._watch)
+        kernels = Kernels(config, self._model, device, autocast)
+        self._feed: Feed = (
+            self._device_rollout(wires, device, autocast)
+            if plan.on_device
+            else SlotFeed(config, wires, device, self._watch)
+        )
+        self.learner = Learner(config, self._model, kernels, self._feed, wires.events, self._watch)
         self._emit(KernelsChosen("learner", self.learner.kernels.taken, self.learner.kernels.refused))
         self._wall_before, self._saved_steps = 0.0, 0
         if (snapshot := store.load_again()) is not None:
@@ -59,6 +70,13 @@ class Training:
         self._candidate: Snapshot | None = None
         self._next_evaluation = next_multiple(self.learner.env_steps, config.eval.every)
         self._best_evaluation = store.best_evaluation() if wires.evaluation is not None else 0.0
+
+    def _device_rollout(self, wires: Wires, device: torch.device, autocast: torch.dtype | None) -> DeviceRollout:
+        plan, snapshot = self._plan, self._store.load_again()
+        settings = DeviceSettings(device, autocast, plan.seed(0 if snapshot is None else snapshot.env_steps))
+        request = EnvRequest.of(plan.config, plan.env_source)
+        group = make_tensor_group(request, plan.env, plan.rows, device)
+        return DeviceRollout(plan.config, group, self._model, settings, wires.events, self._watch)
 
     def evaluate_if_due(self) -> None:
         """Hand the weights to the evaluator if it is time and it is free, and save those that it found the best."""
@@ -153,6 +171,7 @@ class Training:
         self.learner.report()
         self.evaluate_if_due()
         error = self.save() if self.learner.env_steps > self._saved_steps else None
+        self._feed.close()
         self._emit(TrainingEnded(self.learner.env_steps, self.learner.done, error))
 
     def rescue(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from sfactory.config.lag import slot_count
 from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.evaluation import EvaluationBoard
 from sfactory.data.plane import DataPlane
@@ -55,7 +54,7 @@ def make_wires(plan: Plan, local: bool) -> Wires:
     """
     config = plan.config
     model = build_model(plan.env.observation, plan.env.action, config.model)
-    slots = slot_count(config, plan.rows)
+    slots = plan.slots
     requests, ready = ([], []) if plan.inline_inference and not local else _sampling_queues(plan, local)
     size = FlatWeights(model).vector.numel()
     return Wires(
@@ -63,8 +62,8 @@ def make_wires(plan: Plan, local: bool) -> Wires:
         weights=PublishedWeights(size),
         requests=requests,
         ready=ready,
-        free=LocalQueue() if local else PipeQueue(slots),
-        finished=LocalQueue() if local else PipeQueue(slots),
+        free=LocalQueue() if local else PipeQueue(max(1, slots)),
+        finished=LocalQueue() if local else PipeQueue(max(1, slots)),
         events=LocalEvents(),
         policy_of=tuple(map(plan.policy_of, range(plan.groups))),
         rollout_of=tuple(map(plan.rollout_of, range(plan.groups))),
@@ -80,7 +79,7 @@ def _sampling_queues(plan: Plan, local: bool) -> tuple[list[Queue], list[Queue]]
         return LocalQueue() if local else IndexQueue(capacity)
 
     requests = [queue(plan.groups) for _ in range(plan.policies)]
-    return requests, [queue(plan.config.runtime.groups) for _ in range(plan.config.workers)]
+    return requests, [queue(plan.config.runtime.groups) for _ in range(plan.rollouts)]
 
 
 def inline_wires(plan: Plan, wires: Wires) -> Wires:

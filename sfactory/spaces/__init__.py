@@ -309,9 +309,11 @@ class ActionSpec:
             categorical: int32 ``[rows, K]``.
             continuous: float32 ``[rows, D]``, unsquashed.
         """
-        if not self.parts[0].path:
-            return self._convert(self.parts[0], categorical, continuous)
-        return _nest(self.space, [(part.path, self._convert(part, categorical, continuous)) for part in self.parts])
+        return self.nested({part.path: self._convert(part, categorical, continuous) for part in self.parts})
+
+    def nested(self, values: dict[tuple[str | int, ...], Any]) -> Any:
+        """The parts' values, by their paths, in the structure of the space."""
+        return values[()] if not self.parts[0].path else _nest(self.space, values)
 
     def rows(self, categorical: np.ndarray, continuous: np.ndarray) -> Sequence[Any]:
         """Environment actions as a sequence with one entry per row. A bare Discrete gives Python ints."""
@@ -375,9 +377,8 @@ class _BoxScale:
         return np.minimum(np.maximum(u, self._low), self._high).astype(self._dtype, copy=False)
 
 
-def _nest(space: spaces.Space, values: list[tuple[tuple[str | int, ...], Any]]) -> Any:
+def _nest(space: spaces.Space, by_path: dict[tuple[str | int, ...], Any]) -> Any:
     """Put leaf values back into the structure of a space."""
-    by_path = dict(values)
 
     def build(sub: spaces.Space, path: tuple[str | int, ...]) -> Any:
         if isinstance(sub, spaces.Dict):

@@ -30,7 +30,7 @@ def test_chunks_have_the_gradient_and_statistics_of_the_whole_batch(
     run = SamplingRun(config, tmp_path)
     try:
         learner = run.learner
-        batch = learner._assemble(run.sample(learner._per_batch))
+        batch = learner._feed.assemble(run.sample(learner._feed.per_batch))
         batch.active[2, 5] = False
         moments = {name: value.clone() for name, value in learner.state()["returns"].items()}
         weights = learner._flat.vector.clone()

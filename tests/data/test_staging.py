@@ -100,8 +100,8 @@ def test_training_by_staged_batches_is_the_same(algo: str, sync: bool, tmp_path)
         run = SamplingRun(config, tmp_path / str(staged))
         learner = run.learner
         try:
-            learner._assemble = Assembler(run.wires.arena, learner._per_batch, CPU, staged)
-            learner._publisher = WeightPublisher(run.wires.weights, learner._flat.vector, staged)
+            learner._feed.assemble = Assembler(run.wires.arena, learner._feed.per_batch, CPU, staged)
+            learner._feed._publisher = WeightPublisher(run.wires.weights, learner._flat.vector, staged)
             while learner.updates < 24:
                 for worker in (*run.policies, *run.rollouts, learner):
                     worker.poll(0)

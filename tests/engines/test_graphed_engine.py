@@ -22,21 +22,23 @@ from tape import OneDevice, Waits
 from test_invariants import busy_config, shake
 
 from sfactory import inference
-from sfactory import learner as learner_module
+from sfactory.data import feed
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, devices, resolve
 from sfactory.config.validation import validate
 from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.batch import Assembler, Batch
 from sfactory.data.cuda_graphs import Recorder
+from sfactory.data.feed import SlotFeed
 from sfactory.data.staging import StagingBuffer
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.cpu import Engine, TorchEngine
 from sfactory.engines.graphed import GraphedEngine, padded_sizes
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
+from sfactory.kernels import Kernels
 from sfactory.learner import Learner
 from sfactory.model import build_model
-from sfactory.networks import TorchNetwork
+from sfactory.model.networks import TorchNetwork
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.wires import make_wires
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -179,7 +181,7 @@ def test_sampling_is_the_same_and_importance_weights_are_one(
         try:
             shake(run)
             slots = run.sample(6)
-            batch = run.learner._assemble(slots)
+            batch = run.learner._feed.assemble(slots)
             _, stats = run.learner.evaluate(batch)
             assert abs(float(stats.weight_min) - 1) < 1e-5 and abs(float(stats.weight_max) - 1) < 1e-5
             segments[name] = batch
@@ -318,8 +320,8 @@ class _Given:
     ids=["lstm", "ppo", "impala", "appo"],
 )
 def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learner_module, "Assembler", _Given)
-    monkeypatch.setattr(learner_module, "WeightPublisher", _Given)
+    monkeypatch.setattr(feed, "Assembler", _Given)
+    monkeypatch.setattr(feed, "WeightPublisher", _Given)
     plan = make_plan(
         resolve(
             Config(preset="none", envs_per_worker=8, rollout=8, batch_size=64, serial=True, device="cpu", **changes)
@@ -327,17 +329,19 @@ def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pyte
     )
     wires = make_wires(plan, local=True)
     model = build_model(plan.env.observation, plan.env.action, plan.config.model).to(META)
-    learner = Learner(plan.config, model, wires, META, None, wires.control.stopwatch("learner"))
+    watch, kernels = wires.control.stopwatch("learner"), Kernels(plan.config, model, META, None)
+    learner = Learner(plan.config, model, kernels, SlotFeed(plan.config, wires, META, watch), wires.events, watch)
+    learner.start()
     wires.arena.active[:] = True
     batch = Assembler(wires.arena, 2, CPU)([0, 1])
 
     def on_meta(value: object) -> object:
         return tuple(map(on_meta, value)) if isinstance(value, tuple) else None if value is None else value.to(META)
 
-    learner._assemble.batch = Batch(**{f.name: on_meta(getattr(batch, f.name)) for f in dataclasses.fields(Batch)})
+    learner._feed.assemble.batch = Batch(**{f.name: on_meta(getattr(batch, f.name)) for f in dataclasses.fields(Batch)})
     for name in ("_begin", "_forward", "_gradient", "_step"):  # what is recorded on a GPU
         monkeypatch.setattr(learner, name, on_one_device(getattr(learner, name)))
-    learner._train([0, 1])
+    learner._train(learner._feed.fresh([0, 1], learner.updates))
     assert learner.updates == plan.config.updates_per_batch
     assert all(statistics.is_meta for statistics in learner._statistics)
 
@@ -381,7 +385,7 @@ def test_a_compiled_network_has_the_same_loss_and_gradient(tmp_path, monkeypatch
     run = SamplingRun(config, tmp_path)
     try:
         learner, found = run.learner, []
-        batch = learner._assemble(run.sample(1))
+        batch = learner._feed.assemble(run.sample(1))
         for network in (learner._network, TorchNetwork(learner._model, learner._device, None, compiled=False)):
             learner._network = network
             loss = learner.evaluate(batch)[0].loss

@@ -16,7 +16,7 @@ from sfactory.data.weights import FlatWeights
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.tanh import tanh_
 from sfactory.model import build_model
-from sfactory.networks import TorchNetwork
+from sfactory.model.networks import TorchNetwork
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 DISCRETE = spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 5])))

@@ -51,13 +51,13 @@ def test_the_learner_for_a_device_learns_what_the_one_on_the_cpu_does(case: str,
 
 def without(learner: Learner, **fields: Any) -> None:
     """Let a learner see its batches with other fields."""
-    assemble = learner._assemble
+    assemble = learner._feed.assemble
 
     def changed(slots: list[int]) -> Batch:
         batch = assemble(slots)
         return dataclasses.replace(batch, **{name: value(batch) for name, value in fields.items()})
 
-    learner._assemble = changed
+    learner._feed.assemble = changed
     changed.is_view = False
 
 

@@ -209,7 +209,7 @@ def test_own_terms_are_masked_weighted_and_averaged() -> None:
     from sfactory.data.batch import Samples
     from sfactory.model import build_model
     from sfactory.model.normalizer import CriticUnits
-    from sfactory.networks import Outputs
+    from sfactory.model.networks import Outputs
     from sfactory.objective import Objective
 
     plan = make_plan(Config(env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128))
@@ -244,7 +244,7 @@ def test_vtrace_as_an_own_estimator_gives_the_same_numbers() -> None:
     from sfactory.data.examples import example_batch
     from sfactory.model import build_model
     from sfactory.model.normalizer import CriticUnits
-    from sfactory.networks import Outputs
+    from sfactory.model.networks import Outputs
     from sfactory.objective import Objective
 
     plan = make_plan(Config(env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128))

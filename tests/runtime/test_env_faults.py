@@ -638,14 +638,14 @@ def test_exactly_the_fragments_of_a_failing_environment_are_missing(tmp_path):
 def test_the_learner_leaves_a_batch_without_a_valid_sample_alone(tmp_path):
     run = SamplingRun(Config(env=Flaky, env_kwargs={"p": 0.0}, **SMALL, serial=True), tmp_path)
     try:
-        run.learner._scheduler.add(slots := run.sample(2))
+        run.learner._feed._scheduler.add(slots := run.sample(2))
         run.wires.arena.active[slots] = False
         weights = run.learner._flat.vector.clone()
         run.learner.poll(0)
         assert (run.learner.env_steps, run.learner.updates) == (0, 0)
         assert torch.equal(run.learner._flat.vector, weights)
         assert (run.wires.arena.state[slots] == FREE).all()
-        run.learner._scheduler.add(run.sample(2))
+        run.learner._feed._scheduler.add(run.sample(2))
         run.learner.poll(0)
         assert run.learner.updates == 1
     finally:
@@ -771,7 +771,7 @@ def test_no_number_that_is_not_finite_reaches_a_batch(ways: str, env: Any, tmp_p
             poisoned += int((~valid).sum())
             assert np.isfinite(arena.obs[0][slots]).all(), "the network sees masked samples too"
             assert np.isfinite(arena.reward[slots]).all()
-            batch = run.learner._assemble(slots)
+            batch = run.learner._feed.assemble(slots)
             assert run.learner.evaluate(batch)[0].loss.isfinite()
             run.give_back(slots)
     finally:

@@ -1,0 +1,162 @@
+"""Environments on the device: vector environments that are made with ``num_envs`` and ``device`` and speak tensors.
+
+A run steps them in its learner's process (:class:`sfactory.envs.tensors.group.TensorGroup`). Whatever else plays them,
+evaluation for example, sees them through :class:`OnHost` as any other vector environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfactory.config import env_name
+from sfactory.config.env_source import source_of
+from sfactory.config.presets import takes_device
+from sfactory.envs.factory import environment_name, make_environment
+from sfactory.envs.families import vector
+from sfactory.envs.interface import TENSORS, EnvRequest, EnvSpec, Group
+from sfactory.envs.observations import new_step_buffers
+from sfactory.envs.tensors.group import TensorGroup
+from sfactory.errors import ConfigError, EnvironmentFault
+
+_OWN = {"sfactory/TensorCartPole": "cartpole:CartPole", "sfactory/TensorMemoryGrid": "memory_grid:MemoryGrid"}
+
+
+def handles(request: EnvRequest) -> bool:
+    """Callables that take ``num_envs`` and ``device``, and sfactory's own environments of that kind."""
+    return request.env in _OWN if isinstance(request.env, str) else takes_device(request.env)
+
+
+def probe(request: EnvRequest) -> EnvSpec:
+    """Make one environment, read its spec, check its first observation, and close it.
+
+    Raises:
+        ConfigError: If any of these steps fails.
+    """
+    request = _with_class(request)
+    env, source = source_of(request.env, request.kwargs, lambda: _make(request, 1))
+    try:
+        spec = dataclasses.replace(vector.read_spec(env, request), source=source)
+        if request.backend in ("auto", TENSORS):
+            spec = dataclasses.replace(spec, family=TENSORS)
+        group = vector.VectorGroup([env], lambda seeds: _make(request, 1), request, spec, 0, 0)
+        group.reset(new_step_buffers(spec, group.rows))
+    except EnvironmentFault as fault:
+        raise ConfigError(str(fault)) from fault
+    finally:
+        with contextlib.suppress(Exception):
+            env.close()
+    return spec
+
+
+def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:
+    """A group of `count` rows on the host.
+
+    Raises:
+        ConfigError: If they cannot be made.
+    """
+    request = _with_class(request)
+    return vector.VectorGroup(
+        [_make(request, count)], lambda seeds: _make(request, count), request, spec, first_index, seed
+    )
+
+
+def make_tensor_group(request: EnvRequest, spec: EnvSpec, count: int, device: torch.device) -> TensorGroup:
+    """A group of `count` rows on a device.
+
+    Raises:
+        ConfigError: If they cannot be made there.
+    """
+    request = _with_class(request)
+    request = dataclasses.replace(request, kwargs=request.kwargs | {"device": str(device)})
+    env = _checked(make_environment(request, count), request, count)
+    name = environment_name(request, 0)
+    return TensorGroup(env, spec, name, request.validate, device)
+
+
+def _with_class(request: EnvRequest) -> EnvRequest:
+    """The request with the class in the place of the id."""
+    if not isinstance(request.env, str):
+        return request
+    module, name = _OWN[request.env].split(":")
+    made = getattr(importlib.import_module(f"sfactory.envs.tensors.{module}"), name)
+    takes = [key for key in inspect.signature(made).parameters if key != "num_envs"]
+    if unknown := [key for key in request.kwargs if key not in takes]:
+        raise ConfigError(f"env_kwargs {unknown[0]!r} is not known to {request.env}; it takes {', '.join(takes)}")
+    return dataclasses.replace(request, env=made)
+
+
+def _make(request: EnvRequest, count: int) -> OnHost:
+    kwargs = {"device": "cpu"} | request.kwargs
+    env = make_environment(dataclasses.replace(request, kwargs=kwargs, backend="auto"), count)
+    return OnHost(_checked(env, request, count), torch.device(kwargs["device"]))
+
+
+def _checked(env: Any, request: EnvRequest, count: int) -> gymnasium.vector.VectorEnv:
+    if not isinstance(env, gymnasium.vector.VectorEnv) or env.num_envs != count:
+        what = f"num_envs {env.num_envs}" if hasattr(env, "num_envs") else f"a {type(env).__name__}"
+        raise ConfigError(
+            f"{env_name(request.env)} takes num_envs and device, as an environment on the device does, but made {what} "
+            f"for {count} rows; return a gymnasium.vector.VectorEnv of that many, or rename its argument device"
+        )
+    return env
+
+
+class OnHost(gymnasium.vector.VectorEnv):
+    """An environment on the device as one that speaks NumPy.
+
+    Args:
+        env: The environment.
+        device: Of its tensors.
+    """
+
+    def __init__(self, env: gymnasium.vector.VectorEnv, device: torch.device) -> None:
+        self.env, self._device = env, device
+        self.num_envs, self.metadata, self.render_mode = env.num_envs, env.metadata, env.render_mode
+        self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As the environment's own; of several seeds the first."""
+        seed = seed[0] if isinstance(seed, list) else seed
+        mask = (options or {}).get("reset_mask")
+        options = {"reset_mask": torch.as_tensor(mask, device=self._device)} if mask is not None else options
+        observation, info = self.env.reset(seed=seed, options=options)
+        return to_host(observation), to_host(info)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As the environment's own."""
+        return tuple(map(to_host, self.env.step(_mapped(actions, self._to_device))))
+
+    def render(self) -> Any:
+        """As the environment's own."""
+        return self.env.render()
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _to_device(self, value: Any) -> Any:
+        return torch.as_tensor(value, device=self._device) if isinstance(value, np.ndarray) else value
+
+
+def to_host(value: Any) -> Any:
+    """Tensors, nested in mappings and sequences, as arrays."""
+    return _mapped(value, lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _mapped(each, change) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(each, change) for each in value)
+    return change(value)

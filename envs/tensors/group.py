@@ -1,0 +1,310 @@
+"""Steps an environment on the device, and writes its tensors where the learner reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from torch import Tensor
+
+from sfactory.envs.interface import EnvSpec
+from sfactory.errors import EnvironmentFault, shown
+from sfactory.spaces import MASK_KEY, ActionSpec, Leaf
+
+FINAL_OBS = ("final_obs", "final_observation")
+"""Entries of an info that hold the last observations of episodes whose environments have been reset since."""
+
+
+class TensorStep(NamedTuple):
+    """Tensors of one time step from which the policy chooses actions; views, written in place.
+
+    Attributes:
+        obs: One tensor ``[rows, *leaf.shape]`` per leaf, in the order of the spec's leaves.
+        mask: bool ``[rows, logits]`` of allowed actions; None where the environment has no masks.
+        first: bool ``[rows]``; the observation is the first of its episode.
+        active: bool ``[rows]``; the action chosen from this observation will have an effect.
+    """
+
+    obs: tuple[Tensor, ...]
+    mask: Tensor | None
+    first: Tensor
+    active: Tensor
+
+
+class TensorOutcome(NamedTuple):
+    """Tensors for the results of one time step's actions; views, written in place.
+
+    Attributes:
+        reward: float32 ``[rows]``.
+        terminated, truncated: bool ``[rows]``, never set together.
+        finals: One tensor ``[rows, *leaf.shape]`` per leaf: the last observations of rows that were truncated and have
+            been reset since, and anything in other rows. Empty for environments that rest.
+    """
+
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    finals: tuple[Tensor, ...]
+
+
+class TensorGroup:
+    """One environment on the device, without a wait for it.
+
+    Episode ends are those of :mod:`sfactory.envs.interface`. A row with an observation or a reward that is not finite,
+    or with a category outside its space, gets 0 there and is not active; the row is marked in `faulty`.
+
+    Args:
+        env: The environment.
+        spec: Its spaces and properties.
+        name: Of the environment, in messages.
+        validate: Whether values are checked.
+        device: Of its tensors.
+
+    Attributes:
+        spec: Its spaces and properties.
+        name: In messages.
+        rows: Number of its environments.
+        rests: Whether rows rest for a step after an episode (``NEXT_STEP``), so that no final observations are kept.
+        faulty: bool ``[rows]``, the rows with a bad value since the reader cleared it.
+    """
+
+    def __init__(
+        self, env: gymnasium.vector.VectorEnv, spec: EnvSpec, name: str, validate: bool, device: torch.device
+    ) -> None:
+        self._env, self.spec, self.name, self._validate = env, spec, name, validate
+        mode = env.metadata.get("autoreset_mode")
+        self._mode = AutoresetMode(getattr(mode, "value", mode))
+        self.rows, self.rests = env.num_envs, self._mode is AutoresetMode.NEXT_STEP
+        self._actions = TensorActions(spec.action, device)
+        self._leaves = [_TensorLeaf(leaf, device) for leaf in spec.observation.leaves]
+        self._resting, self.faulty = (torch.zeros(self.rows, dtype=torch.bool, device=device) for _ in range(2))
+
+    def reset(self, seed: int, after: TensorStep) -> None:
+        """Begin the first episode of every row.
+
+        Args:
+            seed: Of all rows together.
+            after: All of it is written.
+
+        Raises:
+            EnvironmentFault: If the environment raises, or returns something else than its spaces say.
+        """
+        observation, info = self._ask("reset()", lambda: self._env.reset(seed=seed), 2)
+        self._resting.zero_()
+        after.first.fill_(True)
+        after.active.fill_(True)
+        self._write(observation, info, after)
+
+    def step(self, categorical: Tensor, continuous: Tensor, outcome: TensorOutcome, after: TensorStep) -> None:
+        """Step every row once.
+
+        Args:
+            categorical: int32 ``[rows, K]``.
+            continuous: float32 ``[rows, D]``, before squashing.
+            outcome: All of it is written.
+            after: All of it is written.
+
+        Raises:
+            EnvironmentFault: As :meth:`reset`.
+        """
+        actions = self._actions(categorical, continuous)
+        observation, reward, terminated, truncated, info = self._ask("step()", lambda: self._env.step(actions), 5)
+        self._copy("reward", reward, outcome.reward)
+        self._copy("terminated", terminated, outcome.terminated)
+        self._copy("truncated", truncated, outcome.truncated)
+        outcome.truncated.logical_and_(~outcome.terminated)
+        if self.rests:
+            self._rest(outcome, after)
+        else:
+            ended = outcome.terminated | outcome.truncated
+            after.first.copy_(ended)
+            after.active.fill_(True)
+            if self._mode is AutoresetMode.DISABLED:
+                self._write_obs(observation, outcome.finals, after.active, outcome.truncated)
+                reset = self._env.reset
+                observation, info = self._ask("reset()", lambda: reset(options={"reset_mask": ended.clone()}), 2)
+            else:
+                self._write_obs(self._finals(info), outcome.finals, after.active, outcome.truncated)
+        if self._validate:
+            self._exclude(outcome.reward.isfinite(), after.active)
+            outcome.reward.nan_to_num_(0.0, 0.0, 0.0)
+        self._write(observation, info, after)
+
+    def _rest(self, outcome: TensorOutcome, after: TensorStep) -> None:
+        """Rows that ended in the step before have been reset in this one, whose action had no effect."""
+        playing = ~self._resting
+        outcome.reward.masked_fill_(self._resting, 0.0)
+        outcome.terminated.logical_and_(playing)
+        outcome.truncated.logical_and_(playing)
+        after.first.copy_(self._resting)
+        torch.logical_or(outcome.terminated, outcome.truncated, out=self._resting)
+        torch.logical_not(self._resting, out=after.active)
+
+    def close(self) -> None:
+        """Close the environment, whatever it raises."""
+        try:
+            self._env.close()
+        except Exception:
+            return
+
+    def _ask(self, call: str, ask: Callable[[], Any], values: int) -> Any:
+        """What the environment returns, a tuple of so many values."""
+        try:
+            result = ask()
+        except Exception as error:
+            raise EnvironmentFault(f"{self.name} raised {type(error).__name__} in {call}: {error}") from error
+        if not isinstance(result, tuple) or len(result) != values:
+            wanted = "observation, info" if values == 2 else "observation, reward, terminated, truncated, info"
+            raise EnvironmentFault(f"{self.name}: {call} returned {shown(result)}; it must return {wanted}")
+        return result
+
+    def _finals(self, info: Mapping[str, Any]) -> Any:
+        found = next((info[key] for key in FINAL_OBS if key in info), None)
+        if found is None:
+            raise EnvironmentFault(
+                f"{self.name}: info has no final_obs; an environment on the device with autoreset SAME_STEP gives the "
+                "last observations of all rows at every step, of which those of rows that ended are read"
+            )
+        return found
+
+    def _write(self, observation: Any, info: Mapping[str, Any], after: TensorStep) -> None:
+        self._write_obs(observation, after.obs, after.active)
+        if after.mask is not None:
+            mask = self.spec.observation.mask(observation)
+            mask = info.get(MASK_KEY) if mask is None else mask
+            if mask is None:
+                raise EnvironmentFault(f"{self.name}: info has no {MASK_KEY}, though the first reset() gave one")
+            parts = list(mask.values()) if isinstance(mask, Mapping) else mask
+            flat = torch.cat([x.flatten(1) for x in parts], 1) if isinstance(parts, list | tuple) else parts
+            self._copy(MASK_KEY, flat, after.mask)
+            after.mask.logical_or_(~after.active[:, None])  # nothing is chosen there
+
+    def _write_obs(
+        self, observation: Any, out: tuple[Tensor, ...], active: Tensor, meant: Tensor | None = None
+    ) -> None:
+        """Write an observation, and take rows without a good one from those that are active.
+
+        Args:
+            meant: bool ``[rows]``, those whose values mean anything; None: all.
+        """
+        values = self.spec.observation.values(observation)
+        for leaf, target in zip(self._leaves, out, strict=True):
+            try:
+                value = next(values)
+            except (KeyError, IndexError, TypeError) as error:
+                raise EnvironmentFault(f"{self.name}: the observation has no {leaf.name}: {shown(error)}") from error
+            self._copy(leaf.name, value, target)
+            if leaf.start is not None:
+                target.sub_(leaf.start)
+            if self._validate and (good := leaf.correct(target)) is not None:
+                self._exclude(good if meant is None else good | ~meant, active)
+
+    def _exclude(self, good: Tensor, active: Tensor) -> None:
+        """Take the rows that are not good from those that are learned from."""
+        self.faulty.logical_or_(~good)
+        active.logical_and_(good)
+
+    def _copy(self, name: str, value: Any, target: Tensor) -> None:
+        if not isinstance(value, Tensor) or value.shape != target.shape or value.device != target.device:
+            what = (
+                f"has shape {tuple(value.shape)} on {value.device}" if isinstance(value, Tensor) else f"is {shown(value)}"
+            )
+            raise EnvironmentFault(
+                f"{self.name}: {name} {what}; it must be a tensor of shape {tuple(target.shape)} on {target.device}"
+            )
+        target.copy_(value)
+
+
+class _TensorLeaf:
+    """What one leaf's values are corrected by."""
+
+    def __init__(self, leaf: Leaf, device: torch.device) -> None:
+        self.name = leaf.name
+
+        def tensor(values: tuple[int, ...]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=device).reshape(leaf.shape)
+
+        self.start = tensor(leaf.start) if any(leaf.start) else None
+        self._most = tensor(leaf.sizes) - 1 if leaf.sizes else None
+        self._checked = leaf.sizes or leaf.dtype == np.float32
+        self._is_float = leaf.dtype == np.float32
+
+    def correct(self, target: Tensor) -> Tensor | None:
+        """Replace what cannot be learned from; gives bool ``[rows]``, the rows without any of it, or None where
+        nothing can be wrong."""
+        if self._most is not None:
+            good = (target >= 0) & (target <= self._most)
+            target.masked_fill_(~good, 0)
+        elif self._is_float:
+            good = target.isfinite()
+            target.nan_to_num_(0.0, 0.0, 0.0)
+        else:
+            return None
+        return good.flatten(1).all(1) if good.dim() > 1 else good
+
+
+class TensorActions:
+    """Environment actions of a policy's samples, as :meth:`sfactory.spaces.ActionSpec.batch` has them, on a device.
+
+    Args:
+        spec: The action space.
+        device: Of the actions.
+    """
+
+    def __init__(self, spec: ActionSpec, device: torch.device) -> None:
+        self._spec = spec
+        self._boxes = {
+            part.path: TensorBox(part.space, spec.squash, device)
+            for part in spec.parts
+            if isinstance(part.space, spaces.Box)
+        }
+        self._starts = {
+            part.path: torch.as_tensor(np.asarray(start), device=device)
+            for part in spec.parts
+            if np.any(start := getattr(part.space, "start", 0))
+        }
+
+    def __call__(self, categorical: Tensor, continuous: Tensor) -> Any:
+        """The actions of all rows, nested as the space is.
+
+        Args:
+            categorical: int32 ``[rows, K]``.
+            continuous: float32 ``[rows, D]``, before squashing.
+        """
+        values = {}
+        for part in self._spec.parts:
+            shape = (len(categorical), *(part.space.shape or ()))
+            if (box := self._boxes.get(part.path)) is not None:
+                values[part.path] = box(continuous[:, part.begin : part.end].reshape(shape))
+                continue
+            value = categorical[:, part.begin : part.end].reshape(shape).long()
+            start = self._starts.get(part.path)
+            values[part.path] = value if start is None else value + start
+        return self._spec.nested(values)
+
+
+class TensorBox:
+    """Gaussian samples in a Box: scaled from [-1, 1] where both bounds are finite, and clipped to the bounds."""
+
+    def __init__(self, space: spaces.Box, squash: str, device: torch.device) -> None:
+        bounded = space.bounded_below & space.bounded_above
+        low, high = (np.where(bounded, bound, 0.0) for bound in (space.low, space.high))
+        arrays = (space.low, space.high, (low + high) / 2, (high - low) / 2)
+        self._low, self._high, self._centre, self._half = (
+            torch.as_tensor(array, dtype=torch.float32, device=device) for array in arrays
+        )
+        self._bounded = torch.as_tensor(bounded, device=device)
+        self._unit: Callable[[Tensor], Tensor] = torch.tanh if squash == "tanh" else lambda u: u.clamp(-1.0, 1.0)
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """Actions for samples float32 ``[rows, *space.shape]``."""
+        scaled = self._centre + self._half * self._unit(u)
+        return torch.where(self._bounded, scaled, u).clamp(self._low, self._high)
+
+

@@ -1,0 +1,247 @@
+"""Sampling on the learner's device: environments that are tensors there, and the learner's own policy.
+
+Where environments are thousands of rows of one simulation on the device, nothing is won by sending observations and
+actions through the host. So there are no rollout workers, policy workers or slots: the learner's process samples a
+batch with the present weights, straight into the tensors that it then learns from, and the lag is always 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfactory.config import Config
+from sfactory.data.arena import segment_fields
+from sfactory.data.batch import Batch
+from sfactory.data.feed import Fresh
+from sfactory.data.plane import EventSink
+from sfactory.data.staging import torch_dtype
+from sfactory.envs.interface import EnvSpec, SurvivedFault
+from sfactory.envs.tensors.group import TensorGroup, TensorOutcome, TensorStep
+from sfactory.model.precision import mixed_precision
+from sfactory.telemetry.events import Episodes, SurvivedFaults
+from sfactory.telemetry.stopwatch import Stopwatch
+
+
+class DeviceSettings(NamedTuple):
+    """How a :class:`DeviceRollout` computes.
+
+    Attributes:
+        device: Of everything.
+        autocast: torch dtype to compute in, or None for float32.
+        seed: Of environments and of sampled actions.
+    """
+
+    device: torch.device
+    autocast: torch.dtype | None
+    seed: int
+
+
+class DeviceRollout:
+    """A :class:`~sfactory.data.feed.Feed` that samples by itself, a batch when one is wanted.
+
+    It waits for the device once a batch, to know how many samples and which episodes there were.
+
+    Args:
+        config: Configuration of the run.
+        group: The environments.
+        model: The learner's actor-critic.
+        settings: Device, precision and seed.
+        events: Destination of events for the runner.
+        watch: Stopwatch of the learner.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        group: TensorGroup,
+        model: nn.Module,
+        settings: DeviceSettings,
+        events: EventSink,
+        watch: Stopwatch,
+    ) -> None:
+        self._group, self._model, self._settings = group, model, settings
+        self._emit, self._watch = events.put, watch
+        self._sample = model.distribution.sample
+        self._generator = torch.Generator(settings.device).manual_seed(settings.seed + 1)
+        segments = config.batch_size // (config.rollout * group.rows)
+        self._batch = empty_batch(group.spec, model.state_size, config.rollout, segments * group.rows, settings.device)
+        rows = group.rows
+        self._segments = [self._batch.select(slice(i * rows, (i + 1) * rows)) for i in range(segments)]
+        leaves = () if group.rests else tuple(leaf[:-1] for leaf in self._segments[0].obs)
+        self._finals = tuple(map(torch.zeros_like, leaves))
+        self._state = torch.zeros(rows, model.state_size, device=settings.device)
+        self._states = torch.zeros(config.rollout, rows, 0 if group.rests else model.state_size, device=settings.device)
+        self._episodes = EpisodeTensors(config.rollout, rows, settings.device)
+
+    def start(self, weights: Tensor, updates: int) -> None:
+        """Begin the first episodes."""
+        self._group.reset(self._settings.seed, _step_of(self._segments[-1], -1))
+        self._watch.lap("environment")
+
+    def reclaim(self) -> None:
+        """Do nothing: no other process samples."""
+
+    @torch.no_grad()
+    def next(self, updates: int, timeout: float) -> Fresh:
+        """Sample a batch. `timeout` has no meaning here."""
+        self._model.eval()
+        before = self._segments[-1]
+        for segment in self._segments:
+            self._carry(before, segment)
+            segment.rnn_state.copy_(self._state)
+            for t in range(len(segment.reward)):
+                self._step(segment, t)
+            self._bootstrap(segment)
+            self._emit_episodes()
+            before = segment
+        self._model.train()
+        self._emit_faults()
+        samples = int(self._batch.active[:-1].sum())
+        self._watch.lap("sampling")
+        return Fresh(self._batch, samples)
+
+    def between_updates(self) -> None:
+        """Do nothing."""
+
+    def epoch_done(self, updates: int) -> None:
+        """Do nothing."""
+
+    def batch_done(self, updates: int) -> None:
+        """Do nothing: the learner's weights are the policy's."""
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._group.close()
+
+    def _carry(self, before: Batch, segment: Batch) -> None:
+        """Begin a segment with what the last one ended with."""
+        (obs, mask, first, active), new = _step_of(before, -1), _step_of(segment, 0)
+        for old, leaf in zip(obs, new.obs, strict=True):
+            leaf.copy_(old)
+        if mask is not None:
+            new.mask.copy_(mask)
+        new.first.copy_(first)
+        new.active.copy_(active)
+
+    def _step(self, segment: Batch, t: int) -> None:
+        """Choose the actions of a step, and take them."""
+        here, after = _step_of(segment, t), _step_of(segment, t + 1)
+        params, _, state = self._answer(here.obs, here.first)
+        self._watch.lap("forward")
+        drawn = self._sample(params, here.mask, self._generator)
+        for out, value in zip((segment.categorical, segment.continuous, segment.log_prob), drawn, strict=True):
+            out[t].copy_(value)
+        self._watch.lap("sampling")
+        outcome = TensorOutcome(
+            segment.reward[t], segment.terminated[t], segment.truncated[t], tuple(leaf[t] for leaf in self._finals)
+        )
+        self._group.step(segment.categorical[t], segment.continuous[t], outcome, after)
+        if state is not None:
+            self._state = state
+            if not self._group.rests:
+                self._states[t].copy_(state)
+        self._episodes.record(t, here.active, outcome)
+        self._watch.lap("environment")
+
+    def _answer(self, obs: tuple[Tensor, ...], first: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Policy parameters, values and next states of all rows."""
+        state = self._state.masked_fill(first[:, None], 0.0) if self._model.state_size else None
+        with mixed_precision(self._settings.device.type, self._settings.autocast):
+            params, value, state = self._model(obs, state)
+        return params.float(), value, state
+
+    def _bootstrap(self, segment: Batch) -> None:
+        """The values of the last observations of truncated episodes whose rows have been reset since."""
+        segment.final_value.fill_(math.nan)
+        if self._group.rests:
+            return
+        steps, rows = segment.truncated.nonzero(as_tuple=True)
+        if not len(steps):
+            return
+        unit, most = self._model.unit, self._group.rows
+        for t, row in zip(steps.split(most), rows.split(most), strict=True):
+            state = self._states[t, row] if self._model.state_size else None
+            with mixed_precision(self._settings.device.type, self._settings.autocast):
+                _, value, _ = self._model(tuple(leaf[t, row] for leaf in self._finals), state)
+            segment.final_value[t, row] = value.float() * unit.std + unit.mean
+        self._watch.lap("forward")
+
+    def _emit_episodes(self) -> None:
+        returns, lengths = self._episodes.take()
+        if len(returns):
+            self._emit(Episodes(returns, lengths, []))
+
+    def _emit_faults(self) -> None:
+        """Report the rows whose values were not fit to be learned from."""
+        rows = self._group.faulty.nonzero()[:, 0].tolist()
+        if rows:
+            self._group.faulty.zero_()
+            self._watch.env_faults += len(rows)
+            self._watch.flush()  # the runner compares its totals with the budget when this event arrives
+            name = self._group.name
+            message = (
+                f"{name}: observations or rewards of {len(rows)} rows, of which {rows[0]} is the first, are not finite "
+                "or outside their space; the steps are left out of training"
+            )
+            self._emit(SurvivedFaults({name: len(rows)}, SurvivedFault(rows, name, message, len(rows))))
+
+
+class EpisodeTensors:
+    """Returns and lengths of episodes, kept on the device for the steps of a segment.
+
+    Args:
+        steps, rows: Size of a segment.
+        device: Of the tensors.
+    """
+
+    def __init__(self, steps: int, rows: int, device: torch.device) -> None:
+        self._return = torch.zeros(rows, dtype=torch.float64, device=device)
+        self._length = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._returns, self._lengths, self._ended = (
+            torch.zeros(steps, rows, dtype=kind, device=device) for kind in (torch.float32, torch.int32, torch.bool)
+        )
+
+    def record(self, t: int, active: Tensor, outcome: TensorOutcome) -> None:
+        """Account for step t of a segment.
+
+        Args:
+            active: bool ``[rows]``, before the step.
+            outcome: Of its actions.
+        """
+        self._return += outcome.reward
+        self._length += active
+        ended = outcome.terminated | outcome.truncated
+        self._returns[t].copy_(self._return)
+        self._lengths[t].copy_(self._length)
+        self._ended[t].copy_(ended)
+        self._return.masked_fill_(ended, 0.0)
+        self._length.masked_fill_(ended, 0)
+
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns float32 ``[n]`` and lengths int32 ``[n]`` of the episodes that ended in the segment."""
+        return self._returns[self._ended].cpu().numpy(), self._lengths[self._ended].cpu().numpy()
+
+
+def empty_batch(env: EnvSpec, state_size: int, steps: int, columns: int, device: torch.device) -> Batch:
+    """A batch of zeros ``[steps(+1), columns]`` on a device."""
+    leading = {"T+1": (steps + 1, columns), "T": (steps, columns), "1": (columns,)}
+    tensors = {
+        field.name: torch.zeros(*leading[field.steps], *field.shape, dtype=torch_dtype(field.dtype), device=device)
+        for field in segment_fields(env, state_size)
+        if field.per_row
+    }
+    obs = tuple(tensors[leaf.name] for leaf in env.observation.leaves)
+    others = [field.name for field in dataclasses.fields(Batch) if field.name != "obs"]
+    return Batch(obs, **{name: tensors.get(name) for name in others})
+
+
+def _step_of(batch: Batch, t: int) -> TensorStep:
+    """Views of what the policy sees at step t."""
+    mask = None if batch.mask is None else batch.mask[t]
+    return TensorStep(tuple(leaf[t] for leaf in batch.obs), mask, batch.first[t], batch.active[t])

@@ -1,0 +1,199 @@
+"""Environments on the device: the same episodes as through the host, and actions, spaces and faults of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensor_environments import Schedules
+
+from sfactory.envs import make_group, make_tensor_group, probe
+from sfactory.envs.interface import EnvRequest, EnvSpec, Outcome
+from sfactory.envs.observations import new_step_buffers
+from sfactory.envs.tensors.cartpole import CartPole
+from sfactory.envs.tensors.group import TensorActions, TensorOutcome, TensorStep
+from sfactory.envs.tensors.memory_grid import MemoryGrid
+from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.spaces import ActionSpec
+
+CPU = torch.device("cpu")
+MODES = ["NextStep", "SameStep", "Disabled"]
+
+
+def tensor_step(spec: EnvSpec, rows: int) -> TensorStep:
+    buffers = new_step_buffers(spec, rows)
+    mask = None if buffers.mask is None else torch.from_numpy(buffers.mask)
+    obs = tuple(map(torch.from_numpy, buffers.obs))
+    return TensorStep(obs, mask, torch.from_numpy(buffers.first), torch.from_numpy(buffers.active))
+
+
+def tensor_outcome(spec: EnvSpec, rows: int) -> TensorOutcome:
+    flags = (torch.zeros(rows, dtype=torch.bool) for _ in range(2))
+    return TensorOutcome(torch.zeros(rows), *flags, tensor_step(spec, rows).obs)
+
+
+def request_of(env: Any = Schedules, **kwargs: Any) -> EnvRequest:
+    return EnvRequest(env, kwargs)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_group_on_the_device_tells_what_the_group_on_the_host_does(mode: str, masked: bool) -> None:
+    request, rows = request_of(mode=mode, masked=masked), 7
+    spec = probe(request)
+    assert spec.family == "tensors" and spec.masked == masked
+    here, there = make_tensor_group(request, spec, rows, CPU), make_group(request, spec, rows, 0, 0)
+    after, host = tensor_step(spec, rows), new_step_buffers(spec, rows)
+    here.reset(0, after)
+    there.reset(host)
+    for number in range(30):
+        for ours, theirs in zip((*after.obs, after.first, after.active), (*host.obs, host.first, host.active)):
+            assert np.array_equal(ours, theirs), number
+        assert not masked or np.array_equal(after.mask, host.mask)
+        actions, none = torch.randint(0, 2, (rows, 1), dtype=torch.int32), torch.zeros(rows, 0)
+        told = tensor_outcome(spec, rows)
+        host_told = Outcome(np.empty(rows, np.float32), np.empty(rows, bool), np.empty(rows, bool))
+        here.step(actions, none, told, after)
+        there.step(actions.numpy(), none.numpy(), host_told, host)
+        for ours, theirs in zip(told[:3], host_told, strict=True):
+            assert np.array_equal(ours, theirs)
+        if there.finals is not None:
+            for ours, theirs in zip(told.finals, there.finals.obs, strict=True):
+                assert np.array_equal(ours[there.finals.rows], theirs)
+        assert (there.finals is not None) == (not here.rests and bool(told.truncated.any()))
+    assert not here.faulty.any()
+
+
+ACTION_SPACES = [
+    spaces.Discrete(3, start=2),
+    spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 0], [0, -2]]),
+    spaces.MultiBinary(3),
+    spaces.Box(np.array([-2, -np.inf, 0], np.float32), np.array([4, 1, np.inf], np.float32)),
+    spaces.Dict({"a": spaces.Tuple((spaces.Discrete(2), spaces.Box(-1, 3, (2, 2)))), "b": spaces.MultiBinary((1, 2))}),
+]
+
+
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+@pytest.mark.parametrize("space", ACTION_SPACES, ids=str)
+def test_actions_on_the_device_are_those_on_the_host(space: gymnasium.Space, squash: Any) -> None:
+    spec, rng = ActionSpec.from_space(space, squash), np.random.default_rng(3)
+    categorical = np.stack([rng.integers(0, n, 6) for n in spec.sizes], 1) if spec.sizes else np.zeros((6, 0))
+    categorical, continuous = categorical.astype(np.int32), 2 * rng.standard_normal((6, spec.continuous), np.float32)
+    ours = TensorActions(spec, CPU)(torch.from_numpy(categorical), torch.from_numpy(continuous))
+    compare(ours, spec.batch(categorical, continuous))
+
+
+def compare(ours: Any, theirs: Any) -> None:
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            compare(ours[key], value)
+    elif isinstance(theirs, tuple):
+        for one, other in zip(ours, theirs, strict=True):
+            compare(one, other)
+    else:
+        assert ours.shape == theirs.shape and ours.dtype.is_floating_point == (theirs.dtype.kind == "f")
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_the_cart_pole_moves_as_gymnasiums_does() -> None:
+    ours, theirs = CartPole(3), gymnasium.make("CartPole-v1").unwrapped
+    ours.reset(seed=1)
+    theirs.reset(seed=1)
+    actions = np.random.default_rng(0).integers(0, 2, 60)
+    theirs.state = tuple(ours._state[0].double().tolist())
+    for action in actions:
+        obs, reward, terminated, truncated, info = ours.step(torch.tensor([int(action), 0, 1]))
+        expected, paid, over, _, _ = theirs.step(int(action))
+        np.testing.assert_allclose(info["final_obs"][0], expected, rtol=2e-4, atol=2e-5)
+        assert (float(reward[0]), bool(terminated[0]), bool(truncated[0])) == (paid, over, False)
+        if over:
+            break
+    else:
+        pytest.fail("the pole has not fallen")
+    assert (obs[0].abs() <= 0.05).all()
+
+
+def test_the_cart_pole_has_a_time_limit_of_its_own() -> None:
+    env = CartPole(1, max_episode_steps=3)
+    env.reset(seed=0)
+    truncated = [bool(env.step(torch.tensor([step % 2]))[3]) for step in range(6)]
+    assert truncated == [False, False, True, False, False, True]
+    with pytest.raises(ConfigError, match="max_episode_steps is 0"):
+        CartPole(1, max_episode_steps=0)
+
+
+def test_the_memory_grid_shows_its_cue_once_and_pays_for_it() -> None:
+    env, rows = MemoryGrid(64, length=4), torch.arange(64)
+    first, _ = env.reset(seed=3)
+    cue = env._cue.clone()
+    assert 0 < cue.sum() < 64
+    later = torch.stack([env.step(torch.zeros(64, dtype=torch.int64))[0] for _ in range(5)])
+    assert (later == later[:, :1]).all(), "beyond the first observation nothing tells the cue"
+    assert (first[cue == 0] == first[cue == 0][0]).all() and not torch.equal(first[cue == 0][0], first[cue == 1][0])
+    _, reward, terminated, truncated, _ = env.step(torch.where(rows < 32, cue, 1 - cue))
+    assert terminated.all() and not truncated.any()
+    assert (reward[:32] == 1).all() and (reward[32:] == -1).all()
+    again, reward, terminated, _, _ = env.step(torch.zeros(64, dtype=torch.int64))
+    assert not terminated.any() and not reward.any() and torch.equal(again[env._cue == 0][0], first[cue == 0][0])
+
+
+def test_a_row_with_bad_values_is_left_out_and_marked() -> None:
+    request = request_of(bad=3)
+    spec = probe(request_of())
+    group, after = make_tensor_group(request, spec, 4, CPU), tensor_step(spec, 4)
+    group.reset(0, after)
+    for _ in range(3):
+        group.step(torch.zeros(4, 1, dtype=torch.int32), torch.zeros(4, 0), tensor_outcome(spec, 4), after)
+    assert after.active.tolist() == [True, False, True, True]
+    assert group.faulty.tolist() == [False, True, False, False]
+    assert all(leaf.float().isfinite().all() for leaf in after.obs)
+
+
+def short(self: Any, actions: Any) -> tuple:
+    observation, reward, terminated, truncated, info = Schedules.step(self, actions)
+    return observation, reward[:-1], terminated, truncated, info
+
+
+def no_finals(self: Any, actions: Any) -> tuple:
+    *result, _ = Schedules.step(self, actions)
+    return (*result, {})
+
+
+def arrays(self: Any, actions: Any) -> tuple:
+    observation, *result = Schedules.step(self, actions)
+    return ({name: value.numpy() for name, value in observation.items()}, *result)
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (short, r"reward has shape \(3,\) on cpu; it must be a tensor of shape \(4,\) on cpu"),
+        (no_finals, "info has no final_obs; an environment on the device with autoreset SAME_STEP gives"),
+        (arrays, "obs/count is array"),
+        (lambda self, actions: 1, "step\\(\\) returned 1; it must return observation, reward"),
+        (lambda self, actions: 1 / 0, "raised ZeroDivisionError in step\\(\\): division by zero"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_said(step: Any, words: str) -> None:
+    made = type("Wrong", (Schedules,), {"step": step})
+    spec = probe(request_of())
+    group, after = make_tensor_group(request_of(made), spec, 4, CPU), tensor_step(spec, 4)
+    group.reset(0, after)
+    with pytest.raises(EnvironmentFault, match=words):
+        group.step(torch.zeros(4, 1, dtype=torch.int32), torch.zeros(4, 0), tensor_outcome(spec, 4), after)
+
+
+def single(num_envs: int = 1, device: str = "cpu") -> gymnasium.Env:
+    return gymnasium.make("CartPole-v1")
+
+
+def test_a_callable_that_makes_something_else_is_refused() -> None:
+    with pytest.raises(ConfigError, match="takes num_envs and device, as an environment on the device does, but made"):
+        probe(request_of(single))
+    with pytest.raises(ConfigError, match="env_kwargs 'lenght' is not known to sfactory/TensorMemoryGrid; it takes"):
+        probe(request_of("sfactory/TensorMemoryGrid", lenght=3))
