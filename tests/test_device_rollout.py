@@ -155,7 +155,7 @@ def test_a_run_has_no_process_but_the_learner_and_resumes(tmp_path: Path) -> Non
     again = train(config_of(tmp_path / "r", steps=16_384))
     assert (again.status, again.env_steps) == ("completed", 16_384)
     reports = rows(tmp_path / "r")
-    assert {float(row["policy_lag_mean"]) for row in reports} == {0.0}
+    assert {row["policy_lag_mean"] for row in reports} <= {"", "0"}
     assert not [name for name in seen if "rollout" in name or "policy" in name]
     assert evaluate(tmp_path / "r", 5).episodes == 5
     assert not multiprocessing.active_children()
@@ -165,7 +165,7 @@ def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
     one, two = (train(config_of(tmp_path / name, serial=True, seed=3, steps=4096)) for name in "ab")
     assert one.episode_return_mean == two.episode_return_mean
     stores = [CheckpointStore(tmp_path / name / "checkpoints").load_latest() for name in "ab"]
-    assert all(torch.equal(a, b) for a, b in zip(*(store.model.values() for store in stores), strict=True))
+    assert all(torch.equal(tensor, stores[1].model[name]) for name, tensor in stores[0].model.items())
 
 
 def test_cart_pole_is_learned_on_the_device(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_memory_is_learned_on_the_device(tmp_path: Path) -> None:
 
 def test_evaluation_beside_a_run_on_the_device(tmp_path: Path) -> None:
     train(config_of(tmp_path / "r", steps=40_960, eval=EvalConfig(every=8192, episodes=2)))
-    assert [row for row in rows(tmp_path / "r") if row["eval_return"] not in ("", "nan")]
+    assert [row for row in rows(tmp_path / "r") if row["eval_return_mean"] not in ("", "nan")]
 
 
 @pytest.mark.parametrize("serial", [False, True])
