@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from sfactory.config import Config, env_name, flattened, to_dict
 from sfactory.config.importing import load_object
-from sfactory.errors import ConfigError, said
+from sfactory.errors import ConfigError, installing, said
 from sfactory.files import write_atomically
 from sfactory.telemetry.metrics import Report, scalars
 
@@ -253,4 +253,4 @@ def _need(module: str) -> None:
         ConfigError: If it is not.
     """
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"log.loggers has {module}, which is not installed; pip install 'sfactory[{module}]'")
+        raise ConfigError(f"log.loggers has {module}, which is not installed; {installing(module)}")

@@ -114,7 +114,7 @@ def test_what_is_no_logger_is_refused_before_anything_starts(tmp_path: Path, nam
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'sfactory\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[wandb\]"'):
         hand_over(tmp_path, "wandb")
 
 
