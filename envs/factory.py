@@ -21,7 +21,7 @@ from gymnasium.envs.registration import find_highest_version, get_env_id, load_e
 
 from sfactory.config import env_name
 from sfactory.envs.interface import EnvRequest
-from sfactory.errors import ConfigError, EnvironmentFault, SfactoryError, said, shown
+from sfactory.errors import ConfigError, EnvironmentFault, SfactoryError, installing, said, shown
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 Maker = Callable[[Sequence[int]], Any]
@@ -407,7 +407,7 @@ def _register_package(package: str, env: str) -> None:
 def _install(package: str) -> str:
     """The command that installs a package."""
     top = package.partition(".")[0]
-    return f"pip install -e .[{_EXTRAS[top]}]" if top in _EXTRAS else f"pip install {top}"
+    return installing(_EXTRAS[top]) if top in _EXTRAS else f"pip install {top}"
 
 
 def _parameters(maker: Any) -> Mapping[str, inspect.Parameter]:

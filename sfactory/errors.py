@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import ParamSpec
 
 P = ParamSpec("P")
@@ -68,6 +69,12 @@ def said(error: BaseException) -> str:
         return str(error)
     except Exception:
         return f"<{type(error).__name__} that cannot be shown>"
+
+
+def installing(extra: str) -> str:
+    """The command that installs an extra, in a checkout or beside the installed package."""
+    installed = (Path(__file__).parent / "envs").is_dir()  # in a checkout it lies beside sfactory/
+    return f'pip install "sfactory[{extra}]"' if installed else f'pip install -e ".[{extra}]"'
 
 
 def telling_errors(main: Callable[P, int]) -> Callable[P, int]:

@@ -12,6 +12,7 @@ import torch
 from commands import Command
 from short_runs import short_run
 
+from sfactory import errors
 from sfactory.commands import main
 from sfactory.config import Config
 from sfactory.errors import ConfigError
@@ -50,7 +51,14 @@ def test_a_missing_extra_comes_with_the_command_that_installs_it(refused, monkey
     monkeypatch.setitem(sys.modules, "minigrid", None)
     monkeypatch.delitem(__import__("gymnasium").registry, "MiniGrid-Empty-5x5-v0", raising=False)
     said = refused("train", "MiniGrid-Empty-5x5-v0")
-    assert "needs the package minigrid" in said and "pip install" in said and "[minigrid]" in said
+    assert "needs the package minigrid" in said and 'pip install -e ".[minigrid]"' in said
+
+
+def test_an_extra_is_installed_in_the_checkout_or_beside_the_installed_package(tmp_path, monkeypatch):
+    assert errors.installing("atari") == 'pip install -e ".[atari]"'
+    (tmp_path / "envs").mkdir()
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "errors.py"))
+    assert errors.installing("atari") == 'pip install "sfactory[atari]"'
 
 
 def test_an_action_space_that_is_not_supported_comes_with_those_that_are(refused):

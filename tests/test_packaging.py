@@ -110,6 +110,8 @@ def try_out(bin: Path, folder: Path) -> None:
     folder.mkdir()
     where = run(bin / "python", "-c", "import sfactory.envs as e; print(e.__file__)", cwd=folder)
     assert where.startswith(str(bin.parent))
+    told = run(bin / "python", "-c", "from sfactory.errors import installing; print(installing('plot'))", cwd=folder)
+    assert told.strip() == 'pip install "sfactory[plot]"'
     small = ("--steps", "2048", "--run", "run", "--workers", "1", "--log.display", "plain")
     run(bin / "sfactory", "train", "--env", "CartPole-v1", *small, cwd=folder)
     result = json.loads(run(bin / "sfactory", "eval", "--run", "run", "--episodes", "2", "--json", cwd=folder))

@@ -23,7 +23,7 @@ from sfactory.envs.families.atari_games import ENV_KWARGS, GameSettings
 from sfactory.envs.families.vector import VectorGroup
 from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec
 from sfactory.envs.seeds import env_seed
-from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.errors import ConfigError, EnvironmentFault, installing
 
 _OTHER_NAMES = {"frame_skip": "frameskip"}
 """EnvPool's names of options of Atari games that have another one here."""
@@ -61,9 +61,7 @@ def _make(request: EnvRequest, seeds: Sequence[int]) -> PooledEnvironments:
     try:
         import envpool
     except ImportError as error:
-        raise ConfigError(
-            f"env_backend envpool needs the package envpool: {error}; pip install -e .[envpool]"
-        ) from error
+        raise ConfigError(f"env_backend envpool needs the package envpool: {error}; {installing('envpool')}") from error
     if not isinstance(request.env, str):
         raise ConfigError(
             f"env_backend is envpool, but env is {request.env!r}; envpool takes ids only, use env_backend auto"

@@ -29,7 +29,7 @@ from gymnasium import spaces
 from sfactory.envs.factory import make_environment
 from sfactory.envs.families.gymnasium import SingleGroup, read_spec
 from sfactory.envs.interface import EnvRequest, EnvSpec
-from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.errors import ConfigError, EnvironmentFault, installing
 
 _RESOLUTION = (72, 128)
 _SHARED_MEMORY = Path("/dev/shm")
@@ -86,9 +86,7 @@ def _smallest_resolution(height: int, width: int) -> str:
     try:
         from vizdoom import ScreenResolution
     except ImportError as error:
-        raise ConfigError(
-            f"ViZDoom environments need the package vizdoom: {error}; pip install -e .[vizdoom]"
-        ) from error
+        raise ConfigError(f"ViZDoom environments need the package vizdoom: {error}; {installing('vizdoom')}") from error
     sizes = {name: tuple(map(int, re.findall(r"\d+", name))) for name in ScreenResolution.__members__}
     enough = [name for name, (w, h) in sizes.items() if h >= height and w >= width]
     if not enough:

@@ -16,7 +16,7 @@ from unittest import mock
 import tyro
 
 from sfactory.commands import COMMANDS, MODULES
-from sfactory.errors import ConfigError, telling_errors
+from sfactory.errors import ConfigError, installing, telling_errors
 
 DESCRIPTION = """Print a script that completes sfactory's commands, flags and choices. For bash:
 sfactory completion bash > ~/.local/share/bash-completion/completions/sfactory; for zsh, into a folder of $fpath:
@@ -56,7 +56,7 @@ def script(shell: str) -> str:
     try:
         import shtab
     except ImportError as error:
-        raise ConfigError(f"completion needs shtab: {error}; pip install 'sfactory[completion]'") from error
+        raise ConfigError(f"completion needs shtab: {error}; {installing('completion')}") from error
     program = argparse.ArgumentParser("sfactory")
     commands = program.add_subparsers()
     for name, command in COMMANDS.items():

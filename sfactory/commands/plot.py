@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from sfactory.errors import ConfigError, telling_errors
+from sfactory.errors import ConfigError, installing, telling_errors
 from sfactory.runs.curves import (
     STEPS,
     Curve,
@@ -121,7 +121,7 @@ def _files(options: Options) -> list[Path]:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"plot needs matplotlib: {error}; pip install -e .[plot]") from error
+        raise ConfigError(f"plot needs matplotlib: {error}; {installing('plot')}") from error
     return [path] if path.suffix else [path.with_name(f"{path.name}{suffix}") for suffix in TYPES[:2]]
 
 

@@ -239,7 +239,7 @@ class LogConfig:
     tensorboard: bool = setting(True, resume=_REPORTS)
     """Write TensorBoard files."""
     loggers: tuple[Name, ...] = setting((), resume=_REPORTS)
-    """Where reports go besides: wandb, mlflow, or a callable / module:Class that makes a logger
+    """Where reports go besides: wandb, trackio, mlflow, or a callable / module:Class that makes a logger
     (sfactory.telemetry.loggers.Logger)."""
     report: bool = setting(True, resume=_REPORTS)
     """Write report.html into the run folder at the end: curves, configuration, machine and phases on one page."""

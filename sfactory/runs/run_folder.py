@@ -30,7 +30,7 @@ LOCK_S = 0.2
 moment."""
 STATUS, REPORTS = "status.json", "stall-*.txt"
 TENSORBOARD, LOGGER_IDS = "events.out.tfevents.*", "logger-*.id"
-PAGE, EVALUATION, VIDEOS = "report.html", "evaluation.json", "videos"
+PAGE, EVALUATION, VIDEOS, OUTPUT = "report.html", "evaluation.json", "videos", "output.log"
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _take_lock(path: Path) -> int:
     """Lock the folder until the returned descriptor is closed, at the latest when this process ends, however it
     ends."""
     # These are written in place: through a link, a stranger's run folder would have another file changed.
-    for name in (LOCK, METRICS):
+    for name in (LOCK, METRICS, OUTPUT):
         if (path / name).is_symlink():
             raise ConfigError(f"{path / name} is a symbolic link, which sfactory does not write through; remove it")
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -243,6 +243,6 @@ def _remove_run(path: Path) -> None:
     several = [file for pattern in (REPORTS, TENSORBOARD, LOGGER_IDS, f"{TEMPORARY}*") for file in path.glob(pattern)]
     if not (path / VIDEOS).is_symlink():
         shutil.rmtree(path / VIDEOS, ignore_errors=True)
-    single = (path / name for name in (SPACES, METRICS, SUMMARY, STATUS, PAGE, EVALUATION))
+    single = (path / name for name in (SPACES, METRICS, SUMMARY, STATUS, PAGE, EVALUATION, OUTPUT))
     for file in (*single, *several, path / CONFIG):
         file.unlink(missing_ok=True)

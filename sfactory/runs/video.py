@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.errors import ConfigError, EnvironmentFault, installing
 
 
 def has_display() -> bool:
@@ -32,7 +32,7 @@ def check_video() -> None:
     try:
         import imageio_ffmpeg  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"a video needs imageio-ffmpeg: {error}; pip install -e .[video]") from error
+        raise ConfigError(f"a video needs imageio-ffmpeg: {error}; {installing('video')}") from error
 
 
 class VideoRecorder:

@@ -108,6 +108,11 @@ class Reporter:
         self.news = False
 
     @property
+    def live(self) -> bool:
+        """Whether a live display is shown, which other output would cover."""
+        return self._display.mode == "live"
+
+    @property
     def wall_s(self) -> float:
         """Seconds that the run has taken so far."""
         return self._speed.wall_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import signal
 import threading
@@ -20,11 +21,12 @@ from sfactory.config import Config, devices, resolve
 from sfactory.data.arena import FINISHED, FREE
 from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError, check_platform, said
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runs.run_folder import VIDEOS, RunFolder, open_run
+from sfactory.runs.run_folder import OUTPUT, VIDEOS, RunFolder, open_run
 from sfactory.runtime import workers
 from sfactory.runtime.budgets import FaultBudget, RestartBudget
 from sfactory.runtime.interrupts import end_at_once
 from sfactory.runtime.observed_state import observe, remove_status, write_report, write_status
+from sfactory.runtime.output import PrintedLines
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.planning import check_fit, make_plan, note_on_slow_steps, notes_on
 from sfactory.runtime.processes import WorkerProcesses, fork_server
@@ -142,6 +144,7 @@ class _Supervisor:
         self._evaluator_restarts, self._evaluator_failure = RestartBudget(EVALUATOR_RESTARTS), ""
         self._evaluations = 0
         self._processes = WorkerProcesses()
+        self._printed = PrintedLines(folder.path / OUTPUT if self._reporter.live else None, self._reporter.note)
         self._pickled_plan = None if config.serial else PickledPlan(plan)
 
     def _begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
@@ -289,7 +292,7 @@ class _Supervisor:
     # Worker processes
 
     def _run_processes(self) -> None:
-        with self._processes:
+        with self._printed, self._processes:
             self._start_learner()
             if self._plan.evaluates:
                 self._start_evaluator()
@@ -321,7 +324,8 @@ class _Supervisor:
         self._start(EVALUATOR, workers.evaluator_main, self._folder.path / VIDEOS)
 
     def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
-        self._processes.start(name, workers.process_main, target, self._pickled_plan, self._wires, *args)
+        main = functools.partial(workers.process_main, output=self._printed.path)
+        self._processes.start(name, main, target, self._pickled_plan, self._wires, *args)
 
     def _lost_processes(self) -> dict[str, str]:
         """Names of processes that have died or hang, each with a description."""
@@ -472,6 +476,7 @@ class _Supervisor:
         if report and time.monotonic() - self._last_status[0] >= STATUS_EVERY_S:
             self._write_status()
             self._tell_of_slow_steps()
+            self._printed.look()
         if self._report_asked:
             self._report_asked = False
             self._write_report("asked for by SIGUSR2")

@@ -32,6 +32,7 @@ from sfactory.model import build_model
 from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime.allocator import keep_freed_memory
+from sfactory.runtime.output import print_into
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_tree
 from sfactory.runtime.stacks import explain_exit, keep_stacks
@@ -197,6 +198,7 @@ def process_main(
     plan: PickledPlan,
     wires: Wires,
     *args: Any,
+    output: Path | None = None,
 ) -> None:
     """Run a worker process: leave signals to the runner, report failures, and let nothing of it outlive the runner.
 
@@ -208,8 +210,11 @@ def process_main(
         plan: Plan of the run.
         wires: Wires of the run.
         args: Further arguments of `target`.
+        output: Where what is printed goes; None: to the runner's own standard output.
     """
     settle_process(name, folder)
+    if output is not None:
+        print_into(output)
     try:
         target(plan.open(), dataclasses.replace(wires, events=events), *args)
     except SfactoryError as error:

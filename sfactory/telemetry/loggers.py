@@ -1,4 +1,4 @@
-"""Where reports go besides metrics.csv and TensorBoard: Weights & Biases, MLflow, or a logger of the user's.
+"""Where reports go besides metrics.csv and TensorBoard: Weights & Biases, Trackio, MLflow, or a logger of the user's.
 
 A logger works in a thread of its own. What it waits for holds up no run, and what it raises ends nothing but itself.
 """
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from sfactory.config import Config, env_name, flattened, to_dict
 from sfactory.config.importing import load_object
-from sfactory.errors import ConfigError, said
+from sfactory.errors import ConfigError, installing, said
 from sfactory.files import write_atomically
 from sfactory.telemetry.metrics import Report, scalars
 
@@ -76,6 +76,27 @@ class WandbLogger:
             wandb.teardown()
 
 
+class TrackioLogger:
+    """Trackio, in the project ``TRACKIO_PROJECT``, else sfactory. ``TRACKIO_DIR``, ``TRACKIO_SPACE_ID`` and its other
+    environment variables have their effect."""
+
+    def __init__(self) -> None:
+        _need("trackio")
+
+    def start(self, config: Config, run_dir: Path) -> None:
+        import trackio
+
+        name = kept_id(run_dir, "trackio", lambda: f"{run_dir.name}-{uuid.uuid4().hex[:8]}")  # a run is found by name
+        project = os.environ.get("TRACKIO_PROJECT", "sfactory")
+        self._run = trackio.init(project=project, name=name, config=to_dict(config), resume="allow", embed=False)
+
+    def write(self, report: Report) -> None:
+        self._run.log(dict(scalars(report)), step=report.env_steps)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 class MlflowLogger:
     """MLflow, at ``MLFLOW_TRACKING_URI`` and in the experiment ``MLFLOW_EXPERIMENT_NAME``, else sfactory."""
 
@@ -115,7 +136,7 @@ class MlflowLogger:
         self._client.set_terminated(self._id)
 
 
-BUILT_IN: dict[str, Callable[[], Logger]] = {"wandb": WandbLogger, "mlflow": MlflowLogger}
+BUILT_IN: dict[str, Callable[[], Logger]] = {"wandb": WandbLogger, "trackio": TrackioLogger, "mlflow": MlflowLogger}
 
 
 class Loggers:
@@ -253,4 +274,4 @@ def _need(module: str) -> None:
         ConfigError: If it is not.
     """
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"log.loggers has {module}, which is not installed; pip install 'sfactory[{module}]'")
+        raise ConfigError(f"log.loggers has {module}, which is not installed; {installing(module)}")

@@ -219,7 +219,7 @@ def test_a_model_that_cannot_be_traced_is_told(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named(cartpole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match=r"pip install 'sfactory\[onnx\]'"):
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[onnx\]"'):
         export(cartpole)
 
 

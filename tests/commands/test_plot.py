@@ -115,4 +115,4 @@ def test_without_matplotlib_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", *files(tmp_path, a=[(10, 1)])]) == 2
-    assert "pip install -e .[plot]" in capsys.readouterr().err
+    assert 'pip install -e ".[plot]"' in capsys.readouterr().err

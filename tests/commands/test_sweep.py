@@ -225,7 +225,7 @@ def test_optuna_is_asked_for_by_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "optuna", None)
     file = space_file(tmp_path, **SMALL, trials=2)
     assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep")]) == 2
-    assert "pip install -e .[sweep], or write sampler: random or grid" in capsys.readouterr().err
+    assert 'pip install -e ".[sweep]", or write sampler: random or grid' in capsys.readouterr().err
 
 
 # Whole sweeps

@@ -358,7 +358,7 @@ for env, backend, extra in cases:
     try:
         envs.probe(EnvRequest(env, {}, backend=backend))
     except envs.factory.ConfigError as error:
-        assert f"pip install -e .[{extra}]" in str(error), error
+        assert f'pip install -e ".[{extra}]"' in str(error), error
     else:
         raise AssertionError(env)
 """

@@ -465,7 +465,7 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, entr
     )
     gymnasium.register("Absent-v0", entry_point=entry_point)
     try:
-        assert f"pip install -e .[{extra}]" in problem("Absent-v0")
+        assert f'pip install -e ".[{extra}]"' in problem("Absent-v0")
     finally:
         del gymnasium.registry["Absent-v0"]
 

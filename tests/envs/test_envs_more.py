@@ -60,7 +60,7 @@ def test_a_missing_package_is_told_with_its_extra(
         if name.partition(".")[0] == missing or name == "sfactory.envs.crafter":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [_Without(missing), *sys.meta_path])
-    with pytest.raises(ConfigError, match=rf"pip install -e \.\[{extra}\]"):
+    with pytest.raises(ConfigError, match=rf'pip install -e "\.\[{extra}\]"'):
         probe(EnvRequest(env, {}))
 
 

@@ -195,6 +195,6 @@ def test_mistakes_are_told_before_anything_starts(tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError, match=r"eval.video_every is 100 and eval.every is 0.*--eval.every"):
         train(config_for(tmp_path, Task, eval=EvalConfig(video_every=100)))
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ConfigError, match=r"pip install -e .\[video\]"):
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[video\]"'):
         train(config_for(tmp_path, Task, eval=EvalConfig(every=100, video_every=100)))
     assert not list(tmp_path.iterdir())

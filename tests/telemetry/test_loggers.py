@@ -1,4 +1,4 @@
-"""Reports also go to Weights & Biases, MLflow and loggers of the user's, none of which can hurt a run."""
+"""Reports also go to Weights & Biases, Trackio, MLflow and loggers of the user's, none of which can hurt a run."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_logger_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("wandbb", "unknown log.loggers wandbb; known: wandb, mlflow"),
+        ("wandbb", "unknown log.loggers wandbb; known: wandb, trackio, mlflow"),
         ("no_such_module:Logger", "cannot be imported"),
         (dict, "without start, write, close"),
         (lambda: 1 / 0, "could not be made: ZeroDivisionError"),
@@ -114,7 +114,7 @@ def test_what_is_no_logger_is_refused_before_anything_starts(tmp_path: Path, nam
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'sfactory\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[wandb\]"'):
         hand_over(tmp_path, "wandb")
 
 
@@ -162,6 +162,22 @@ def test_weights_and_biases_offline_has_the_reports(tmp_path: Path, monkeypatch:
             rows.append({item.key or "/".join(item.nested_key): item.value_json for item in record.history.item})
     assert project == "sfactory"
     assert [(row["env_steps"], row["episode/episode_return_mean"]) for row in rows] == [("256", "20"), ("512", "25")]
+
+
+def test_trackio_in_a_folder_has_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "records"))  # read when it is imported
+    trackio = pytest.importorskip("trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    notes: list[str] = []
+    hand_over(tmp_path, "trackio", notes=notes.append)
+    hand_over(tmp_path, "trackio", notes=notes.append)  # as a resumed run, in the same record
+    assert not notes
+    [run] = trackio.Api().runs("sfactory")
+    assert run.name == (tmp_path / "logger-trackio.id").read_text().strip()
+    assert run.config["optim"]["lr"] == 0.0003
+    rows = SQLiteStorage.get_logs("sfactory", run.name)
+    assert {(row["step"], row["episode/episode_return_mean"]) for row in rows} == {(256, 20.0), (512, 25.0)}
 
 
 def test_mlflow_in_a_folder_has_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def random_play(subject: Subject, seconds: float, output: Path, tell: Callable[[
             "output",
             "problem" if lines > calls / 100 else "note",
             f"it printed {lines} lines ({more} bytes) in {calls} steps, the first: {shown(first, 60)}; every worker "
-            "would, which is slow and covers the display; remove the print, or use logging",
+            "would, which is slow; remove the print, or look for its lines in a run's output.log",
         )
 
 

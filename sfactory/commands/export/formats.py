@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sfactory.commands.export.portable import PortablePolicy
-from sfactory.errors import ConfigError, SfactoryError, said
+from sfactory.errors import ConfigError, SfactoryError, installing, said
 from sfactory.files import write_atomically
 
 ABOUT = "about.json"
@@ -49,7 +49,7 @@ def write_onnx(policy: PortablePolicy, path: Path, about: Mapping[str, object]) 
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"--format onnx needs {error.name}; pip install 'sfactory[onnx]'") from error
+        raise ConfigError(f"--format onnx needs {error.name}; {installing('onnx')}") from error
     inputs = policy.examples(2)
     with torch.no_grad():
         outputs = list(policy(inputs))

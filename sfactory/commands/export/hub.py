@@ -12,7 +12,7 @@ import yaml
 
 from sfactory.commands import plot
 from sfactory.config import to_dict
-from sfactory.errors import ConfigError, SfactoryError
+from sfactory.errors import ConfigError, SfactoryError, installing
 from sfactory.eval import evaluate
 from sfactory.files import write_atomically
 from sfactory.policy import Checkpoint, Policy, load_snapshot
@@ -174,7 +174,7 @@ def push(folder: Path, repo: str, private: bool) -> str:
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
-        raise ConfigError(f"--push needs {error.name}; pip install 'sfactory[hub]'") from error
+        raise ConfigError(f"--push needs {error.name}; {installing('hub')}") from error
     api = HfApi()
     try:
         address = api.create_repo(repo, private=private, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 from sfactory.commands.sweeps.space import Dimension, Space
 from sfactory.commands.sweeps.trials import Trial
 from sfactory.config import from_dict
-from sfactory.errors import ConfigError
+from sfactory.errors import ConfigError, installing
 
 DATABASE, STUDY = "study.db", "sweep"
 STATES = {"completed": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
@@ -34,7 +34,7 @@ class StudyTrials:
             optuna = load_optuna()
         except ImportError as error:
             raise ConfigError(
-                f"sampler tpe needs Optuna: {error}; pip install -e .[sweep], or write sampler: random or grid"
+                f"sampler tpe needs Optuna: {error}; {installing('sweep')}, or write sampler: random or grid"
             ) from error
         self._space, self.rungs = space, rungs(space)
         self._distributions = {name: distribution(dimension) for name, dimension in space.search.items()}

@@ -18,6 +18,7 @@ from sfactory.commands.sweeps.runs import curve, run_folder
 from sfactory.commands.sweeps.space import Space
 from sfactory.commands.sweeps.study import STATES, distribution, load_optuna
 from sfactory.commands.sweeps.trials import Note, Trial, value_text
+from sfactory.errors import installing
 from sfactory.files import write_atomically
 
 BEST, TRIALS, PLOTS = "best.yaml", "trials.csv", "plots"
@@ -90,7 +91,7 @@ def _draw(space: Space, folder: Path, trials: Sequence[Trial], note: Note) -> No
         optuna = load_optuna()
         import matplotlib
     except ImportError as error:
-        note(f"no plots: {error}; pip install -e .[sweep]")
+        note(f"no plots: {error}; {installing('sweep')}")
         return
     matplotlib.use("agg")
     study = _study_of(optuna, space, folder, trials)
