@@ -35,7 +35,15 @@ __all__ = [
     "resolve_env",
 ]
 
-_FAMILIES = ("families.tensors", "native", "families.atari", "families.vizdoom", "families.mujoco", "families.envpool", "general")
+_FAMILIES = (
+    "families.tensors",
+    "native",
+    "families.atari",
+    "families.vizdoom",
+    "families.mujoco",
+    "families.envpool",
+    "general",
+)
 """Modules with ``handles(request)``, ``probe(request)`` and ``make_group(request, spec, count, first_index, seed)``;
 the first that handles an environment gets it."""
 

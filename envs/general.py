@@ -27,6 +27,7 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If any of these steps fails.
     """
+    request = dataclasses.replace(request, compiled=False)
     env, source = _make_known(request)
     read_spec, group_type = _kind(env)
     try:

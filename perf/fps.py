@@ -62,10 +62,14 @@ WORKLOADS = {
     "vizdoom-basic": f"--env VizdoomBasic-v1 --envs-per-worker 32 {IMAGES}",
     "gridworld": "--env examples.grid_world:GridWorld-v0",
     "taxi": "--env Taxi-v4",
+    "cartpole-preset": "--env CartPole-v1",
+    "lunarlander-preset": "--env LunarLander-v3",
+    "hopper-preset": "--env Hopper-v5",
+    "pong-preset": "--env ALE/Pong-v5",
 }
 """Throughput settings: one epoch, large groups, and Sample Factory's networks, whose critic has no trunk of its
-own. A vector environment in NumPy is one group, which has half the calls of two. The last two run with the defaults
-alone, as a newcomer's environment does."""
+own. A vector environment in NumPy is one group, which has half the calls of two. The last ones run with the
+defaults or the preset alone, as a newcomer's environment does."""
 START_S = 120.0
 """How long a run may take until it has settled."""
 

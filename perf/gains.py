@@ -25,6 +25,7 @@ CASES = {
     "cartpole-lstm": (WORKLOADS["cartpole-lstm"], ("LSTM", "objective", "sampling", "tanh", "linear layers")),
     "cartpole-gru": (WORKLOADS["cartpole-gru"], ("GRU",)),
     "pong": (PONG, ("convolutions", "objective", "sampling", "linear layers")),
+    "pong, its preset": ("--env ALE/Pong-v5", ("linear layers",)),
     "pong, ResNet": (f"{PONG} --model.encoder impala_resnet", ("first convolution",)),
 }
 """Flags of a workload, and the kernels that may matter to it."""

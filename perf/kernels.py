@@ -54,8 +54,8 @@ from sfactory.kernels.sampling import sample_rows
 from sfactory.kernels.tanh import tanh_
 from sfactory.losses import SUMS, Targets, chunk_loss, exploration_coef
 from sfactory.model import NatureCNN, build_model, recurrence
-from sfactory.model.precision import mixed_precision
 from sfactory.model.networks import Network, TorchNetwork
+from sfactory.model.precision import mixed_precision
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.vtrace import vtrace, vtrace_torch
 

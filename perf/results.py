@@ -59,6 +59,7 @@ PEERS = ("Sample Factory", "SB3", "torchrl", "PufferLib", "RLlib")
 WORKLOADS = (
     "cartpole", "cartpole-lstm", "cartpole-gru", "cartpole-singles", "cartpole-native", "pong", "pong-lstm", "pong-gru",
     "halfcheetah", "halfcheetah-envpool", "vizdoom-basic", "gridworld", "taxi",
+    "cartpole-preset", "lunarlander-preset", "hopper-preset", "pong-preset",
 )  # fmt: skip
 """Those of perf/fps.py in its order, which is that of the tables."""
 COSTS = ("cartpole", "pong", "halfcheetah", "vizdoom-basic")
@@ -155,11 +156,13 @@ def record(table: str, rows: Iterable[Mapping[str, object]], program: str, folde
         rows: Columns besides those of where they come from; what is missing stays empty.
         program: Name of the module that was called.
     """
-    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    describe = ["git", "describe", "--always", "--exclude", "*"]
     asked = subprocess.run(describe, cwd=FOLDER, capture_output=True, text=True)
+    # What is recorded on the way makes the code no other.
+    changes = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)perf/data"], cwd=FOLDER)
     flags = [flag for flag in sys.argv[1:] if flag != "--record"]
     origin = {
-        "commit": asked.stdout.strip(), "date": f"{STARTED:%Y-%m-%d}", "machine": machine_class(),
+        "commit": asked.stdout.strip() + "-dirty" * (changes.returncode == 1), "date": f"{STARTED:%Y-%m-%d}", "machine": machine_class(),
         "session": f"{STARTED:%Y-%m-%d %H:%M}", "command": f"python -m {program} {shlex.join(flags)}".strip(),
     }  # fmt: skip
     with (folder / f"{table}.csv").open("a", newline="") as file:

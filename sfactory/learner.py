@@ -24,8 +24,8 @@ from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
 from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, Targets, joint_sums, loss_stats
-from sfactory.model.normalizer import CriticUnits
 from sfactory.model.networks import Outputs
+from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Estimates, Evaluation, valid_samples
 from sfactory.telemetry.events import PROGRESS_EVERY_S, TERM, Progress
 from sfactory.telemetry.stopwatch import Stopwatch

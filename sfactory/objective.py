@@ -33,8 +33,8 @@ from sfactory.losses import (
     weighted_advantages,
     without_departures,
 )
-from sfactory.model.normalizer import CriticUnits
 from sfactory.model.networks import Outputs
+from sfactory.model.normalizer import CriticUnits
 from sfactory.vtrace import unweighted_vtrace
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]

@@ -15,7 +15,7 @@ from torch import Tensor
 class Schedules(gymnasium.vector.VectorEnv):
     """Row i's episodes last 2 + i % 3 steps and end by turns by termination and by truncation.
 
-    Observations are a Dict of a Box ``count`` [row, episode, step], a Discrete ``kind`` from 5 on, and an image ``eye``.
+    Observations are a Dict of a Box ``count`` [row, episode, step], a Discrete ``kind`` from 5 on and an image ``eye``.
     The reward of a step is 10 x episode + step. With `masked`, the action of the step's parity is forbidden.
 
     Args:

@@ -34,8 +34,8 @@ ALLOWED = {
     "learner": {"adam", "config", "data", "kernels", "losses", "model", "objective", "telemetry"},
     "policy": {"config", "distributions", "envs", "model", "runs", "spaces"},
     "runtime": {
-        "config", "data", "device_rollout", "distributions", "envs", "inference", "kernels", "learner", "losses", "model",
-        "objective", "player", "policy", "rollout", "runs", "telemetry",
+        "config", "data", "device_rollout", "distributions", "envs", "inference", "kernels", "learner", "losses",
+        "model", "objective", "player", "policy", "rollout", "runs", "telemetry",
     },
     "profiling": {"config", "data", "envs", "kernels", "learner", "model", "runtime", "spaces", "telemetry"},
     "train": {"config", "runtime"},

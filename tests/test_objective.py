@@ -16,8 +16,8 @@ from sfactory.data.chunks import Columns, select_columns
 from sfactory.distributions import ActionDistribution
 from sfactory.kernels.objective import CompiledObjective
 from sfactory.losses import Targets
-from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.model.networks import Outputs
+from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.objective import Objective, valid_samples
 from sfactory.spaces import ActionSpec
 from sfactory.vtrace import vtrace

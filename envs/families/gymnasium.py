@@ -86,7 +86,7 @@ class SingleGroup:
         self._first_index, self._seed = first_index, seed
         self._action = spec.action
         self._mask_in_observation = spec.observation.mask_path is not None
-        self._writer = ObservationWriter(spec, self._names.__getitem__, request.validate)
+        self._writer = ObservationWriter(spec, self._names.__getitem__, request.validate, request.compiled)
         self._wakers = [self._waker(row) for row in range(self.rows)]
         self._calls: list[Callable[[Any], StepResult]] = [env.step for env in self._envs]
         self._resting: list[int] = []

@@ -90,7 +90,7 @@ class ParallelGroup:
         self._first_index, self._seed = first_index, seed
         self._action = spec.action
         self._mask_in_observation = spec.observation.mask_path is not None
-        self._writer = ObservationWriter(spec, self._row_name, request.validate)
+        self._writer = ObservationWriter(spec, self._row_name, request.validate, request.compiled)
         self._over = [False] * len(envs)
         self._seen: list[Any] = [None] * self.rows
         """Each row's latest observation; None where the agent is dead."""

@@ -42,7 +42,7 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If any of these steps fails.
     """
-    request = _with_class(request)
+    request = dataclasses.replace(_with_class(request), compiled=False)
     env, source = source_of(request.env, request.kwargs, lambda: _make(request, 1))
     try:
         spec = dataclasses.replace(vector.read_spec(env, request), source=source)

@@ -92,7 +92,7 @@ class VectorGroup:
         )
         self._first_index, self._seed = first_index, seed
         self._spec = spec
-        self._writer = ObservationWriter(spec, self._names.__getitem__, request.validate)
+        self._writer = ObservationWriter(spec, self._names.__getitem__, request.validate, request.compiled)
         self._settle_step = settle_step
         self._resting = np.zeros(self.rows, bool)
         self._closed = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -213,7 +212,9 @@ class TensorGroup:
     def _copy(self, name: str, value: Any, target: Tensor) -> None:
         if not isinstance(value, Tensor) or value.shape != target.shape or value.device != target.device:
             what = (
-                f"has shape {tuple(value.shape)} on {value.device}" if isinstance(value, Tensor) else f"is {shown(value)}"
+                f"has shape {tuple(value.shape)} on {value.device}"
+                if isinstance(value, Tensor)
+                else f"is {shown(value)}"
             )
             raise EnvironmentFault(
                 f"{self.name}: {name} {what}; it must be a tensor of shape {tuple(target.shape)} on {target.device}"
@@ -306,5 +307,3 @@ class TensorBox:
         """Actions for samples float32 ``[rows, *space.shape]``."""
         scaled = self._centre + self._half * self._unit(u)
         return torch.where(self._bounded, scaled, u).clamp(self._low, self._high)
-
-

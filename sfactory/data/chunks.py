@@ -20,7 +20,7 @@ Columns = Tensor | slice
 ChunkKind = Literal["dense", "flat", "image"]
 """Kinds of network, which differ in how long a sample takes and in what a chunk costs besides."""
 
-_LIMITS = {"dense": (2048, 16384, 2), "flat": (2048, 8192, 2), "image": (256, 1024, 1)}
+_LIMITS = {"dense": (2048, 16384, 2), "flat": (2048, 8192, 2), "image": (64, 1024, 1)}
 """Least and most samples of a chunk, and least number of chunks per thread, by kind of network. Chunks should fit into
 the second-level cache (compiled dense layers take care of that themselves), and be large enough to amortise Python's
 overhead or the large layer behind an image encoder."""

@@ -26,8 +26,8 @@ from sfactory.model import ActorCritic
 from sfactory.model.actor_critic import Trunk
 from sfactory.model.encoders import MLPEncoder
 from sfactory.model.heads import LOG_STD_RANGE, PolicyHead
-from sfactory.model.normalizer import OBSERVATION_LIMIT
 from sfactory.model.networks import Outputs
+from sfactory.model.normalizer import OBSERVATION_LIMIT
 
 Array = NDArray[np.float32]
 Codes = NDArray[np.int32]

@@ -31,9 +31,9 @@ from sfactory.kernels.sampling import CompiledSampler
 from sfactory.model.cores import GRUCore, LSTMCore
 from sfactory.model.encoders import NatureCNN
 from sfactory.model.layers import Dense, PixelConv
+from sfactory.model.networks import Network, Outputs, TorchNetwork
 from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.model.precision import mixed_precision
-from sfactory.model.networks import Network, Outputs, TorchNetwork
 from sfactory.objective import ESTIMATORS, Objective
 
 _CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from sfactory.kernels.modules import exchange
 from sfactory.kernels.objective import CompiledObjective
 from sfactory.kernels.registry import DENSE_NETWORK, FUSED_LOSS, MODULES, OBJECTIVE, SAMPLER, Kernel, Use, modules_of
 from sfactory.kernels.sampling import CompiledSampler
-from sfactory.model.normalizer import CriticUnits
 from sfactory.model.networks import Network, TorchNetwork
+from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Objective
 
 

@@ -235,6 +235,7 @@ def _measure_main(
         while not flags.array[stage].all():
             meanwhile()
 
+    torch.set_num_threads(1)  # threads of several processes would wait for one another's cores
     with ExitStack() as stack:
         repetitions = {workload: stack.enter_context(prepare(plan, workload, process)) for workload in seconds}
         for workload, repeat in repetitions.items():

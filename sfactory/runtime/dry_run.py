@@ -16,8 +16,8 @@ from sfactory.distributions import ActionDistribution, Distribution
 from sfactory.errors import ConfigError
 from sfactory.learner import batch_source
 from sfactory.losses import Targets
-from sfactory.model.normalizer import CriticUnits
 from sfactory.model.networks import Outputs, TorchNetwork
+from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import ESTIMATORS, Objective
 from sfactory.telemetry.metrics import METRICS
 

@@ -166,9 +166,7 @@ def memory_needed(plan: Plan, model: nn.Module) -> int:
 def trajectory_bytes(plan: Plan, model: nn.Module) -> int:
     """Bytes of the arena."""
     config = plan.config
-    return arena_bytes(
-        segment_fields(plan.env, model.state_size), plan.slots, config.rollout, plan.rows
-    )
+    return arena_bytes(segment_fields(plan.env, model.state_size), plan.slots, config.rollout, plan.rows)
 
 
 def free_memory() -> Limit:

@@ -89,7 +89,8 @@ def _in_one_process(config: Config) -> Config:
     if "workers" in given_names(config) and config.workers not in (None, 1):
         raise ConfigError(
             f"workers is {config.workers}, but {env_name(config.env)} steps on the learner's device, in the learner's "
-            "process; leave workers out and raise envs_per_worker, or use env_backend vector, which steps it on the host"
+            "process; leave workers out and raise envs_per_worker, or use env_backend vector, which steps it on the "
+            "host"
         )
     return changed(config, workers=1, sync=True, runtime=changed(config.runtime, groups=1))
 

@@ -240,8 +240,7 @@ class _Supervisor:
             workers.make_policy_worker(self._plan, self._wires, i, generation) for i in range(len(self._wires.requests))
         ]
         rollouts = [
-            workers.make_rollout_worker(self._plan, self._wires, i, generation)
-            for i in range(self._plan.rollouts)
+            workers.make_rollout_worker(self._plan, self._wires, i, generation) for i in range(self._plan.rollouts)
         ]
         self._evaluator = self._serial_evaluator()
         end = training.rescue

@@ -22,9 +22,9 @@ from tape import OneDevice, Waits
 from test_invariants import busy_config, shake
 
 from sfactory import inference
-from sfactory.data import feed
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, devices, resolve
 from sfactory.config.validation import validate
+from sfactory.data import feed
 from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.batch import Assembler, Batch
 from sfactory.data.cuda_graphs import Recorder

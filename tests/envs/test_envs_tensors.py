@@ -51,7 +51,9 @@ def test_a_group_on_the_device_tells_what_the_group_on_the_host_does(mode: str, 
     here.reset(0, after)
     there.reset(host)
     for number in range(30):
-        for ours, theirs in zip((*after.obs, after.first, after.active), (*host.obs, host.first, host.active)):
+        for ours, theirs in zip(
+            (*after.obs, after.first, after.active), (*host.obs, host.first, host.active), strict=True
+        ):
             assert np.array_equal(ours, theirs), number
         assert not masked or np.array_equal(after.mask, host.mask)
         actions, none = torch.randint(0, 2, (rows, 1), dtype=torch.int32), torch.zeros(rows, 0)

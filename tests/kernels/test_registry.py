@@ -20,8 +20,8 @@ from sfactory.distributions import Sampler
 from sfactory.kernels import REGISTRY, Kernel, Kernels
 from sfactory.kernels.registry import Use
 from sfactory.model import build_model, encoders
-from sfactory.model.normalizer import CriticUnits
 from sfactory.model.networks import TorchNetwork
+from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Objective
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.telemetry.metrics import Report
