@@ -162,7 +162,8 @@ def record(table: str, rows: Iterable[Mapping[str, object]], program: str, folde
     changes = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)perf/data"], cwd=FOLDER)
     flags = [flag for flag in sys.argv[1:] if flag != "--record"]
     origin = {
-        "commit": asked.stdout.strip() + "-dirty" * (changes.returncode == 1), "date": f"{STARTED:%Y-%m-%d}", "machine": machine_class(),
+        "commit": asked.stdout.strip() + "-dirty" * (changes.returncode == 1), "date": f"{STARTED:%Y-%m-%d}",
+        "machine": machine_class(),
         "session": f"{STARTED:%Y-%m-%d %H:%M}", "command": f"python -m {program} {shlex.join(flags)}".strip(),
     }  # fmt: skip
     with (folder / f"{table}.csv").open("a", newline="") as file:
