@@ -86,13 +86,9 @@ class SlotFeed:
     """
 
     def __init__(self, config: Config, plane: DataPlane, device: torch.device, watch: Laps) -> None:
-        self._arena, self._free, self._finished, self._published = (
-            plane.arena,
-            plane.free,
-            plane.finished,
-            plane.weights,
-        )
-        self._watch, arena, updates = watch, plane.arena, config.updates_per_batch
+        self._arena, self._published, self._watch = plane.arena, plane.weights, watch
+        self._free, self._finished = plane.free, plane.finished
+        arena, updates = plane.arena, config.updates_per_batch
         self.per_batch, limit = config.batch_size // (config.rollout * arena.rows), max_lag(config, arena.rows)
         # Slots that are given back before the last weights are out begin one batch older: the bound must leave room for
         # that.

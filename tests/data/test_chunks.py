@@ -68,7 +68,9 @@ def test_slices_of_columns() -> None:
         (32, 32, 8, "dense", 32),  # too few to share out
         (32, 32, 2, "image", 16),
         (32, 32, 1, "image", 32),
-        (8, 32, 2, "image", 8),
+        (8, 32, 2, "image", 4),
+        (256, 1, 2, "image", 128),  # a minibatch of the preset for Atari keeps two threads at work
+        (3, 32, 2, "image", 3),
         (1, 32, 4, "image", 1),
     ],
 )
