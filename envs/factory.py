@@ -28,6 +28,11 @@ Maker = Callable[[Sequence[int]], Any]
 """Makes one more environment of a group. Its argument is the seeds of the rows, for environments that are seeded when
 they are made."""
 _registered: dict[str, Callable[..., Any]] = {}
+_ON_DEVICE = {
+    "sfactory/TensorCartPole": ("sfactory.envs.tensors.cartpole", "CartPole"),
+    "sfactory/TensorMemoryGrid": ("sfactory.envs.tensors.memory_grid", "MemoryGrid"),
+}
+"""Module and class of sfactory's own environments on the device."""
 _ID_PACKAGES = {
     "MiniGrid-": "minigrid",
     "BabyAI-": "minigrid",
@@ -79,8 +84,8 @@ def register_env(name: str, factory: Callable[..., Any]) -> None:
 
 
 def resolve_env(env: Any) -> Any:
-    """Resolve the name of an environment: gives the factory of a registered name or of ``module:callable``, and
-    anything else unchanged.
+    """Resolve the name of an environment: gives the factory of a registered name, of an environment on the device or of
+    ``module:callable``, and anything else unchanged.
 
     Raises:
         ConfigError: If a module in ``module:Name`` cannot be imported, or the name is code.
@@ -89,6 +94,9 @@ def resolve_env(env: Any) -> Any:
         return env
     if env in _registered:
         return _registered[env]
+    if env in _ON_DEVICE:
+        module_name, name = _ON_DEVICE[env]
+        return getattr(importlib.import_module(module_name), name)
     if env.startswith(("lambda", "<")):
         raise ConfigError(
             f"env is {env!r}; a lambda or class of a Python program has no place in YAML or on the command line: write "

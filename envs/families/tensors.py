@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,12 +26,10 @@ from sfactory.envs.observations import new_step_buffers
 from sfactory.envs.tensors.group import TensorGroup
 from sfactory.errors import ConfigError, EnvironmentFault
 
-_OWN = {"sfactory/TensorCartPole": "cartpole:CartPole", "sfactory/TensorMemoryGrid": "memory_grid:MemoryGrid"}
-
 
 def handles(request: EnvRequest) -> bool:
-    """Callables that take ``num_envs`` and ``device``, and sfactory's own environments of that kind."""
-    return request.env in _OWN if isinstance(request.env, str) else takes_device(request.env)
+    """Callables that take ``num_envs`` and ``device``."""
+    return not isinstance(request.env, str) and takes_device(request.env)
 
 
 def probe(request: EnvRequest) -> EnvSpec:
@@ -42,13 +38,13 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If any of these steps fails.
     """
-    request = dataclasses.replace(_with_class(request), compiled=False)
-    env, source = source_of(request.env, request.kwargs, lambda: _make(request, 1))
+    request = dataclasses.replace(request, compiled=False)
+    env, source = source_of(request.env, request.kwargs, lambda: make_on_host(request, 1))
     try:
         spec = dataclasses.replace(vector.read_spec(env, request), source=source)
         if request.backend in ("auto", TENSORS):
             spec = dataclasses.replace(spec, family=TENSORS)
-        group = vector.VectorGroup([env], lambda seeds: _make(request, 1), request, spec, 0, 0)
+        group = vector.VectorGroup([env], lambda seeds: make_on_host(request, 1), request, spec, 0, 0)
         group.reset(new_step_buffers(spec, group.rows))
     except EnvironmentFault as fault:
         raise ConfigError(str(fault)) from fault
@@ -64,10 +60,8 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
     Raises:
         ConfigError: If they cannot be made.
     """
-    request = _with_class(request)
-    return vector.VectorGroup(
-        [_make(request, count)], lambda seeds: _make(request, count), request, spec, first_index, seed
-    )
+    envs = [make_on_host(request, count)]
+    return vector.VectorGroup(envs, lambda seeds: make_on_host(request, count), request, spec, first_index, seed)
 
 
 def make_tensor_group(request: EnvRequest, spec: EnvSpec, count: int, device: torch.device) -> TensorGroup:
@@ -76,26 +70,18 @@ def make_tensor_group(request: EnvRequest, spec: EnvSpec, count: int, device: to
     Raises:
         ConfigError: If they cannot be made there.
     """
-    request = _with_class(request)
     request = dataclasses.replace(request, kwargs=request.kwargs | {"device": str(device)})
     env = _checked(make_environment(request, count), request, count)
     name = environment_name(request, 0)
     return TensorGroup(env, spec, name, request.validate, device)
 
 
-def _with_class(request: EnvRequest) -> EnvRequest:
-    """The request with the class in the place of the id."""
-    if not isinstance(request.env, str):
-        return request
-    module, name = _OWN[request.env].split(":")
-    made = getattr(importlib.import_module(f"sfactory.envs.tensors.{module}"), name)
-    takes = [key for key in inspect.signature(made).parameters if key != "num_envs"]
-    if unknown := [key for key in request.kwargs if key not in takes]:
-        raise ConfigError(f"env_kwargs {unknown[0]!r} is not known to {request.env}; it takes {', '.join(takes)}")
-    return dataclasses.replace(request, env=made)
+def make_on_host(request: EnvRequest, count: int) -> OnHost:
+    """An environment of `count` rows, as it is seen from the host.
 
-
-def _make(request: EnvRequest, count: int) -> OnHost:
+    Raises:
+        ConfigError: If it cannot be made.
+    """
     kwargs = {"device": "cpu"} | request.kwargs
     env = make_environment(dataclasses.replace(request, kwargs=kwargs, backend="auto"), count)
     return OnHost(_checked(env, request, count), torch.device(kwargs["device"]))

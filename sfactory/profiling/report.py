@@ -20,7 +20,8 @@ def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottlen
     Args:
         ceiling: Env steps per second that the machine could do at most; NaN where there is no such figure.
     """
-    for table in (_time_table(profile), _store_table(profile), _speed_table(profile, ceiling)):
+    stores = [] if profile.plan.on_device else [_store_table(profile)]
+    for table in (_time_table(profile), *stores, _speed_table(profile, ceiling)):
         console.print(table)
     if not profile.settled:
         text = "Measured before the run had settled: it may have trained faster than it can sample. Use more --seconds."
@@ -40,20 +41,24 @@ def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottlen
 
 
 def _time_table(profile: Profile) -> Table:
-    numbers = {kind: sum(name.split("-")[0] == kind for name in profile.interval.names) for kind in KINDS}
-    plan = profile.plan
-    inference = "inference within them" if plan.inline_inference else f"{numbers['policy']} policy workers"
-    heads = [f"{numbers['rollout']} rollout workers", inference, "null learner" if plan.sample_only else "learner"]
+    plan, names = profile.plan, profile.interval.names
+    numbers = {kind: sum(name.split("-")[0] == kind for name in names) for kind in KINDS}
+    heads = {
+        "rollout": f"{numbers['rollout']} rollout workers",
+        "policy": "inference within them" if plan.inline_inference else f"{numbers['policy']} policy workers",
+        "learner": "null learner" if plan.sample_only else "learner",
+    }
+    kinds = [kind for kind in KINDS if numbers[kind]]  # the learner is alone where environments are on its device
     title = f"{plan.config.env}: {profile.seconds:.1f} s after {profile.warm_up_s:.1f} s of warm-up"
-    table = Table("share of wall time", *heads, title=title)
-    shares = [profile.interval.phases(kind) for kind in KINDS]
+    table = Table("share of wall time", *(heads[kind] for kind in kinds), title=title)
+    shares = [profile.interval.phases(kind) for kind in kinds]
     for phase in PHASES:
         values = [share.get(phase, 0.0) for share in shares]
         if any(value >= 5e-4 for value in values):
             table.add_row(phase, *(f"{value:.1%}" if value else "" for value in values))
     table.add_section()
-    table.add_row("busy", *(f"{profile.busy(kind):.1%}" for kind in KINDS), style="bold")
-    table.add_row("CPU cores", *(f"{profile.cpu(kind):.2f}" for kind in KINDS))
+    table.add_row("busy", *(f"{profile.busy(kind):.1%}" for kind in kinds), style="bold")
+    table.add_row("CPU cores", *(f"{profile.cpu(kind):.2f}" for kind in kinds))
     return table
 
 

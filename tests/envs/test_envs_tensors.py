@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from tensor_environments import Schedules
 
-from sfactory.envs import make_group, make_tensor_group, probe
+from sfactory.envs import make_group, make_tensor_group, probe, resolve_env
 from sfactory.envs.interface import EnvRequest, EnvSpec, Outcome
 from sfactory.envs.observations import new_step_buffers
 from sfactory.envs.tensors.cartpole import CartPole
@@ -194,8 +194,14 @@ def single(num_envs: int = 1, device: str = "cpu") -> gymnasium.Env:
     return gymnasium.make("CartPole-v1")
 
 
+def test_an_id_is_the_class_that_it_names() -> None:
+    assert resolve_env("sfactory/TensorCartPole") is CartPole and resolve_env("sfactory/TensorMemoryGrid") is MemoryGrid
+
+
 def test_a_callable_that_makes_something_else_is_refused() -> None:
     with pytest.raises(ConfigError, match="takes num_envs and device, as an environment on the device does, but made"):
         probe(request_of(single))
-    with pytest.raises(ConfigError, match="env_kwargs 'lenght' is not known to sfactory/TensorMemoryGrid; it takes"):
+    with pytest.raises(
+        ConfigError, match=r"'lenght': 3.* do not fit MemoryGrid: .*; it takes num_envs, device, length"
+    ):
         probe(request_of("sfactory/TensorMemoryGrid", lenght=3))

@@ -12,7 +12,7 @@ import numpy as np
 from sfactory.envs import make_group
 from sfactory.envs.factory import is_parallel, is_vector, make_environment
 from sfactory.envs.families import gymnasium as single
-from sfactory.envs.families import multiagent, vector
+from sfactory.envs.families import multiagent, tensors, vector
 from sfactory.envs.interface import EnvRequest, EnvSpec, Outcome
 from sfactory.envs.observations import mask_in, new_step_buffers
 from sfactory.errors import EnvironmentFault, shown
@@ -76,6 +76,8 @@ def make_subject(request: EnvRequest, probed: EnvSpec) -> Subject:
     """
     if probed.family == "native":
         return NativeSubject(request, probed)
+    if tensors.handles(request):
+        return VectorSubject(tensors.make_on_host(request, VECTOR_ROWS), request)
     env = make_environment(request, VECTOR_ROWS)
     if is_vector(env):
         return VectorSubject(env, request)
