@@ -195,7 +195,8 @@ def single(num_envs: int = 1, device: str = "cpu") -> gymnasium.Env:
 
 
 def test_an_id_is_the_class_that_it_names() -> None:
-    assert resolve_env("sfactory/TensorCartPole") is CartPole and resolve_env("sfactory/TensorMemoryGrid") is MemoryGrid
+    assert resolve_env("sfactory/TensorCartPole") is CartPole
+    assert resolve_env("sfactory/TensorMemoryGrid") is MemoryGrid
 
 
 def test_a_callable_that_makes_something_else_is_refused() -> None:
