@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from commands import wait_until
 from rich.console import Console
 
 from perf import peers
@@ -54,6 +55,10 @@ def venvs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def has_ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
 def run(venvs: Path, program: str, limit_s: float = 10.0) -> tuple[dict | None, float]:
     return run_driver("stable-baselines3", venvs, {"setting": {"program": program}}, limit_s)
 
@@ -85,7 +90,7 @@ class TestDriver:
         assert run(venvs, program, 1.5)[0] is None
         assert time.monotonic() - begin < 10
         child = int(mark.read_text())
-        assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+        assert wait_until(lambda: has_ended(child), 5), "it was killed, and takes a moment to die"
 
     def test_a_peer_that_is_not_built_says_how_to_build_it(self, tmp_path: Path) -> None:
         with pytest.raises(PeerError, match=r"perf\.peers --build --peers torchrl"):
