@@ -24,7 +24,7 @@ from sfactory.config.sources import flattened, load_yaml, merged, resolve
 
 Switch = tyro.conf.FlagCreatePairsOff[bool]
 """A flag that is given or not, without a ``--no-`` form."""
-_PRESET_DEPENDS_ON = ("env", "preset", "algo")
+_PRESET_DEPENDS_ON = ("env", "preset", "algo", "model.core")
 """Fields that decide the defaults of the others."""
 
 
@@ -88,7 +88,9 @@ def read_command_line(args: Sequence[str], prog: str, description: str, options:
     early, rest = _what_chooses_the_preset(args, prog)
     base = load_yaml(early.config) if early.config else {}
     chosen = {name: value for name in _PRESET_DEPENDS_ON if (value := getattr(early, name)) is not None}
-    asked = merged(Config(), base | chosen)
+    core = {"model": {"core": chosen["model.core"]}} if "model.core" in chosen else {}
+    top = {name: value for name, value in chosen.items() if "." not in name}
+    asked = merged(merged(Config(), base | top), core)
     default = resolve(asked)
     if not asked.env:  # which the preset would follow
         default = changed(default, preset=asked.preset)
@@ -102,7 +104,7 @@ def read_command_line(args: Sequence[str], prog: str, description: str, options:
     kind = _line(options)
     line = tyro.cli(kind, args=rest, default=kind(options(), default), prog=prog, description=description)
     flagged = list(_flagged(args))
-    preset, values = preset_for(default.preset, default.env, default.algo)
+    preset, values = preset_for(default.preset, default.env, default.algo, default.model.core)
     origins = dict.fromkeys(settings_of(Config), "default") | {"preset": "by the environment"}
     for names, origin in ((flattened(values), f"preset {preset}"), (flattened(base), early.config), (flagged, "flag")):
         origins |= dict.fromkeys(names, origin)

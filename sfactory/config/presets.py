@@ -36,6 +36,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss": {"normalize_returns": True},
         "model": {"normalize_obs": True},
     },
+    "classic_memory": {
+        "envs_per_worker": 32,
+        "rollout": 32,
+        "batch_size": 1024,
+        "epochs": 2,
+        "optim": {"lr": 2e-3, "minibatches": 4, "schedule": "linear"},
+        "loss": {"normalize_returns": True},
+        "model": {"normalize_obs": True},
+    },
     "pendulum": {
         "envs_per_worker": 16,
         "rollout": 64,
@@ -148,10 +157,11 @@ def takes_device(env: Any) -> bool:
     return False
 
 
-def preset_for(preset: str, env: Any, algo: str = "appo") -> tuple[str, dict[str, Any]]:
+def preset_for(preset: str, env: Any, algo: str = "appo", core: Any = "none") -> tuple[str, dict[str, Any]]:
     """The name and the nested values of the preset that a config asks for.
 
-    The presets' passes over a batch rest on PPO's clip; the plain policy gradient of impala makes one.
+    The presets' passes over a batch rest on PPO's clip; the plain policy gradient of impala makes one. Classic control
+    has another preset with a core, whose minibatches are of whole rows.
 
     Raises:
         ConfigError: If there is no preset of that name.
@@ -159,6 +169,8 @@ def preset_for(preset: str, env: Any, algo: str = "appo") -> tuple[str, dict[str
     if preset == "none":
         return "none", {}
     name = family_of(env) if preset == "auto" else preset
+    if preset == "auto" and name == "classic" and core != "none":
+        name = "classic_memory"
     if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(str(preset), PRESETS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

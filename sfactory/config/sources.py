@@ -83,13 +83,13 @@ def resolve(config: Config) -> Config:
     Raises:
         ConfigError: If `preset` names no family.
     """
-    name, values = preset_for(config.preset, config.env, config.algo)
+    name, values = preset_for(config.preset, config.env, config.algo, config.model.core)
     return changed(merged(config, values, only_unset=True), preset=name, run=os.fspath(config.run))
 
 
 def preset_value(config: Config, name: str) -> Any:
     """The default of a field at the top of a resolved config: the preset's value, or else the field's own."""
-    return preset_for(config.preset, config.env, config.algo)[1].get(name, getattr(Config(), name))
+    return preset_for(config.preset, config.env, config.algo, config.model.core)[1].get(name, getattr(Config(), name))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
