@@ -27,12 +27,32 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If any of these steps fails.
     """
-    request = dataclasses.replace(request, compiled=False)
     env, source = _make_known(request)
-    read_spec, group_type = _kind(env)
+    return probe_made(env, source, request, *_kind(env))
+
+
+def probe_made(
+    env: Any,
+    source: EnvSource,
+    request: EnvRequest,
+    read_spec: Callable[[Any, EnvRequest], EnvSpec],
+    group_type: Callable[..., Group],
+) -> EnvSpec:
+    """The spec of an environment that has been made, whose first observation is checked; then it is closed.
+
+    Args:
+        source: Code that the environment comes from.
+        read_spec: Reads the spec of this kind of environment.
+        group_type: The group of this kind.
+
+    Raises:
+        ConfigError: If it cannot be trained on.
+    """
+    request = dataclasses.replace(request, compiled=False)
     try:
         spec = dataclasses.replace(read_spec(env, request), source=source)
-        group = group_type([env], lambda seeds: make_environment(request, 1), request, spec, 0, 0)
+        # Nothing is made anew here: the first fault is raised.
+        group = group_type([env], lambda seeds: env, request, spec, 0, 0)
         group.reset(new_step_buffers(spec, group.rows))
     except EnvironmentFault as fault:
         raise ConfigError(str(fault)) from fault

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -70,7 +70,11 @@ class EnvSpec:
     source: EnvSource | None = None
 
 
-class StepBuffers(NamedTuple):
+ArrayT = TypeVar("ArrayT")
+"""NumPy arrays, or tensors where environments are on the device."""
+
+
+class StepBuffers(NamedTuple, Generic[ArrayT]):
     """Arrays of one time step from which the policy chooses actions; views into a slot, written in place.
 
     Attributes:
@@ -80,10 +84,10 @@ class StepBuffers(NamedTuple):
         active: bool ``[rows]``; the action chosen from this observation will have an effect.
     """
 
-    obs: tuple[np.ndarray, ...]
-    mask: np.ndarray | None
-    first: np.ndarray
-    active: np.ndarray
+    obs: tuple[ArrayT, ...]
+    mask: ArrayT | None
+    first: ArrayT
+    active: ArrayT
 
 
 class Outcome(NamedTuple):

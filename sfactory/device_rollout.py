@@ -45,7 +45,8 @@ class DeviceSettings(NamedTuple):
 class DeviceRollout:
     """A :class:`~sfactory.data.feed.Feed` that samples by itself, a batch when one is wanted.
 
-    It waits for the device once a batch, to know how many samples and which episodes there were.
+    It waits for the device after each segment, to know how many samples and which episodes there were. A row with bad
+    values has no part in training from the beginning of the segment on, nor its episode in the reports.
 
     Args:
         config: Configuration of the run.
@@ -98,10 +99,10 @@ class DeviceRollout:
             for t in range(len(segment.reward)):
                 self._step(segment, t)
             self._bootstrap(segment)
+            self._survive_faults(segment)
             self._emit_episodes()
             before = segment
         self._model.train()
-        self._emit_faults()
         samples = int(self._batch.active[:-1].sum())
         self._watch.lap("sampling")
         return Fresh(self._batch, samples)
@@ -177,19 +178,23 @@ class DeviceRollout:
         if len(returns):
             self._emit(Episodes(returns, lengths, []))
 
-    def _emit_faults(self) -> None:
-        """Report the rows whose values were not fit to be learned from."""
-        rows = self._group.faulty.nonzero()[:, 0].tolist()
-        if rows:
-            self._group.faulty.zero_()
-            self._watch.env_faults += len(rows)
-            self._watch.flush()  # the runner compares its totals with the budget when this event arrives
-            name = self._group.name
-            message = (
-                f"{name}: observations or rewards of {len(rows)} rows, of which {rows[0]} is the first, are not finite "
-                "or outside their space; the steps are left out of training"
-            )
-            self._emit(SurvivedFaults({name: len(rows)}, SurvivedFault(rows, name, message, len(rows))))
+    def _survive_faults(self, segment: Batch) -> None:
+        """Leave the rows whose values are not fit to be learned from out of a segment, and report them."""
+        faulty = self._group.faulty
+        rows = faulty.nonzero()[:, 0].tolist()
+        if not rows:
+            return
+        segment.active[:-1].logical_and_(~faulty)
+        self._episodes.exclude(faulty)
+        faulty.zero_()
+        self._watch.env_faults += len(rows)
+        self._watch.flush()  # the runner compares its totals with the budget when this event arrives
+        name = self._group.name
+        message = (
+            f"{name}: observations or rewards of {len(rows)} rows, of which {rows[0]} is the first, are not finite or "
+            "outside their space; these rows are left out of this segment"
+        )
+        self._emit(SurvivedFaults({name: len(rows)}, SurvivedFault(rows, name, message, len(rows))))
 
 
 class EpisodeTensors:
@@ -223,9 +228,15 @@ class EpisodeTensors:
         self._return.masked_fill_(ended, 0.0)
         self._length.masked_fill_(ended, 0)
 
+    def exclude(self, rows: Tensor) -> None:
+        """Exclude the episodes of some rows, bool ``[rows]``, that are or were under way in the segment."""
+        self._return.masked_fill_(rows, math.nan)
+        self._returns.masked_fill_(rows, math.nan)
+
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns float32 ``[n]`` and lengths int32 ``[n]`` of the episodes that ended in the segment."""
-        return self._returns[self._ended].cpu().numpy(), self._lengths[self._ended].cpu().numpy()
+        counted = self._ended & ~self._returns.isnan()
+        return self._returns[counted].cpu().numpy(), self._lengths[counted].cpu().numpy()
 
 
 def empty_batch(env: EnvSpec, state_size: int, steps: int, columns: int, device: torch.device) -> Batch:

@@ -198,6 +198,17 @@ def test_an_environment_that_raises_ends_the_run_saved(serial: bool, tmp_path: P
     assert CheckpointStore(tmp_path / "r" / "checkpoints").load_latest().env_steps == 12 * 1024
 
 
+def test_a_row_with_a_bad_value_is_left_out_of_its_segment_and_its_episode_of_reports(tmp_path: Path) -> None:
+    _, rollout, wires = made(tmp_path / "r", env_kwargs={"bad": 5}, batch_size=48, model=ModelConfig(encoder="mlp"))
+    batch = copied(rollout.next(0, 0).batch)
+    assert batch.active[:-1].all(0).tolist() == [True, False, True, True, True, True]
+    assert not batch.active[:-1, 1].any()
+    ended = int((batch.terminated | batch.truncated)[:, [0, 2, 3, 4, 5]].sum())
+    told = [event for event in wires.events.take() if isinstance(event, Episodes)]
+    assert sum(len(event.lengths) for event in told) == ended
+    assert rollout.next(0, 0).batch.active[:-1].all(), "from the next segment on the row counts"
+
+
 def test_a_bad_value_is_counted_as_a_fault(tmp_path: Path) -> None:
     settings = {"env": Schedules, "env_kwargs": {"bad": 40}, "steps": 4096, "preset": "none"}
     train(config_of(tmp_path / "r", model=ModelConfig(encoder="mlp"), **settings))

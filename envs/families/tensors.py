@@ -6,7 +6,6 @@ evaluation for example, sees them through :class:`OnHost` as any other vector en
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,10 +20,10 @@ from sfactory.config.env_source import source_of
 from sfactory.config.presets import takes_device
 from sfactory.envs.factory import environment_name, make_environment
 from sfactory.envs.families import vector
+from sfactory.envs.general import probe_made
 from sfactory.envs.interface import TENSORS, EnvRequest, EnvSpec, Group
-from sfactory.envs.observations import new_step_buffers
 from sfactory.envs.tensors.group import TensorGroup
-from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.errors import ConfigError
 
 
 def handles(request: EnvRequest) -> bool:
@@ -38,20 +37,9 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If any of these steps fails.
     """
-    request = dataclasses.replace(request, compiled=False)
     env, source = source_of(request.env, request.kwargs, lambda: make_on_host(request, 1))
-    try:
-        spec = dataclasses.replace(vector.read_spec(env, request), source=source)
-        if request.backend in ("auto", TENSORS):
-            spec = dataclasses.replace(spec, family=TENSORS)
-        group = vector.VectorGroup([env], lambda seeds: make_on_host(request, 1), request, spec, 0, 0)
-        group.reset(new_step_buffers(spec, group.rows))
-    except EnvironmentFault as fault:
-        raise ConfigError(str(fault)) from fault
-    finally:
-        with contextlib.suppress(Exception):
-            env.close()
-    return spec
+    spec = probe_made(env, source, request, vector.read_spec, vector.VectorGroup)
+    return dataclasses.replace(spec, family=TENSORS) if request.backend in ("auto", TENSORS) else spec
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:

@@ -8,32 +8,20 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from torch import Tensor
+from torch import Tensor, nn
 
-from sfactory.envs.interface import EnvSpec
+from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.errors import EnvironmentFault, shown
-from sfactory.spaces import MASK_KEY, ActionSpec, Leaf
+from sfactory.spaces import MASK_KEY, Leaf
+from sfactory.spaces.tensors import action_parts
 
 FINAL_OBS = ("final_obs", "final_observation")
 """Entries of an info that hold the last observations of episodes whose environments have been reset since."""
 
 
-class TensorStep(NamedTuple):
-    """Tensors of one time step from which the policy chooses actions; views, written in place.
-
-    Attributes:
-        obs: One tensor ``[rows, *leaf.shape]`` per leaf, in the order of the spec's leaves.
-        mask: bool ``[rows, logits]`` of allowed actions; None where the environment has no masks.
-        first: bool ``[rows]``; the observation is the first of its episode.
-        active: bool ``[rows]``; the action chosen from this observation will have an effect.
-    """
-
-    obs: tuple[Tensor, ...]
-    mask: Tensor | None
-    first: Tensor
-    active: Tensor
+TensorStep = StepBuffers[Tensor]
+"""One time step, from which the policy chooses actions; views, written in place."""
 
 
 class TensorOutcome(NamedTuple):
@@ -56,7 +44,7 @@ class TensorGroup:
     """One environment on the device, without a wait for it.
 
     Episode ends are those of :mod:`sfactory.envs.interface`. A row with an observation or a reward that is not finite,
-    or with a category outside its space, gets 0 there and is not active; the row is marked in `faulty`.
+    or with a category outside its space, gets 0 there; it is not active, and marked in `faulty`.
 
     Args:
         env: The environment.
@@ -80,7 +68,7 @@ class TensorGroup:
         mode = env.metadata.get("autoreset_mode")
         self._mode = AutoresetMode(getattr(mode, "value", mode))
         self.rows, self.rests = env.num_envs, self._mode is AutoresetMode.NEXT_STEP
-        self._actions = TensorActions(spec.action, device)
+        self._actions = nn.ModuleList(action_parts(spec.action)).to(device)
         self._leaves = [_TensorLeaf(leaf, device) for leaf in spec.observation.leaves]
         self._resting, self.faulty = (torch.zeros(self.rows, dtype=torch.bool, device=device) for _ in range(2))
 
@@ -112,7 +100,8 @@ class TensorGroup:
         Raises:
             EnvironmentFault: As :meth:`reset`.
         """
-        actions = self._actions(categorical, continuous)
+        parts = zip(self.spec.action.parts, self._actions, strict=True)
+        actions = self.spec.action.nested({part.path: action(categorical, continuous) for part, action in parts})
         observation, reward, terminated, truncated, info = self._ask("step()", lambda: self._env.step(actions), 5)
         self._copy("reward", reward, outcome.reward)
         self._copy("terminated", terminated, outcome.terminated)
@@ -233,7 +222,6 @@ class _TensorLeaf:
 
         self.start = tensor(leaf.start) if any(leaf.start) else None
         self._most = tensor(leaf.sizes) - 1 if leaf.sizes else None
-        self._checked = leaf.sizes or leaf.dtype == np.float32
         self._is_float = leaf.dtype == np.float32
 
     def correct(self, target: Tensor) -> Tensor | None:
@@ -248,62 +236,3 @@ class _TensorLeaf:
         else:
             return None
         return good.flatten(1).all(1) if good.dim() > 1 else good
-
-
-class TensorActions:
-    """Environment actions of a policy's samples, as :meth:`sfactory.spaces.ActionSpec.batch` has them, on a device.
-
-    Args:
-        spec: The action space.
-        device: Of the actions.
-    """
-
-    def __init__(self, spec: ActionSpec, device: torch.device) -> None:
-        self._spec = spec
-        self._boxes = {
-            part.path: TensorBox(part.space, spec.squash, device)
-            for part in spec.parts
-            if isinstance(part.space, spaces.Box)
-        }
-        self._starts = {
-            part.path: torch.as_tensor(np.asarray(start), device=device)
-            for part in spec.parts
-            if np.any(start := getattr(part.space, "start", 0))
-        }
-
-    def __call__(self, categorical: Tensor, continuous: Tensor) -> Any:
-        """The actions of all rows, nested as the space is.
-
-        Args:
-            categorical: int32 ``[rows, K]``.
-            continuous: float32 ``[rows, D]``, before squashing.
-        """
-        values = {}
-        for part in self._spec.parts:
-            shape = (len(categorical), *(part.space.shape or ()))
-            if (box := self._boxes.get(part.path)) is not None:
-                values[part.path] = box(continuous[:, part.begin : part.end].reshape(shape))
-                continue
-            value = categorical[:, part.begin : part.end].reshape(shape).long()
-            start = self._starts.get(part.path)
-            values[part.path] = value if start is None else value + start
-        return self._spec.nested(values)
-
-
-class TensorBox:
-    """Gaussian samples in a Box: scaled from [-1, 1] where both bounds are finite, and clipped to the bounds."""
-
-    def __init__(self, space: spaces.Box, squash: str, device: torch.device) -> None:
-        bounded = space.bounded_below & space.bounded_above
-        low, high = (np.where(bounded, bound, 0.0) for bound in (space.low, space.high))
-        arrays = (space.low, space.high, (low + high) / 2, (high - low) / 2)
-        self._low, self._high, self._centre, self._half = (
-            torch.as_tensor(array, dtype=torch.float32, device=device) for array in arrays
-        )
-        self._bounded = torch.as_tensor(bounded, device=device)
-        self._unit: Callable[[Tensor], Tensor] = torch.tanh if squash == "tanh" else lambda u: u.clamp(-1.0, 1.0)
-
-    def __call__(self, u: Tensor) -> Tensor:
-        """Actions for samples float32 ``[rows, *space.shape]``."""
-        scaled = self._centre + self._half * self._unit(u)
-        return torch.where(self._bounded, scaled, u).clamp(self._low, self._high)

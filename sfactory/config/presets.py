@@ -20,6 +20,16 @@ _GRID: dict[str, Any] = {
     "loss": {"entropy_coef": 0.01},
 }
 """Small worlds of cells, whatever the model."""
+_CLASSIC: dict[str, Any] = {
+    "envs_per_worker": 32,
+    "rollout": 32,
+    "batch_size": 1024,
+    "loss": {"normalize_returns": True},
+    "model": {"normalize_obs": True},
+}
+"""Classic control."""
+_WITH_CORE = {"classic": "classic_memory"}
+"""Families that have another preset where the model has a core, whose minibatches are of whole rows."""
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
         "epochs": 4,
@@ -27,24 +37,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss": {"entropy_coef": 0.01, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
-    "classic": {
-        "envs_per_worker": 32,
-        "rollout": 32,
-        "batch_size": 1024,
-        "epochs": 4,
-        "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
-        "loss": {"normalize_returns": True},
-        "model": {"normalize_obs": True},
-    },
-    "classic_memory": {
-        "envs_per_worker": 32,
-        "rollout": 32,
-        "batch_size": 1024,
-        "epochs": 2,
-        "optim": {"lr": 2e-3, "minibatches": 4, "schedule": "linear"},
-        "loss": {"normalize_returns": True},
-        "model": {"normalize_obs": True},
-    },
+    "classic": _CLASSIC | {"epochs": 4, "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"}},
+    "classic_memory": _CLASSIC | {"epochs": 2, "optim": {"lr": 2e-3, "minibatches": 4, "schedule": "linear"}},
     "pendulum": {
         "envs_per_worker": 16,
         "rollout": 64,
@@ -160,17 +154,17 @@ def takes_device(env: Any) -> bool:
 def preset_for(preset: str, env: Any, algo: str = "appo", core: Any = "none") -> tuple[str, dict[str, Any]]:
     """The name and the nested values of the preset that a config asks for.
 
-    The presets' passes over a batch rest on PPO's clip; the plain policy gradient of impala makes one. Classic control
-    has another preset with a core, whose minibatches are of whole rows.
+    The presets' passes over a batch rest on PPO's clip; the plain policy gradient of impala makes one.
 
     Raises:
         ConfigError: If there is no preset of that name.
     """
     if preset == "none":
         return "none", {}
-    name = family_of(env) if preset == "auto" else preset
-    if preset == "auto" and name == "classic" and core != "none":
-        name = "classic_memory"
+    name = preset
+    if preset == "auto":
+        name = family_of(env)
+        name = name if core == "none" else _WITH_CORE.get(name, name)
     if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(str(preset), PRESETS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

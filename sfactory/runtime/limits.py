@@ -282,7 +282,7 @@ def descriptors_needed(plan: Plan) -> int:
     needed = len(os.listdir("/proc/self/fd")) + OWN_DESCRIPTORS + SPARE_DESCRIPTORS
     if plan.config.serial:
         return needed
-    processes = 1 + plan.rollouts + plan.evaluates + (0 if plan.inline_inference else plan.policies)
+    processes = 1 + plan.policy_processes + plan.rollouts + plan.evaluates
     return needed + DESCRIPTORS_PER_PROCESS * processes
 
 

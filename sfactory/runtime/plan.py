@@ -76,6 +76,11 @@ class Plan:
         return self.rollouts if self.inline_inference else self.config.runtime.policy_workers
 
     @property
+    def policy_processes(self) -> int:
+        """Processes that do nothing but inference."""
+        return 0 if self.inline_inference else self.policies
+
+    @property
     def evaluates(self) -> bool:
         """Whether there is evaluation beside training."""
         return self.config.eval.every > 0 and not self.sample_only

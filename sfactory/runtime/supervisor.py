@@ -312,7 +312,7 @@ class _Supervisor:
     def _start_sampling(self) -> None:
         # Different at every start, so that new environments do not repeat old episodes.
         generation = self._reporter.progress.env_steps + self._learner_restarts.total + self._sampling_restarts.total
-        for i in range(0 if self._plan.inline_inference else self._plan.policies):
+        for i in range(self._plan.policy_processes):
             self._start(f"policy-{i}", workers.policy_main, i, generation)
         for i in range(self._plan.rollouts):
             self._start(f"rollout-{i}", workers.rollout_main, i, generation)

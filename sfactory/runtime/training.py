@@ -50,16 +50,16 @@ class Training:
         self._model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
         self._plan, self._control, self._emit, self._store = plan, wires.control, wires.events.put, store
         autocast = devices.autocast_dtype(config, plan.env.observation.has_images, device)
-        kernels = Kernels(config, self._model, device, autocast)
+        kernels, snapshot = Kernels(config, self._model, device, autocast), store.load_again()
         self._feed: Feed = (
-            self._device_rollout(wires, device, autocast)
+            self._device_rollout(wires, device, autocast, 0 if snapshot is None else snapshot.env_steps)
             if plan.on_device
             else SlotFeed(config, wires, device, self._watch)
         )
         self.learner = Learner(config, self._model, kernels, self._feed, wires.events, self._watch)
         self._emit(KernelsChosen("learner", self.learner.kernels.taken, self.learner.kernels.refused))
         self._wall_before, self._saved_steps = 0.0, 0
-        if (snapshot := store.load_again()) is not None:
+        if snapshot is not None:
             self._model.load_state_dict(snapshot.model)
             self.learner.load_state(snapshot.trainer, snapshot.env_steps, snapshot.updates)
             self._wall_before, self._saved_steps = snapshot.wall_s, snapshot.env_steps
@@ -71,9 +71,11 @@ class Training:
         self._next_evaluation = next_multiple(self.learner.env_steps, config.eval.every)
         self._best_evaluation = store.best_evaluation() if wires.evaluation is not None else 0.0
 
-    def _device_rollout(self, wires: Wires, device: torch.device, autocast: torch.dtype | None) -> DeviceRollout:
-        plan, snapshot = self._plan, self._store.load_again()
-        settings = DeviceSettings(device, autocast, plan.seed(0 if snapshot is None else snapshot.env_steps))
+    def _device_rollout(
+        self, wires: Wires, device: torch.device, autocast: torch.dtype | None, generation: int
+    ) -> DeviceRollout:
+        plan = self._plan
+        settings = DeviceSettings(device, autocast, plan.seed(generation))
         request = EnvRequest.of(plan.config, plan.env_source)
         group = make_tensor_group(request, plan.env, plan.rows, device)
         return DeviceRollout(plan.config, group, self._model, settings, wires.events, self._watch)
@@ -194,6 +196,7 @@ class Training:
                 self.save(snapshot)
         except Exception as error:
             self._emit(CheckpointResult(self.learner.env_steps, f"checkpoint not written: {said(error)}"))
+        self._feed.close()
 
     def _not_finite(self, snapshot: Snapshot) -> list[str]:
         """Names of parameters and parts of the trainer's state that are not finite, and of buffers that hold NaN.

@@ -15,10 +15,11 @@ from sfactory.envs import make_group, make_tensor_group, probe, resolve_env
 from sfactory.envs.interface import EnvRequest, EnvSpec, Outcome
 from sfactory.envs.observations import new_step_buffers
 from sfactory.envs.tensors.cartpole import CartPole
-from sfactory.envs.tensors.group import TensorActions, TensorOutcome, TensorStep
+from sfactory.envs.tensors.group import TensorOutcome, TensorStep
 from sfactory.envs.tensors.memory_grid import MemoryGrid
 from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.spaces import ActionSpec
+from sfactory.spaces.tensors import action_parts
 
 CPU = torch.device("cpu")
 MODES = ["NextStep", "SameStep", "Disabled"]
@@ -85,7 +86,8 @@ def test_actions_on_the_device_are_those_on_the_host(space: gymnasium.Space, squ
     spec, rng = ActionSpec.from_space(space, squash), np.random.default_rng(3)
     categorical = np.stack([rng.integers(0, n, 6) for n in spec.sizes], 1) if spec.sizes else np.zeros((6, 0))
     categorical, continuous = categorical.astype(np.int32), 2 * rng.standard_normal((6, spec.continuous), np.float32)
-    ours = TensorActions(spec, CPU)(torch.from_numpy(categorical), torch.from_numpy(continuous))
+    given = torch.from_numpy(categorical), torch.from_numpy(continuous)
+    ours = spec.nested({part.path: make(*given) for part, make in zip(spec.parts, action_parts(spec), strict=True)})
     compare(ours, spec.batch(categorical, continuous))
 
 

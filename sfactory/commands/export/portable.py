@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from sfactory.envs.interface import EnvSpec
 from sfactory.policy import Policy
-from sfactory.spaces import ActionSpec, Leaf, spaces
+from sfactory.spaces import Leaf
+from sfactory.spaces.tensors import action_parts
 
 MASK, STATE = "action_mask", "state"
 ACTION, PARAMS, VALUE, NEXT_STATE = "action", "params", "value", "next_state"
@@ -44,7 +45,7 @@ class PortablePolicy(nn.Module):
         self.model = policy.model
         self.leaves = nn.ModuleList(_StoredLeaf(leaf) for leaf in policy.spec.observation.leaves)
         self.action_names = ["/".join((ACTION, *map(str, part.path))) for part in policy.spec.action.parts]
-        self.actions = nn.ModuleList(_action_parts(policy.spec.action))
+        self.actions = nn.ModuleList(action_parts(policy.spec.action))
         self.state_size = int(policy.model.state_size)
         self.eval().requires_grad_(False)
 
@@ -84,52 +85,6 @@ class _StoredLeaf(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x if self.start is None else (x - self.start).to(self.dtype)
-
-
-def _action_parts(action: ActionSpec) -> Iterator[nn.Module]:
-    """What makes each leaf of the action space of the policy's categories and numbers."""
-    for part in action.parts:
-        kind = _BoxAction if isinstance(part.space, spaces.Box) else _CategoricalAction
-        yield kind(part.space, part.begin, part.end, action.squash)
-
-
-class _CategoricalAction(nn.Module):
-    """Categories as a Discrete, MultiDiscrete or MultiBinary space counts them."""
-
-    def __init__(self, space: spaces.Space, begin: int, end: int, squash: str) -> None:
-        super().__init__()
-        self.begin, self.end, self.shape = begin, end, tuple(space.shape or ())
-        self.dtype = torch.int64 if isinstance(space, spaces.Discrete) else _torch_dtype(space)
-        start = torch.from_numpy(np.array(getattr(space, "start", 0), np.int64))
-        self.register_buffer("start", start, persistent=False)
-
-    def forward(self, categorical: Tensor, continuous: Tensor) -> Tensor:
-        values = categorical[:, self.begin : self.end].long().reshape(-1, *self.shape)
-        return (values + self.start).to(self.dtype)
-
-
-class _BoxAction(nn.Module):
-    """Gaussian samples in a Box: as :class:`sfactory.spaces.ActionSpec` puts them there, in torch."""
-
-    def __init__(self, space: spaces.Box, begin: int, end: int, squash: str) -> None:
-        super().__init__()
-        self.begin, self.end, self.shape, self.squash = begin, end, tuple(space.shape), squash
-        self.dtype = _torch_dtype(space)
-        bounded = space.bounded_below & space.bounded_above
-        low, high = (np.where(bounded, bound, 0) for bound in (space.low, space.high))
-        arrays = {"bounded": bounded, "centre": (high + low) / 2, "half_width": (high - low) / 2}
-        for name, array in (arrays | {"low": space.low, "high": space.high}).items():
-            self.register_buffer(name, torch.from_numpy(np.array(array)), persistent=False)
-
-    def forward(self, categorical: Tensor, continuous: Tensor) -> Tensor:
-        u = continuous[:, self.begin : self.end].reshape(-1, *self.shape)
-        unit = u.tanh() if self.squash == "tanh" else u.clamp(-1.0, 1.0)
-        inside = torch.where(self.bounded, self.centre + self.half_width * unit, u)
-        return torch.minimum(torch.maximum(inside, self.low), self.high).to(self.dtype)
-
-
-def _torch_dtype(space: spaces.Space) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, space.dtype)).dtype
 
 
 def given_dtype(leaf: Leaf) -> np.dtype:

@@ -1,0 +1,58 @@
+"""Environment actions as tensors: what :meth:`sfactory.spaces.ActionSpec.batch` computes, in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sfactory.spaces import ActionSpec, spaces
+
+
+def action_parts(action: ActionSpec) -> Iterator[nn.Module]:
+    """What makes each leaf of an action space of a policy's categories, int32 ``[rows, K]``, and unsquashed samples,
+    float32 ``[rows, D]``: modules, in the order of the spec's parts."""
+    for part in action.parts:
+        kind = _BoxAction if isinstance(part.space, spaces.Box) else _CategoricalAction
+        yield kind(part.space, part.begin, part.end, action.squash)
+
+
+class _CategoricalAction(nn.Module):
+    """Categories as a Discrete, MultiDiscrete or MultiBinary space counts them."""
+
+    def __init__(self, space: spaces.Space, begin: int, end: int, squash: str) -> None:
+        super().__init__()
+        self.begin, self.end, self.shape = begin, end, tuple(space.shape or ())
+        self.dtype = torch.int64 if isinstance(space, spaces.Discrete) else _torch_dtype(space)
+        start = torch.from_numpy(np.array(getattr(space, "start", 0), np.int64))
+        self.register_buffer("start", start, persistent=False)
+
+    def forward(self, categorical: Tensor, continuous: Tensor) -> Tensor:
+        values = categorical[:, self.begin : self.end].long().reshape(-1, *self.shape)
+        return (values + self.start).to(self.dtype)
+
+
+class _BoxAction(nn.Module):
+    """Gaussian samples in a Box: as :class:`sfactory.spaces.ActionSpec` puts them there, in torch."""
+
+    def __init__(self, space: spaces.Box, begin: int, end: int, squash: str) -> None:
+        super().__init__()
+        self.begin, self.end, self.shape, self.squash = begin, end, tuple(space.shape), squash
+        self.dtype = _torch_dtype(space)
+        bounded = space.bounded_below & space.bounded_above
+        low, high = (np.where(bounded, bound, 0) for bound in (space.low, space.high))
+        arrays = {"bounded": bounded, "centre": (high + low) / 2, "half_width": (high - low) / 2}
+        for name, array in (arrays | {"low": space.low, "high": space.high}).items():
+            self.register_buffer(name, torch.from_numpy(np.array(array)), persistent=False)
+
+    def forward(self, categorical: Tensor, continuous: Tensor) -> Tensor:
+        u = continuous[:, self.begin : self.end].reshape(-1, *self.shape)
+        unit = u.tanh() if self.squash == "tanh" else u.clamp(-1.0, 1.0)
+        inside = torch.where(self.bounded, self.centre + self.half_width * unit, u)
+        return torch.minimum(torch.maximum(inside, self.low), self.high).to(self.dtype)
+
+
+def _torch_dtype(space: spaces.Space) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, space.dtype)).dtype
