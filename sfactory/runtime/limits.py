@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from sfactory.runtime.plan import Plan
 
 MIB = 2**20
-SERVER_MIB = 215 if torch.version.cuda is None else 475
-"""Private memory of the fork server, as measured: torch's libraries take most of it, and those of a CUDA build are
-larger."""
-LEARNER_MIB, POLICY_MIB, ROLLOUT_MIB = 70, 15, 12
+SERVER_MIB = 320 if torch.version.cuda is None else 580
+"""Memory of the fork server and of what its children share with it, as measured: torch's libraries take most of it,
+and those of a CUDA build are larger (475 MiB in an earlier measurement, and what the other has grown by since)."""
+LEARNER_MIB, POLICY_MIB, ROLLOUT_MIB = 75, 16, 16
 """Private memory of each kind of worker besides trajectories, weights and environments, as measured
 (docs/decisions/022-faults-and-memory.md)."""
 EVALUATOR_MIB = 60
