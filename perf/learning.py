@@ -1,11 +1,15 @@
 """Learning references: trains with the presets alone and holds evaluation returns against what is expected of them.
 
     python -m perf.learning [--only NAME ...] [--minutes 10] [--seeds 11 12 13] [--sync] [--runs FOLDER] [--record]
+    python -m perf.learning --peer stable-baselines3 --only NAME ... [--seeds 11 12] [--record]
 
 Each row of perf/references.py is one environment, trained for a stated number of env steps with each seed, then
 evaluated for 50 episodes with another seed, deterministically. A seed that has its score in the folder of runs is not
 trained again, and one that was interrupted goes on. With `--record` a score is appended to perf/data/learning.csv and
 its curve kept in perf/data/learning as soon as it is there; `python -m perf.results` makes perf/LEARNING.md of them.
+
+With `--peer` another trainer learns the same, with the settings that its documentation has (perf/peer_settings.py); it
+must have been built by `python -m perf.peers --build`. What it has not finished it begins anew.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import csv
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,42 +27,71 @@ from rich.console import Console
 from rich.table import Table
 
 from perf import results
+from perf.peer_settings import TASKS
+from perf.peers import NAMES, VENVS, run_driver
 from perf.references import REFERENCES, Reference
 
 EPISODES = 50
+SHORT = {"stable-baselines3": "sb3", "sample-factory": "sf"}
+"""Of peers, in the names of curves."""
+PEER_LIMIT_S = 4 * 3600.0
 CURVES = Path(__file__).resolve().parent / "data" / "learning"
 COLUMNS = ("env_steps", "wall_s", "episode_return_mean", "policy_lag_mean", "behaviour_kl", "kl", "clip_fraction")
 
 
-def score_of(reference: Reference, seed: int, folder: Path, sync: bool, record: bool) -> tuple[float, float]:
+def score_of(reference: Reference, seed: int, args: argparse.Namespace) -> tuple[float, float]:
     """(mean evaluation return, seconds of training) of a seed, which is trained if it has none yet."""
-    run = folder / f"{reference.name}-{'sync-' if sync else ''}{seed}"
+    kind = SHORT[args.peer] if args.peer else "sync" if args.sync else ""
+    run = args.runs / "-".join(filter(None, (reference.name, kind, str(seed))))
     if (run / "score.json").exists():
         found = json.loads((run / "score.json").read_text())
         return found["score"], found["seconds"]
-    train = ["--env", reference.env, "--steps", str(reference.steps), "--seed", str(seed), "--run", str(run)]
-    train += ["--log.display", "none", *reference.flags, *(["--sync"] if sync else [])]
-    subprocess.run([sys.executable, "-m", "sfactory.train", *train], check=True)
+    if args.peer:
+        score, seconds = train_peer(reference, args.peer, seed, run, args.venvs)
+    else:
+        score, seconds = train(reference, seed, run, args.sync)
+    if args.record:
+        results.record("learning", [row_of(reference, seed, args, score, seconds)], "perf.learning")
+        keep_curve(run / "metrics.csv", CURVES / f"{run.name}.csv")
+    (run / "score.json").write_text(json.dumps({"score": score, "seconds": seconds}))
+    print(f"{run.name}: {score:.2f} after {seconds:.0f} s", flush=True)
+    return score, seconds
+
+
+def train(reference: Reference, seed: int, run: Path, sync: bool) -> tuple[float, float]:
+    """Score and seconds of a run of sfactory, which goes on where it was interrupted."""
+    command = [*reference.command(seed), "--run", str(run), "--log.display", "none", *(["--sync"] if sync else [])]
+    subprocess.run([sys.executable, "-m", "sfactory.train", *command], check=True)
     seconds = json.loads((run / "summary.json").read_text())["wall_s"]
     evaluation = ["--run", str(run), "--episodes", str(EPISODES), "--json", "--trust"]
     done = subprocess.run(
         [sys.executable, "-m", "sfactory.eval", *evaluation], check=True, capture_output=True, text=True
     )
-    score = json.loads(done.stdout.strip().splitlines()[-1])["return_mean"]
-    if record:
-        results.record("learning", [row_of(reference, seed, sync, score, seconds)], "perf.learning")
-        keep_curve(run / "metrics.csv", CURVES / f"{run.name}.csv")
-    (run / "score.json").write_text(json.dumps({"score": score, "seconds": seconds}))
-    print(f"{reference.name}, seed {seed}: {score:.2f} after {seconds:.0f} s", flush=True)
-    return score, seconds
+    return json.loads(done.stdout.strip().splitlines()[-1])["return_mean"], seconds
 
 
-def row_of(reference: Reference, seed: int, sync: bool, score: float, seconds: float) -> dict[str, object]:
+def train_peer(reference: Reference, peer: str, seed: int, run: Path, venvs: Path) -> tuple[float, float]:
+    """Score of a peer and the seconds from its command to the end of its evaluation."""
+    run.mkdir(parents=True, exist_ok=True)
+    asked = {"setting": TASKS[reference.name][peer], "steps": reference.steps, "seed": seed, "episodes": EPISODES}
+    asked |= {"curve": str((run / "metrics.csv").resolve()), "begun": time.time()}
+    answer, seconds = run_driver(peer, venvs, asked, PEER_LIMIT_S)
+    if answer is None:
+        raise SystemExit(f"{peer} has not learned {reference.name} within {PEER_LIMIT_S:g} s")
+    return answer["score"], seconds
+
+
+def row_of(
+    reference: Reference, seed: int, args: argparse.Namespace, score: float, seconds: float
+) -> dict[str, object]:
     """A row of perf/data/learning.csv."""
+    trainer = NAMES[args.peer] if args.peer else "sfactory"
+    flags = () if args.peer else (*reference.flags, *(["--sync"] if args.sync else []))
+    played = TASKS[reference.name][args.peer]["env"] if args.peer else reference.env
     return {
-        "env": reference.env, "flags": " ".join((*reference.flags, *(["--sync"] if sync else []))),
-        "trainer": "sfactory", "env_steps": reference.steps, "measure": "evaluation",
-        "expected": f"{reference.expected:g}", "seed": seed, "score": f"{score:.2f}", "seconds": f"{seconds:.0f}",
+        "env": reference.env, "flags": " ".join(flags), "trainer": trainer, "env_steps": reference.steps,
+        "measure": "evaluation", "expected": f"{reference.expected:g}", "seed": seed, "score": f"{score:.2f}",
+        "seconds": f"{seconds:.0f}", "note": played if played != reference.env else "",
     }  # fmt: skip
 
 
@@ -70,9 +104,10 @@ def keep_curve(metrics: Path, curve: Path) -> None:
         writer.writerows(csv.DictReader(source))
 
 
-def chosen(names: Sequence[str] | None, minutes: float) -> list[Reference]:
+def chosen(names: Sequence[str] | None, minutes: float, peer: str | None = None) -> list[Reference]:
     """The references to run, the quick ones first."""
     asked = [r for r in REFERENCES if (r.name in names if names else r.minutes <= minutes)]
+    asked = [r for r in asked if not peer or peer in TASKS.get(r.name, ())]
     return sorted(asked, key=lambda reference: reference.minutes)
 
 
@@ -85,12 +120,14 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, metavar="FOLDER", default=Path("build/learning"))
     parser.add_argument("--sync", action="store_true")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--peer", choices=SHORT, help="another trainer instead of sfactory")
+    parser.add_argument("--venvs", type=Path, default=VENVS, help="where the peers are built")
     args = parser.parse_args()
     table = Table("environment", "env steps", "expected", "scores", "seconds")
     any_missed = False
-    for reference in chosen(args.only, args.minutes):
+    for reference in chosen(args.only, args.minutes, args.peer):
         seeds = args.seeds or reference.seeds
-        found = [score_of(reference, seed, args.runs, args.sync, args.record) for seed in seeds]
+        found = [score_of(reference, seed, args) for seed in seeds]
         scores, seconds = zip(*found, strict=True)
         missed = reference.missed(scores)
         any_missed |= missed

@@ -16,7 +16,7 @@ where the CPU multiplies in it, and is to be held against the peers' fastest, wh
 has float32 and the usual batch of 1024 samples, and is to be held against the peers' *usual* rows, or their only ones.
 
 Time to score: the wall clock from the command to an evaluation (or the mean of the last 20 training episodes) of at
-least a target.
+least a target, with the presets and with what the peers' documentation has. A round is a seed.
 
 With `--record` each round is appended to perf/data/peers.csv or time_to_score.csv.
 """
@@ -45,13 +45,15 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.fps import settled_after
-from perf.peer_settings import PEERS, SCORES, WORKLOADS, Score, Setting
+from perf.peer_settings import PEERS, SCORES, TASKS, WORKLOADS, Setting
+from perf.references import BY_NAME
 from perf.results import record
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 NAMES = {"sample-factory": "Sample Factory", "stable-baselines3": "SB3", "pufferlib": "PufferLib", "rllib": "RLlib"}
 """Of trainers in perf/data, where they differ from those of the command line."""
+VENVS = Path.home() / ".cache" / "sfactory-peers"
 START_LIMIT_S = 60.0
 """Longest time from a command to its first report (sfactory: until it has settled), and from the end of its window to
 its exit."""
@@ -213,17 +215,18 @@ def measure_sfactory(flags: str, warmup: float, seconds: float) -> float:
     raise PeerError(f"sfactory ended or reported nothing in time: {flags}")
 
 
-def score_sfactory(score: Score) -> tuple[float | None, float]:
+def score_sfactory(name: str, seed: int) -> tuple[float | None, float]:
     """(score or None, seconds from the command to it)."""
-    begin = time.monotonic()
+    begin, score = time.monotonic(), SCORES[name]
+    flags = f"{shlex.join(BY_NAME[name].command(seed))} --log.episode-window 20"
     with tempfile.TemporaryDirectory() as folder:
         if score.evaluated:
-            with sfactory_run(score.sfactory, folder) as process:
+            with sfactory_run(flags, folder) as process:
                 process.wait(score.limit_s)
             command = [sys.executable, "-m", "sfactory.eval", "--run", f"{folder}/run", "--episodes", "20", "--json"]
             printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
             return json.loads(printed.splitlines()[-1])["return_mean"], time.monotonic() - begin
-        with sfactory_run(f"{score.sfactory} --log.report-every-s 0.5 --log.episode-window 20", folder) as process:
+        with sfactory_run(f"{flags} --log.report-every-s 0.5", folder) as process:
             while process.poll() is None and time.monotonic() - begin < score.limit_s:
                 time.sleep(0.2)
                 returns = [row["episode_return_mean"] for row in read_metrics(folder) if "episode_return_mean" in row]
@@ -232,9 +235,11 @@ def score_sfactory(score: Score) -> tuple[float | None, float]:
     return None, time.monotonic() - begin
 
 
-def score_peer(peer: str, venvs: Path, score: Score) -> tuple[float | None, float]:
+def score_peer(name: str, peer: str, seed: int, venvs: Path) -> tuple[float | None, float]:
     """(score or None, seconds from the command to it)."""
-    asked = {"setting": score.peers[peer]} | ({} if score.evaluated else {"target": score.target})
+    score = SCORES[name]
+    asked = {"setting": TASKS[name][peer], "steps": score.steps.get(peer, BY_NAME[name].steps), "seed": seed}
+    asked |= {"episodes": 20} if score.evaluated else {"target": score.target}
     answer, seconds = run_driver(peer, venvs, asked, score.limit_s)
     return (answer["score"] if answer else None), seconds
 
@@ -263,7 +268,7 @@ def search(name: str, peer: str, args: argparse.Namespace) -> None:
     Console(width=160).print(table)
 
 
-def throughput_round(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+def throughput_round(name: str, number: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Each trainer once."""
     workload = WORKLOADS[name]
     speeds: dict[str, float | None] = {"sfactory, same": measure_sfactory(workload.same, args.warmup, args.seconds)}
@@ -278,14 +283,13 @@ def throughput_round(name: str, args: argparse.Namespace) -> list[dict[str, Any]
     return [{"workload": name, "trainer": trainer, "fps": speed} for trainer, speed in speeds.items()]
 
 
-def score_round(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+def score_round(name: str, seed: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Each trainer once, from its command to its score."""
-    score = SCORES[name]
-    results = {"sfactory": score_sfactory(score)} | {
-        peer: score_peer(peer, args.venvs, score) for peer in _chosen(score.peers, args)
+    results = {"sfactory": score_sfactory(name, seed)} | {
+        peer: score_peer(name, peer, seed, args.venvs) for peer in _chosen(TASKS[name], args)
     }
     return [
-        {"workload": name, "trainer": trainer, "seconds": seconds, "score": reached, "target": score.target}
+        {"workload": name, "trainer": trainer, "seconds": seconds, "score": reached, "target": SCORES[name].target}
         for trainer, (reached, seconds) in results.items()
     ]
 
@@ -343,14 +347,14 @@ def score_table(measurements: Sequence[dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=WORKLOADS, help="workloads; all")
+    parser.add_argument("--only", nargs="*", choices={**WORKLOADS, **SCORES}, help="workloads; all")
     parser.add_argument("--peers", nargs="*", choices=PEERS, help="peers; all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--warmup", type=float, default=4.0, help="seconds between a trainer's first report and its window"
     )
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a window")
-    parser.add_argument("--venvs", type=Path, default=Path.home() / ".cache" / "sfactory-peers")
+    parser.add_argument("--venvs", type=Path, default=VENVS)
     parser.add_argument("--json", type=Path, help="keeps the measurements; those that it holds count too")
     parser.add_argument("--record", action="store_true", help="append the rounds to perf/data")
     kind = parser.add_mutually_exclusive_group()
@@ -373,7 +377,7 @@ def main() -> None:
     measurements = json.loads(args.json.read_text()) if args.json and args.json.exists() else []
     for number in range(1, args.rounds + 1):
         for name in names:
-            measured = one_round(name, args)
+            measured = one_round(name, number, args)
             measurements += measured
             if args.record:
                 record("time_to_score" if args.to_score else "peers", records(measured, number), "perf.peers")

@@ -56,6 +56,8 @@ TABLES: dict[str, tuple[str, ...]] = {
 row is one run, or the median of as many as `runs` says. A ratio is sfactory's speed by the trainer's in one round. What
 was not told is empty."""
 PEERS = ("Sample Factory", "SB3", "torchrl", "PufferLib", "RLlib")
+HERE = ("SB3", "Sample Factory")
+"""Peers that learn the references, too."""
 WORKLOADS = (
     "cartpole", "cartpole-lstm", "cartpole-gru", "cartpole-singles", "cartpole-native", "pong", "pong-lstm", "pong-gru",
     "halfcheetah", "halfcheetah-envpool", "vizdoom-basic", "gridworld", "taxi",
@@ -94,9 +96,10 @@ LEARNING_METHOD = """\
 # Learning references
 
 `python -m perf.results` makes this file of perf/data/learning.csv; `make learn` fills that, and goes on where it was
-interrupted. Presets alone, with seeds that tuned nothing. A seed's score is the mean of 50 deterministic evaluation
-episodes (20 before November 2026); a cell is the interquartile mean over seeds, with its 95 % bootstrap interval and
-the number of seeds. `sfactory plot perf/data/learning/hopper-*.csv` draws the curves.
+interrupted. Presets alone, with seeds that tuned nothing; peers with the settings of their documentation or zoo
+(`python -m perf.learning --peer`), their seconds with start and evaluation. A seed's score is the mean of 50
+deterministic evaluation episodes (20 before November 2026); a cell is the interquartile mean over seeds, with its 95 %
+bootstrap interval and the number of seeds. `sfactory plot perf/data/learning/hopper-*.csv` draws the curves.
 """
 METHODS = (
     (
@@ -287,19 +290,28 @@ def score(rows: Sequence[Row]) -> str:
 
 
 def references(runs: Sequence[Row]) -> list[str]:
-    """The newest scores of every reference, with those that have not been run."""
+    """The newest scores of every reference beside those of peers run here, with those that have not been run."""
     rows = []
     for each in REFERENCES:
         flags = " ".join(each.flags)
         mine = select(runs, env=each.env, env_steps=str(each.steps), trainer="sfactory")
         found, sync = (newest_seeds(select(mine, flags=f"{flags}{more}".strip())) for more in ("", " --sync"))
         expected = f"{'at most ' if each.at_most else ''}{each.expected:g}"
-        cells = [score(found) or "not run", score(sync), summary(numbers(found, "seconds")), each.peer]
+        beside = [peer_score(select(runs, env=each.env, env_steps=str(each.steps), trainer=peer)) for peer in HERE]
+        cells = [score(found) or "not run", summary(numbers(found, "seconds")), score(sync), *beside, each.peer]
         origin = ", ".join(distinct(found, "commit")[-1:] + distinct(found, "machine")[-1:])
         rows.append([each.name, each.env.split(":")[-1], f"{each.steps:,}", expected, *cells, origin])
-    return table(
-        ("reference", "environment", "env steps", "expected", "score", "--sync", "seconds", "published", "of"), rows
-    )
+    header = (
+        "reference", "environment", "env steps", "expected", "score", "seconds", "--sync",
+        *(f"{peer} here" for peer in HERE), "published", "of",
+    )  # fmt: skip
+    return table(header, rows)
+
+
+def peer_score(rows: Sequence[Row]) -> str:
+    """A peer's score and its median seconds."""
+    found = newest_seeds([row for row in rows if row["session"]])
+    return f"{score(found)}, {statistics.median(numbers(found, 'seconds')):,.0f} s" if found else ""
 
 
 def newest_seeds(rows: Sequence[Row]) -> list[Row]:

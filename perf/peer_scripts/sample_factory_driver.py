@@ -15,7 +15,7 @@ from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.enjoy import enjoy
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
-from window import Window, answer, request
+from window import Curve, Window, answer, request
 
 
 def make_gym(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> gymnasium.Env:
@@ -47,7 +47,7 @@ def parse(argv: Sequence[str], evaluation: bool = False) -> Any:
         doom_override_defaults(parser)
     else:
         register_env(partial.env, make_gym)
-        if partial.env.startswith("HalfCheetah"):
+        if partial.env.startswith(("HalfCheetah", "Hopper", "Walker2d", "Ant")):
             from sf_examples.mujoco.mujoco_params import mujoco_override_defaults
 
             mujoco_override_defaults(partial.env, parser)
@@ -65,16 +65,22 @@ class Counted(AlgoObserver):
             runner.cfg.train_for_env_steps = 0  # ends the run in good order: games and shared memory are cleaned up
 
 
-class UntilReturn(AlgoObserver):
-    """Answers and ends the run once the mean return of the last 20 training episodes reaches a target."""
+class Followed(AlgoObserver):
+    """Keeps the learning curve, if asked to; answers and ends the run once the mean return of the last 20 training
+    episodes reaches a target, if there is one."""
 
-    def __init__(self, target: float) -> None:
-        self._target = target
+    def __init__(self, curve: Curve | None, target: float | None) -> None:
+        self._curve, self._target = curve, target
 
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
         returns = runner.policy_avg_stats.get("reward", [[]])[0]
-        if not runner.stopped and len(returns) >= 20 and sum(returns) / len(returns) >= self._target:
-            answer(score=sum(returns) / len(returns), env_steps=sum(runner.env_steps.values()))
+        if not returns or runner.stopped:
+            return
+        mean, env_steps = float(sum(returns) / len(returns)), sum(runner.env_steps.values())
+        if self._curve:
+            self._curve.report(env_steps, mean)
+        if self._target is not None and len(returns) >= 20 and mean >= self._target:
+            answer(score=mean, env_steps=env_steps)
             runner.cfg.train_for_env_steps = 0
 
 
@@ -112,16 +118,15 @@ def main() -> None:
         argv += flags(asked["setting"])
         if "seconds" in asked:
             run([*argv, "--summaries_use_frameskip=False"], Counted(Window(asked["warmup"], asked["seconds"])))
-        elif "target" in asked:
-            run([*argv, "--stats_avg=20"], UntilReturn(asked["target"]))
-        else:
-            runner = run(argv, None)
-            os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = (
-                "1"  # its checkpoints hold NumPy scalars, which torch refuses since 2.6
-            )
-            _, score = enjoy(
-                parse([*argv, "--no_render", "--max_num_episodes=20", "--eval_deterministic=True"], evaluation=True)
-            )
+            return
+        argv += ["--stats_avg=20", f"--seed={asked['seed']}", f"--train_for_env_steps={asked['steps']}"]
+        curve = Curve(asked["curve"], asked["begun"]) if "curve" in asked else None
+        runner = run(argv, Followed(curve, asked.get("target")))
+        if "target" not in asked:
+            # its checkpoints hold NumPy scalars, which torch refuses since 2.6
+            os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+            evaluated = ["--no_render", f"--max_num_episodes={asked['episodes']}", "--eval_deterministic=True"]
+            _, score = enjoy(parse([*argv, *evaluated], evaluation=True))
             answer(score=score, env_steps=sum(runner.env_steps.values()))
 
 

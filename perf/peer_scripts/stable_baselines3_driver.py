@@ -15,7 +15,7 @@ from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
-from window import Window, answer, request
+from window import Curve, Window, answer, request
 
 
 class SharedMLP(BaseFeaturesExtractor):
@@ -45,26 +45,35 @@ class Counted(BaseCallback):
         return not self._window.closed
 
 
-class UntilReturn(BaseCallback):
-    """Answers and ends the run once the mean return of the last 20 training episodes reaches a target."""
+class Followed(BaseCallback):
+    """Keeps the learning curve, if asked to, and ends the run once the mean return of the last 20 training episodes
+    reaches a target, if there is one."""
 
-    def __init__(self, target: float) -> None:
+    def __init__(self, curve: Curve | None, target: float | None) -> None:
         super().__init__()
-        self._target = target
+        self._curve, self._target = curve, target
+        self.reached: float | None = None
+
+    def _on_rollout_end(self) -> None:
+        if self._curve and self.model.ep_info_buffer:
+            self._curve.report(
+                self.num_timesteps, self._return_mean(), self.num_timesteps >= self.model._total_timesteps
+            )
 
     def _on_step(self) -> bool:
-        returns = [episode["r"] for episode in self.model.ep_info_buffer]
-        if len(returns) < 20 or statistics.mean(returns) < self._target:
-            return True
-        answer(score=float(statistics.mean(returns)), env_steps=self.num_timesteps)
-        return False
+        if self._target is not None and len(self.model.ep_info_buffer) >= 20 and self._return_mean() >= self._target:
+            self.reached = self._return_mean()
+        return self.reached is None
+
+    def _return_mean(self) -> float:
+        return float(statistics.fmean(episode["r"] for episode in self.model.ep_info_buffer))
 
 
-def make_envs(setting: dict[str, Any]) -> VecEnv:
+def make_envs(setting: dict[str, Any], seed: int = 1) -> VecEnv:
     kind = SubprocVecEnv if setting.get("subprocesses") else DummyVecEnv
     if setting["env"] == "PongNoFrameskip-v4":
-        return VecFrameStack(make_atari_env(make_pong, setting["envs"], seed=1, vec_env_cls=kind), 4)
-    envs = make_vec_env(setting["env"], setting["envs"], seed=1, vec_env_cls=kind)
+        return VecFrameStack(make_atari_env(make_pong, setting["envs"], seed=seed, vec_env_cls=kind), 4)
+    envs = make_vec_env(setting["env"], setting["envs"], seed=seed, vec_env_cls=kind)
     return VecNormalize(envs) if setting.get("normalize") else envs
 
 
@@ -100,23 +109,28 @@ def linear(start: float) -> Callable[[float], float]:
     return lambda progress_remaining: progress_remaining * start
 
 
-def score(setting: dict[str, Any], target: float | None) -> None:
+def score(asked: dict[str, Any]) -> None:
     """Train with the given hyperparameters for a number of env steps and evaluate, or until the training return reaches
     a target."""
-    envs = make_envs(setting)
+    setting, seed, target = asked["setting"], asked["seed"], asked.get("target")
+    envs = make_envs(setting, seed)
     values = {
         name: linear(value) if name in setting.get("linear", ()) else value for name, value in setting["ppo"].items()
     }
     if "activation_fn" in values.get("policy_kwargs", {}):
         values["policy_kwargs"]["activation_fn"] = getattr(torch.nn, values["policy_kwargs"]["activation_fn"])
-    model = PPO("MlpPolicy", envs, device="cpu", stats_window_size=20, **values)
-    model.learn(setting["steps"], UntilReturn(target) if target is not None else None)
-    envs.close()
+    followed = Followed(Curve(asked["curve"], asked["begun"]) if "curve" in asked else None, target)
+    model = PPO("MlpPolicy", envs, device="cpu", stats_window_size=20, seed=seed, **values)
+    model.learn(asked["steps"], followed)
     if target is None:
-        result, _ = evaluate_policy(
-            model, make_vec_env(setting["env"], 1, seed=1000), n_eval_episodes=20, deterministic=True
-        )
-        answer(score=float(result), env_steps=model.num_timesteps)
+        fresh = make_vec_env(setting["env"], 1, seed=1000 + seed)
+        if isinstance(envs, VecNormalize):
+            fresh = VecNormalize(fresh, training=False, norm_reward=False)
+            fresh.obs_rms = envs.obs_rms
+        followed.reached, _ = evaluate_policy(model, fresh, n_eval_episodes=asked["episodes"], deterministic=True)
+    envs.close()
+    if followed.reached is not None:
+        answer(score=float(followed.reached), env_steps=model.num_timesteps)
 
 
 def main() -> None:
@@ -125,7 +139,7 @@ def main() -> None:
     if "seconds" in asked:
         measure(asked["setting"], Window(asked["warmup"], asked["seconds"]))
     else:
-        score(asked["setting"], asked.get("target"))
+        score(asked)
 
 
 if __name__ == "__main__":

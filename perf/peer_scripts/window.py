@@ -1,10 +1,11 @@
-"""How every driver counts: env steps that have been trained on, over a window after a warm-up."""
+"""How every driver counts: env steps that have been trained on, over a window after a warm-up, or a learning curve."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -44,3 +45,25 @@ class Window:
             self.closed = True
             answer(fps=(env_steps - self._opened[1]) / (now - self._opened[0]))
         return self.closed
+
+
+class Curve:
+    """A learning curve in a CSV file, at most one row a second.
+
+    Args:
+        path: Of the file, which is made anew.
+        begun: The time at which the trainer was started, as :func:`time.time` has it.
+    """
+
+    def __init__(self, path: str, begun: float) -> None:
+        self._path, self._begun, self._last = Path(path), begun, 0.0
+        self._path.write_text("env_steps,wall_s,episode_return_mean\n")
+
+    def report(self, env_steps: int, return_mean: float, last: bool = False) -> None:
+        """Take the mean return of the last episodes; the last report is always kept."""
+        now = time.time()
+        if now - self._last < 1.0 and not last:
+            return
+        self._last = now
+        with self._path.open("a") as file:
+            file.write(f"{env_steps},{now - self._begun:.2f},{return_mean:.6g}\n")

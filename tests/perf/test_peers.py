@@ -22,6 +22,7 @@ from perf.peer_scripts.window import Window
 from perf.peers import (
     PEERS,
     SCORES,
+    TASKS,
     WORKLOADS,
     PeerError,
     measure_peer,
@@ -30,6 +31,7 @@ from perf.peers import (
     score_table,
     throughput_table,
 )
+from perf.references import BY_NAME
 from sfactory.config.command_line import from_command_line
 
 DRIVER = """
@@ -140,14 +142,14 @@ class TestSettings:
             assert tuned.usual is None or tuned.usual["batch_size"] == 1024
             assert not tuned.fixed.keys() & tuned.best.keys(), "what makes the workload is no matter of tuning"
 
-    @pytest.mark.parametrize("name", SCORES)
-    def test_scores_are_asked_of_peers_that_exist(self, name: str) -> None:
-        score = SCORES[name]
-        assert score.peers.keys() <= PEERS.keys()
-        assert (
-            from_command_line(shlex.split(score.sfactory), "test").env.partition("-v")[0]
-            == score.peers["stable-baselines3"]["env"].partition("-v")[0]
-        )
+    def test_scores_are_asked_of_references(self) -> None:
+        assert SCORES.keys() <= TASKS.keys() <= BY_NAME.keys()
+
+    @pytest.mark.parametrize("name", TASKS)
+    def test_peers_learn_the_reference(self, name: str) -> None:
+        assert TASKS[name].keys() <= PEERS.keys()
+        for setting in TASKS[name].values():
+            assert setting["env"].partition("-v")[0] == BY_NAME[name].env.partition("-v")[0]
 
     @pytest.mark.parametrize("peer", PEERS)
     def test_every_peer_has_a_driver(self, peer: str) -> None:
@@ -226,7 +228,7 @@ def test_a_round_runs_each_trainer_once(monkeypatch: pytest.MonkeyPatch) -> None
         peers, "measure_peer", lambda peer, venvs, setting, *_: ran.append((peer, setting["batch_size"])) or 2.0
     )
     args = argparse.Namespace(peers=["sample-factory"], venvs=Path(), warmup=1.0, seconds=1.0)
-    rows = peers.throughput_round("cartpole", args)
+    rows = peers.throughput_round("cartpole", 1, args)
     assert [row["trainer"] for row in rows] == [
         "sfactory, same",
         "sample-factory, usual",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from perf import results
 from perf.fps import Result
 from perf.learning import row_of
 from perf.peers import records as peer_records
-from perf.references import REFERENCES
+from perf.references import BY_NAME, REFERENCES
 from sfactory.profiling.ceiling import Ceiling
 
 
@@ -76,11 +77,27 @@ def test_runs_are_appended_with_their_origin(monkeypatch, tmp_path):
 def test_scores_are_appended(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["learning"])
     reference = next(r for r in REFERENCES if r.name == "cartpole-lstm")
-    rows = [row_of(reference, 11, True, 500.0, 31.4), row_of(reference, 12, True, 454.0, 40.0)]
+    args = argparse.Namespace(peer=None, sync=True)
+    rows = [row_of(reference, 11, args, 500.0, 31.4), row_of(reference, 12, args, 454.0, 40.0)]
     results.record("learning", rows, "perf.learning", header_in(tmp_path, "learning"))
     first, second = results.read("learning", tmp_path)
     assert first["flags"] == "--model.core lstm --sync"
     assert (first["seed"], first["score"], second["score"]) == ("11", "500.00", "454.00")
+
+
+def test_peers_scores_are_told_apart_and_shown_beside(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["learning"])
+    lander = BY_NAME["lunarlander"]
+    rows = [row_of(lander, 11, argparse.Namespace(peer="sample-factory", sync=False), 99.0, 300.0)]
+    results.record("learning", rows, "perf.learning", header_in(tmp_path, "learning"))
+    found = results.read("learning", tmp_path)
+    assert (found[0]["trainer"], found[0]["env"], found[0]["note"]) == (
+        "Sample Factory",
+        "LunarLander-v3",
+        "LunarLander-v2",
+    )
+    shown = next(line for line in results.references(found) if "LunarLander" in line)
+    assert "99 (1), 300 s" in shown and "not run" in shown
 
 
 def test_rounds_beside_peers_are_appended(monkeypatch, tmp_path):
