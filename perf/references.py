@@ -80,6 +80,7 @@ REFERENCES = [
     Reference("vizdoom-basic", "VizdoomBasic-v1", 300_000, 80, 5, "Sample Factory"),
     Reference("vizdoom-center", "VizdoomDefendCenter-v1", 2_000_000, 20, 40, "Sample Factory"),
     Reference("grid-world", "examples.grid_world:GridWorld-v0", 300_000, 1, 0.5),
+    Reference("spread", "mpe2.simple_spread_v3:parallel_env", 300_000, -22, 1, "SB3 -22 at 200k"),
     Reference("memory", "sfactory/MemoryGrid", 500_000, 0.9, 0.5, "", _LSTM),
     # Without memory every door is a coin's toss: 50 episodes have mean 0 and standard error 0.14.
     Reference("memory-blind", "sfactory/MemoryGrid", 500_000, 0.5, 0.5, at_most=True),

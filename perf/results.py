@@ -300,7 +300,16 @@ def references(runs: Sequence[Row]) -> list[str]:
         beside = [peer_score(select(runs, env=each.env, env_steps=str(each.steps), trainer=peer)) for peer in HERE]
         cells = [score(found) or "not run", summary(numbers(found, "seconds")), score(sync), *beside, each.peer]
         origin = ", ".join(distinct(found, "commit")[-1:] + distinct(found, "machine")[-1:])
-        rows.append([each.name, each.env.split(":")[-1], f"{each.steps:,}", expected, *cells, origin])
+        rows.append(
+            [
+                each.name,
+                each.env.removesuffix(":parallel_env").split(":")[-1],
+                f"{each.steps:,}",
+                expected,
+                *cells,
+                origin,
+            ]
+        )
     header = (
         "reference", "environment", "env steps", "expected", "score", "seconds", "--sync",
         *(f"{peer} here" for peer in HERE), "published", "of",

@@ -110,6 +110,20 @@ class Objective:
         self._estimator, self._terms = _estimator(config), _terms(config)
         self.bounds_shift = config.algo == "appo" and config.loss.tv_limit > 0
 
+    def begin(self, batch: Batch) -> None:
+        """Tell an untrained critic where to begin, from the first batch: at r / (1 - gamma) for the mean reward r, if
+        episodes were cut off by time alone, and no reward is that of half of the samples; else at 0.
+
+        From far above its targets a critic falls first where the policy has been, which drives the policy elsewhere.
+        That finds the goals of tasks whose rewards are all alike, and spoils those whose rewards tell more
+        (docs/decisions/018).
+        """
+        valid, gamma = valid_samples(batch), self.config.loss.gamma
+        rewards = self._rewards(batch)[valid]
+        goes_on = bool((batch.truncated & valid).any()) and not bool((batch.terminated & valid).any())
+        if goes_on and gamma < 1 and (rewards == rewards.median()).double().mean() < 0.5:
+            self.units.begin_at(rewards.double().mean() / (1 - gamma))
+
     def evaluate(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> Evaluation:
         """The present policy's densities of the actions that were taken.
 

@@ -304,3 +304,37 @@ def test_the_shift_is_counted_over_all_valid_samples_of_a_minibatch(kind: int) -
     expected = (log_prob - batch.log_prob).double().expm1().abs()[targets.valid].sum()
     torch.testing.assert_close(totals(batch.all_columns)[1], expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(totals(slice(0, 2)) + totals(slice(2, COLUMNS)), totals(batch.all_columns))
+
+
+@pytest.mark.parametrize(
+    ("change", "begins"),
+    [
+        ({}, True),
+        ({"terminated": "one"}, False),
+        ({"truncated": "none"}, False),
+        ({"reward": "alike"}, False),
+        ({"normalize_returns": False}, False),
+        ({"gamma": 1.0}, False),
+    ],
+)
+def test_a_critic_begins_at_the_mean_reward_of_a_task_that_time_alone_cuts_off(change: dict, begins: bool) -> None:
+    batch = make_batch(ActionSpec.from_space(SPACES["discrete"]), masked=False)
+    batch.terminated[:] = False
+    batch.truncated[3] = batch.active[:] = True
+    batch.reward[0, 0], batch.active[0, 0] = math.nan, False  # a sample that is not valid tells nothing
+    if change.get("terminated"):
+        batch.terminated[2, 2] = True
+    if change.get("truncated"):
+        batch.truncated[:] = False
+    if change.get("reward"):
+        batch.reward[1:] = -1.0
+    loss = LossConfig(normalize_returns=change.get("normalize_returns", True), gamma=change.get("gamma", 0.9))
+    units = CriticUnits(Critic(), loss.normalize_returns)
+    Objective(Config(env="x", loss=loss), ActionDistribution(ActionSpec.from_space(SPACES["discrete"])), units).begin(
+        batch
+    )
+    mean = batch.reward[valid_samples(batch)].double().mean()
+    assert units.to_returns(torch.zeros(1)).item() == pytest.approx(10 * mean.item() if begins else 0.0)
+    if loss.normalize_returns:
+        units.update(torch.tensor([3.0, 5.0]), torch.ones(2, dtype=torch.bool))
+        assert units.moments.mean.item() == 4.0, "what it then learns of counts alone"

@@ -162,6 +162,12 @@ class CriticUnits:
         """Returns in the critic's units."""
         return (returns - self.moments.mean) / self.moments.std if self._normalize else returns
 
+    def begin_at(self, returns: Tensor) -> None:
+        """Let an untrained critic predict these returns, a number ``[]``, before it learns of any."""
+        if self._normalize:
+            self.moments.mean.copy_(returns)
+            self._tell_model()
+
     @torch.no_grad()
     def update(self, returns: Tensor, valid: Tensor) -> None:
         """Learn of returns ``[...]`` where bool ``valid [...]``, and keep the critic's predictions as they are."""
