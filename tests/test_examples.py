@@ -37,13 +37,13 @@ def run(folder: Path, *command: str) -> str:
         ("logger", "last report"),
         ("replay", "return"),
         ("multi_agent", "return of an agent"),
+        ("brax_env", "return"),
         ("resume", "completed after"),
         ("evaluate", "episode 4: return"),
     ],
 )
 def test_an_example_runs(name, says, tmp_path):
-    if name == "multi_agent":
-        pytest.importorskip("pettingzoo")
+    pytest.importorskip({"multi_agent": "pettingzoo", "brax_env": "brax"}.get(name, "sfactory"))
     assert says in run(tmp_path, str(ROOT / "examples" / f"{name}.py"), "--steps", "2048")
     folder = next((tmp_path / "runs").iterdir())
     assert json.loads((folder / "summary.json").read_text())["status"] == "completed"

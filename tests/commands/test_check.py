@@ -147,6 +147,13 @@ def test_a_sound_environment_comes_with_its_speed_and_advice(capfd):
     assert "no problems" in shown and "determinism" in shown and "95 % below" in shown
 
 
+@pytest.mark.usefixtures("nothing_is_left")
+def test_the_speed_of_an_environment_on_the_device_is_that_of_a_short_run(capfd):
+    status, values = checked(capfd, "sfactory/TensorCartPole", "--seconds", "1", "--device", "cpu")
+    assert status == values["problems"] == 0
+    assert values["expectation"]["env_steps_per_s"] > 1000 and values["expectation"]["ceiling"] is None
+
+
 def test_an_environment_must_be_named(capsys):
     assert main(["check"]) == 2
     assert "env is not set" in capsys.readouterr().err

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from sfactory.commands.checks.findings import Facts, duration
 from sfactory.config import Config, devices
 from sfactory.profiling.ceiling import Ceiling, measure_ceiling
+from sfactory.profiling.measure import Profile, profile_run
+from sfactory.runtime.planning import make_plan
 from sfactory.spaces import ObservationSpec
 
 REACHED = 0.85
@@ -28,31 +30,35 @@ class Expectation:
 
     Attributes:
         env_steps_per_s: Learning included.
-        ceiling: What this machine could do at most.
+        ceiling: What this machine could do at most; None where environments step on the device.
         limit: simulation, inference or training: what takes most of the time.
         shares: Share of the processor time that each of the three takes.
     """
 
     env_steps_per_s: float
-    ceiling: float
+    ceiling: float | None
     limit: str
     shares: dict[str, float]
 
     def __str__(self) -> str:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items())
+        ceiling = "" if self.ceiling is None else f" (ceiling {self.ceiling:,.3g})"
         return (
-            f"about {self.env_steps_per_s:,.3g} env steps/s with learning, on {devices.cores()} cores (ceiling "
-            f"{self.ceiling:,.3g}); the limit is {self.limit} ({shares} of the time)"
+            f"about {self.env_steps_per_s:,.3g} env steps/s with learning, on {devices.cores()} cores{ceiling}; the "
+            f"limit is {self.limit} ({shares} of the time)"
         )
 
 
 def expect(config: Config, facts: Facts, seconds: float) -> Expectation:
-    """Measure what inference and training cost, and estimate the speed of a run.
+    """Measure what inference and training cost, and estimate the speed of a run; where environments step on the device,
+    run it for so long.
 
     Raises:
         ConfigError: If the configuration cannot work.
         RunFailed: If the environment fails while it is measured.
     """
+    if (plan := make_plan(config)).on_device:
+        return _of_run(profile_run(plan, seconds))
     known = facts.env_step_s if facts.env_step_s > SLOW_STEP_S else None
     ceiling = measure_ceiling(config, seconds, simulation_s=known)
     costs = {"simulation": ceiling.simulation_s} | {
@@ -64,6 +70,15 @@ def expect(config: Config, facts: Facts, seconds: float) -> Expectation:
         if device == "cpu"
     }
     return _expectation(costs, ceiling)
+
+
+def _of_run(profile: Profile) -> Expectation:
+    """Of environments on the device, which take turns with the learner."""
+    phases = profile.interval.phases("learner")
+    updates = phases["forward"] + phases["backward"] + phases["optimizer"]
+    shares = {"simulation": phases["environment"], "inference and training": updates}
+    limit = max(shares, key=lambda name: shares[name])
+    return Expectation(profile.fps, None, limit, shares)
 
 
 def _expectation(costs: dict[str, float], ceiling: Ceiling) -> Expectation:
