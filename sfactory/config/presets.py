@@ -28,6 +28,16 @@ _CLASSIC: dict[str, Any] = {
     "model": {"normalize_obs": True},
 }
 """Classic control."""
+_MUJOCO: dict[str, Any] = {
+    "envs_per_worker": 16,
+    "rollout": 128,
+    "batch_size": 2048,
+    "epochs": 10,
+    "optim": {"lr": 3e-4, "minibatches": 16, "schedule": "linear"},
+    "loss": {"normalize_returns": True},
+    "model": {"normalize_obs": True},
+}
+"""Gymnasium's MuJoCo."""
 _WITH_CORE = {"classic": "classic_memory"}
 """Families that have another preset where the model has a core, whose minibatches are of whole rows."""
 PRESETS: dict[str, dict[str, Any]] = {
@@ -57,15 +67,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss": {"gamma": 0.999, "lam": 0.98, "entropy_coef": 0.01, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
-    "mujoco": {
-        "envs_per_worker": 16,
-        "rollout": 128,
-        "batch_size": 2048,
-        "epochs": 10,
-        "optim": {"lr": 3e-4, "minibatches": 16, "schedule": "linear"},
-        "loss": {"normalize_returns": True},
-        "model": {"normalize_obs": True},
-    },
+    "mujoco": _MUJOCO,
+    "halfcheetah": _MUJOCO | {"model": {"normalize_obs": True, "initial_log_std": -1.0}},
     "atari": {
         "envs_per_worker": 8,
         "rollout": 128,
@@ -123,9 +126,10 @@ _FAMILIES = (
     ("box2d", r"LunarLander|BipedalWalker"),
     ("car_racing", r"CarRacing-"),
     ("procgen", r"procgen-|procgen_gym/procgen-"),
+    ("halfcheetah", r"HalfCheetah-v\d"),
     (
         "mujoco",
-        r"(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|Swimmer|Walker2d)-v\d",
+        r"(Ant|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|Swimmer|Walker2d)-v\d",
     ),
 )
 

@@ -328,6 +328,8 @@ def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, 
     [
         ("CarRacing-v3", "car_racing"),
         ("LunarLander-v3", "box2d"),
+        ("HalfCheetah-v5", "halfcheetah"),
+        ("Hopper-v5", "mujoco"),
         ("MiniGrid-DoorKey-6x6-v0", "grid"),
         ("sfactory/MemoryGrid", "memory"),
         ("procgen:procgen-coinrun-v0", "procgen"),
