@@ -68,7 +68,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": {"normalize_obs": True},
     },
     "mujoco": _MUJOCO,
-    "halfcheetah": _MUJOCO | {"model": {"normalize_obs": True, "initial_log_std": -1.0}},
+    "mujoco_low_noise": _MUJOCO | {"model": {"normalize_obs": True, "initial_log_std": -1.0}},
     "atari": {
         "envs_per_worker": 8,
         "rollout": 128,
@@ -126,10 +126,10 @@ _FAMILIES = (
     ("box2d", r"LunarLander|BipedalWalker"),
     ("car_racing", r"CarRacing-"),
     ("procgen", r"procgen-|procgen_gym/procgen-"),
-    ("halfcheetah", r"HalfCheetah-v\d"),
+    ("mujoco_low_noise", r"(Ant|HalfCheetah)-v\d"),
     (
         "mujoco",
-        r"(Ant|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|Swimmer|Walker2d)-v\d",
+        r"(Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|Swimmer|Walker2d)-v\d",
     ),
 )
 

@@ -328,7 +328,7 @@ def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, 
     [
         ("CarRacing-v3", "car_racing"),
         ("LunarLander-v3", "box2d"),
-        ("HalfCheetah-v5", "halfcheetah"),
+        ("HalfCheetah-v5", "mujoco_low_noise"),
         ("Hopper-v5", "mujoco"),
         ("MiniGrid-DoorKey-6x6-v0", "grid"),
         ("sfactory/MemoryGrid", "memory"),
