@@ -7,7 +7,7 @@
 # make learn   the longer small tasks, and references whose seeds take ten minutes at most (two hours, resumable)
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
-# make peers   throughput and time to score beside other trainers (builds 8 GB of environments; two hours)
+# make peers   throughput, time to score and learning beside other trainers (builds 8 GB of environments; hours)
 # make screenshot  a run's page in headless Chromium: checks that curves and video show, keeps docs/report.png
 # make package wheel and sdist in dist/, installed and tried in empty environments (minutes, and gigabytes of packages)
 # make starts  50 starts and stops in a row
@@ -64,6 +64,9 @@ peers: .venv/dev
 	$(BIN)/python -m perf.peers --build
 	$(BIN)/python -m perf.peers
 	$(BIN)/python -m perf.peers --to-score
+	$(BIN)/python -m perf.learning --peer stable-baselines3 --seeds 11 12 --record
+	$(BIN)/python -m perf.learning --peer sample-factory --seeds 11 12 --record
+	$(BIN)/python -m perf.results
 
 screenshot: .venv/dev
 	$(PIP) playwright
