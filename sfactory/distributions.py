@@ -179,9 +179,7 @@ class ActionDistribution(Distribution):
     def mode(self, params: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The most probable action: categorical int32 ``[..., K]``, continuous ``[..., D]``."""
         categorical = (
-            self._log_probs(params, mask).argmax(-1).to(torch.int32)
-            if self.action.sizes
-            else self._no_categories(params)
+            self._logits(params, mask).argmax(-1).to(torch.int32) if self.action.sizes else self._no_categories(params)
         )
         return categorical, self._normal(params)[0]
 
@@ -210,13 +208,17 @@ class ActionDistribution(Distribution):
         parts = flat.split(self.action.sizes, -1)
         return torch.stack([F.pad(part, (0, widest - part.shape[-1]), value=filler) for part in parts], -2)
 
+    def _logits(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """Logits of all components ``[..., K, max size]``."""
+        logits = self._split(params[..., : self.action.logits], FORBIDDEN)
+        if mask is None:
+            return logits
+        allowed = self._split(mask, False)
+        return logits.masked_fill(allowed.any(-1, keepdim=True) & ~allowed, FORBIDDEN)
+
     def _log_probs(self, params: Tensor, mask: Tensor | None) -> Tensor:
         """Normalised log-probabilities ``[..., K, max size]``."""
-        logits = self._split(params[..., : self.action.logits], FORBIDDEN)
-        if mask is not None:
-            allowed = self._split(mask, False)
-            logits = logits.masked_fill(allowed.any(-1, keepdim=True) & ~allowed, FORBIDDEN)
-        return F.log_softmax(logits, -1)
+        return F.log_softmax(self._logits(params, mask), -1)
 
     @staticmethod
     def _categorical_log_prob(log_probs: Tensor, categorical: Tensor) -> Tensor:
