@@ -8,6 +8,7 @@ et al. 2022; IMPACT: Luo et al. 2020).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -112,17 +113,21 @@ class Objective:
 
     def begin(self, batch: Batch) -> None:
         """Tell an untrained critic where to begin, from the first batch: at r / (1 - gamma) for the mean reward r, if
-        episodes were cut off by time alone, and no reward is that of half of the samples; else at 0.
+        episodes were cut off by time alone, and no reward is that of more than half of the samples; else at 0.
 
         From far above its targets a critic falls first where the policy has been, which drives the policy elsewhere.
         That finds the goals of tasks whose rewards are all alike, and spoils those whose rewards tell more
         (docs/decisions/018).
         """
-        valid, gamma = valid_samples(batch), self.config.loss.gamma
-        rewards = self._rewards(batch)[valid]
-        goes_on = bool((batch.truncated & valid).any()) and not bool((batch.terminated & valid).any())
-        if goes_on and gamma < 1 and (rewards == rewards.median()).double().mean() < 0.5:
-            self.units.begin_at(rewards.double().mean() / (1 - gamma))
+        valid, gamma, rewards = valid_samples(batch), self.config.loss.gamma, self._rewards(batch).double()
+        if gamma == 1:
+            return
+        count = valid.sum().clamp(min=1)
+        usual = rewards.where(valid, math.nan).nanmedian()
+        alike = ((rewards == usual) & valid).sum() > count / 2
+        goes_on = (batch.truncated & valid).any() & ~(batch.terminated & valid).any() & ~alike
+        value = rewards.where(valid, 0.0).sum() / count / (1 - gamma)
+        self.units.begin_at(value.where(goes_on, 0.0))
 
     def evaluate(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> Evaluation:
         """The present policy's densities of the actions that were taken.
