@@ -1,8 +1,10 @@
 """Brax's simulations as an environment on the device: JAX steps them, and dlpack passes arrays as they are.
 
-pip install brax "jax[cuda12]"           # or "jax[cpu]"
-python examples/brax_env.py
-python -m sfactory.train --env examples.brax_env:Brax --env-kwargs '{name: ant}' --run runs/brax-ant
+    pip install brax "jax[cuda12]"           # or "jax[cpu]"
+    python examples/brax_env.py
+    python -m sfactory.train --env examples.brax_env:Brax --env-kwargs '{name: ant}' --run runs/brax-ant
+
+The first steps take seconds, in which JAX compiles them.
 """
 
 from __future__ import annotations

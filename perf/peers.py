@@ -268,7 +268,7 @@ def search(name: str, peer: str, args: argparse.Namespace) -> None:
     Console(width=160).print(table)
 
 
-def throughput_round(name: str, number: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+def throughput_round(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Each trainer once."""
     workload = WORKLOADS[name]
     speeds: dict[str, float | None] = {"sfactory, same": measure_sfactory(workload.same, args.warmup, args.seconds)}
@@ -373,11 +373,11 @@ def main() -> None:
             for peer in _chosen(WORKLOADS[name].peers, args):
                 search(name, peer, args)
         return
-    one_round, table = (score_round, score_table) if args.to_score else (throughput_round, throughput_table)
+    table = score_table if args.to_score else throughput_table
     measurements = json.loads(args.json.read_text()) if args.json and args.json.exists() else []
     for number in range(1, args.rounds + 1):
         for name in names:
-            measured = one_round(name, number, args)
+            measured = score_round(name, number, args) if args.to_score else throughput_round(name, args)
             measurements += measured
             if args.record:
                 record("time_to_score" if args.to_score else "peers", records(measured, number), "perf.peers")

@@ -301,16 +301,8 @@ def references(runs: Sequence[Row]) -> list[str]:
         beside = [peer_score(select(runs, env=each.env, env_steps=str(each.steps), trainer=peer)) for peer in HERE]
         cells = [score(found) or "not run", summary(numbers(found, "seconds")), score(sync), *beside, each.peer]
         origin = ", ".join(distinct(found, "commit")[-1:] + distinct(found, "machine")[-1:])
-        rows.append(
-            [
-                each.name,
-                each.env.removesuffix(":parallel_env").split(":")[-1],
-                f"{each.steps:,}",
-                expected,
-                *cells,
-                origin,
-            ]
-        )
+        played = each.env.removesuffix(":parallel_env").split(":")[-1]
+        rows.append([each.name, played, f"{each.steps:,}", expected, *cells, origin])
     header = (
         "reference", "environment", "env steps", "expected", "score", "seconds", "--sync",
         *(f"{peer} here" for peer in HERE), "published", "of",
@@ -380,19 +372,21 @@ def lag(data: Path = lag_curves.DATA) -> list[str]:
     return table(header, ([task, *(cell(task, lag) for lag in lag_curves.LAGS)] for task in tasks))
 
 
-def change(rows: Sequence[Row]) -> list[str]:
-    """The last change that was measured: medians before and after, and their ratio."""
-    last = select(rows, change=rows[-1]["change"], commit=rows[-1]["commit"])
-    workloads = distinct(last, "workload")
+def changes(rows: Sequence[Row], count: int = 3) -> list[str]:
+    """The last changes that were measured, the newest first: medians before and after, and their ratio."""
 
-    def cell(workload: str) -> str:
+    def cell(workload: str, here: Sequence[Row]) -> str:
         before, after = (
-            statistics.median(numbers(select(last, workload=workload, variant=variant), "value"))
+            statistics.median(numbers(select(here, workload=workload, variant=variant), "value"))
             for variant in ("before", "after")
         )
-        return f"{figure(before)}, {figure(after)}: {after / before:.2f}"
+        return f"{workload} {figure(before)}, {figure(after)}: {after / before:.2f}"
 
-    return table(("change", *workloads), [[last[0]["change"], *map(cell, workloads)]])
+    lines = []
+    for name in reversed(distinct(rows, "change")[-count:]):
+        here = select(rows, change=name)
+        lines.append([name, "; ".join(cell(workload, here) for workload in distinct(here, "workload"))])
+    return table(("change", "before, after: ratio"), lines)
 
 
 def gains(rows: Sequence[Row]) -> list[str]:
@@ -411,14 +405,14 @@ def gains(rows: Sequence[Row]) -> list[str]:
 def report(load: Callable[[str], Sequence[Row]] = read) -> str:
     """All of RESULTS.md."""
     names = ("throughput", "peers", "time_to_score", "costs", "changes", "gains")
-    runs, peers, score_runs, spent, changes, gained = map(load, names)
+    runs, peers, score_runs, spent, changed, gained = map(load, names)
     lines = [*METHOD.splitlines(), "", *table(("figure", "how it is measured", "command", "data"), METHODS)]
     lines += ["", *THROUGHPUT.splitlines()]
     for machine in sorted({row["machine"] for row in runs}):
         lines += ["", f"**{machine}**", "", *throughput(machine, runs, peers)]
     lines += ["", "## Time to score", "", *scores(score_runs)]
     lines += ["", "## Forced lag in batches: without and with `loss.tv_limit`", "", *lag()]
-    lines += ["", "## The last change, in env steps/s: before, after and ratio", "", *change(changes)]
+    lines += ["", "## The last changes, in env steps/s", "", *changes(changed)]
     lines += ["", "## By what each kernel makes a run faster", "", *gains(gained)]
     lines += ["", "## Where the core time of an env step goes, in microseconds"]
     for workload in COSTS:

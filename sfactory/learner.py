@@ -198,7 +198,7 @@ class Learner:
         first_update = len(self._statistics)
         if begins := self.updates == 0:  # the first batch would else be trained on as it is
             self._normalize_by(fresh.batch)
-            self._objective.begin(fresh.batch)
+            self._objective.begin_critic(fresh.batch)
         self._learn(batch)
         if not begins:
             self._normalize_by(fresh.batch)

@@ -111,7 +111,7 @@ class Objective:
         self._estimator, self._terms = _estimator(config), _terms(config)
         self.bounds_shift = config.algo == "appo" and config.loss.tv_limit > 0
 
-    def begin(self, batch: Batch) -> None:
+    def begin_critic(self, batch: Batch) -> None:
         """Tell an untrained critic where to begin, from the first batch: at r / (1 - gamma) for the mean reward r, if
         episodes were cut off by time alone, and no reward is that of more than half of the samples; else at 0.
 

@@ -318,7 +318,8 @@ def test_the_shift_is_counted_over_all_valid_samples_of_a_minibatch(kind: int) -
     ],
 )
 def test_a_critic_begins_at_the_mean_reward_of_a_task_that_time_alone_cuts_off(change: dict, begins: bool) -> None:
-    batch = make_batch(ActionSpec.from_space(SPACES["discrete"]), masked=False)
+    action = ActionSpec.from_space(SPACES["discrete"])
+    batch = make_batch(action, masked=False)
     batch.terminated[:] = False
     batch.truncated[3] = batch.active[:] = True
     batch.reward[0, 0], batch.active[0, 0] = math.nan, False  # a sample that is not valid tells nothing
@@ -330,9 +331,7 @@ def test_a_critic_begins_at_the_mean_reward_of_a_task_that_time_alone_cuts_off(c
         batch.reward[1:] = -1.0
     loss = LossConfig(normalize_returns=change.get("normalize_returns", True), gamma=change.get("gamma", 0.9))
     units = CriticUnits(Critic(), loss.normalize_returns)
-    Objective(Config(env="x", loss=loss), ActionDistribution(ActionSpec.from_space(SPACES["discrete"])), units).begin(
-        batch
-    )
+    Objective(Config(env="x", loss=loss), ActionDistribution(action), units).begin_critic(batch)
     mean = batch.reward[valid_samples(batch)].double().mean()
     assert units.to_returns(torch.zeros(1)).item() == pytest.approx(10 * mean.item() if begins else 0.0)
     if loss.normalize_returns:

@@ -56,13 +56,12 @@ class Followed(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         if self._curve and self.model.ep_info_buffer:
-            self._curve.report(
-                self.num_timesteps, self._return_mean(), self.num_timesteps >= self.model._total_timesteps
-            )
+            self._curve.report(self.num_timesteps, self._return_mean())
 
     def _on_step(self) -> bool:
-        if self._target is not None and len(self.model.ep_info_buffer) >= 20 and self._return_mean() >= self._target:
-            self.reached = self._return_mean()
+        if self._target is not None and len(self.model.ep_info_buffer) >= 20:
+            mean = self._return_mean()
+            self.reached = mean if mean >= self._target else None
         return self.reached is None
 
     def _return_mean(self) -> float:

@@ -59,10 +59,10 @@ class Curve:
         self._path, self._begun, self._last = Path(path), begun, 0.0
         self._path.write_text("env_steps,wall_s,episode_return_mean\n")
 
-    def report(self, env_steps: int, return_mean: float, last: bool = False) -> None:
-        """Take the mean return of the last episodes; the last report is always kept."""
+    def report(self, env_steps: int, return_mean: float) -> None:
+        """Take the mean return of the last episodes."""
         now = time.time()
-        if now - self._last < 1.0 and not last:
+        if now - self._last < 1.0:
             return
         self._last = now
         with self._path.open("a") as file:

@@ -118,13 +118,14 @@ def check(config: Config, options: Options) -> Result:
     with _silence(), fork_server():
         result = _inspect(request, options)
         if result.facts is not None and not result.problems:
+            spec = probe(request)
             if not options.no_speed:
                 try:
-                    result.expectation = expect(config, result.facts, options.seconds)
+                    result.expectation = expect(config, spec, result.facts, options.seconds)
                 except SfactoryError as error:
                     result.findings.append(Finding("speed", "problem", str(error)))
             if not result.problems:
-                result.advice = advise(config, result.facts, probe(request).observation, result.expectation)
+                result.advice = advise(config, result.facts, spec.observation, result.expectation)
     return result
 
 

@@ -68,7 +68,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": {"normalize_obs": True},
     },
     "mujoco": _MUJOCO,
-    "mujoco_low_noise": _MUJOCO | {"model": {"normalize_obs": True, "initial_log_std": -1.0}},
+    "mujoco_low_noise": _MUJOCO | {"model": _MUJOCO["model"] | {"initial_log_std": -1.0}},
     "atari": {
         "envs_per_worker": 8,
         "rollout": 128,

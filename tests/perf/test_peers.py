@@ -228,7 +228,7 @@ def test_a_round_runs_each_trainer_once(monkeypatch: pytest.MonkeyPatch) -> None
         peers, "measure_peer", lambda peer, venvs, setting, *_: ran.append((peer, setting["batch_size"])) or 2.0
     )
     args = argparse.Namespace(peers=["sample-factory"], venvs=Path(), warmup=1.0, seconds=1.0)
-    rows = peers.throughput_round("cartpole", 1, args)
+    rows = peers.throughput_round("cartpole", args)
     assert [row["trainer"] for row in rows] == [
         "sfactory, same",
         "sample-factory, usual",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sfactory.commands.checks.findings import Facts, duration
 from sfactory.config import Config, devices
+from sfactory.envs.interface import TENSORS, EnvSpec
 from sfactory.profiling.ceiling import Ceiling, measure_ceiling
 from sfactory.profiling.measure import Profile, profile_run
 from sfactory.runtime.planning import make_plan
@@ -49,7 +50,7 @@ class Expectation:
         )
 
 
-def expect(config: Config, facts: Facts, seconds: float) -> Expectation:
+def expect(config: Config, spec: EnvSpec, facts: Facts, seconds: float) -> Expectation:
     """Measure what inference and training cost, and estimate the speed of a run; where environments step on the device,
     run it for so long.
 
@@ -57,8 +58,8 @@ def expect(config: Config, facts: Facts, seconds: float) -> Expectation:
         ConfigError: If the configuration cannot work.
         RunFailed: If the environment fails while it is measured.
     """
-    if (plan := make_plan(config)).on_device:
-        return _of_run(profile_run(plan, seconds))
+    if spec.family == TENSORS:
+        return _of_run(profile_run(make_plan(config), seconds))
     known = facts.env_step_s if facts.env_step_s > SLOW_STEP_S else None
     ceiling = measure_ceiling(config, seconds, simulation_s=known)
     costs = {"simulation": ceiling.simulation_s} | {
