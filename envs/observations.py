@@ -255,11 +255,16 @@ def mask_in(holder: Any) -> Any:
     return holder.get(MASK_KEY) if isinstance(holder, Mapping) else None
 
 
+def is_extra(key: Any) -> bool:
+    """Whether an entry of an info is the environment's own, and not one of those that Gymnasium puts there."""
+    return isinstance(key, str) and key not in _NO_EXTRAS and not key.startswith(("_", "final_"))
+
+
 def numeric_extras(info: Mapping[str, Any]) -> dict[str, float]:
     """The finite numeric scalars of an episode's last info, without the entries that Gymnasium itself puts there."""
     extras = {}
     for key, value in info.items():
-        if not isinstance(key, str) or key in _NO_EXTRAS or key.startswith("final_"):
+        if not is_extra(key):
             continue
         if isinstance(value, bool | int | float | np.number | np.bool_) and not isinstance(value, np.complexfloating):
             with contextlib.suppress(OverflowError, TypeError):  # of a number beyond all floats, and of a time

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from sfactory.data.batch import Batch
 from sfactory.data.feed import Fresh
 from sfactory.data.plane import EventSink
 from sfactory.data.staging import torch_dtype
-from sfactory.envs.interface import EnvSpec, SurvivedFault
+from sfactory.envs.interface import EnvSpec, SurvivedFault, whole_ends
 from sfactory.envs.tensors.group import TensorGroup, TensorOutcome, TensorStep
 from sfactory.model.precision import mixed_precision
 from sfactory.telemetry.events import Episodes, SurvivedFaults
@@ -147,7 +147,7 @@ class DeviceRollout:
             self._state = state
             if not self._group.rests:
                 self._states[t].copy_(state)
-        self._episodes.record(t, here.active, outcome)
+        self._episodes.record(t, here.active, outcome, self._group.goes_on, self._group.extras)
         self._watch.lap("environment")
 
     def _answer(self, obs: tuple[Tensor, ...], first: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -174,9 +174,9 @@ class DeviceRollout:
         self._watch.lap("forward")
 
     def _emit_episodes(self) -> None:
-        returns, lengths = self._episodes.take()
-        if len(returns):
-            self._emit(Episodes(returns, lengths, []))
+        ended = self._episodes.take()
+        if len(ended.returns):
+            self._emit(ended)
 
     def _survive_faults(self, segment: Batch) -> None:
         """Leave the rows whose values are not fit to be learned from out of a segment, and report them."""
@@ -198,7 +198,8 @@ class DeviceRollout:
 
 
 class EpisodeTensors:
-    """Returns and lengths of episodes, kept on the device for the steps of a segment.
+    """Returns, lengths and extras of episodes, kept on the device for the steps of a segment. Where an end is one for
+    the learner alone, those of whole games.
 
     Args:
         steps, rows: Size of a segment.
@@ -206,22 +207,31 @@ class EpisodeTensors:
     """
 
     def __init__(self, steps: int, rows: int, device: torch.device) -> None:
+        self._extras: dict[str, Tensor] = {}
         self._return = torch.zeros(rows, dtype=torch.float64, device=device)
         self._length = torch.zeros(rows, dtype=torch.int32, device=device)
         self._returns, self._lengths, self._ended = (
             torch.zeros(steps, rows, dtype=kind, device=device) for kind in (torch.float32, torch.int32, torch.bool)
         )
 
-    def record(self, t: int, active: Tensor, outcome: TensorOutcome) -> None:
+    def record(
+        self, t: int, active: Tensor, outcome: TensorOutcome, goes_on: Tensor | None, extras: Mapping[str, Tensor]
+    ) -> None:
         """Account for step t of a segment.
 
         Args:
             active: bool ``[rows]``, before the step.
             outcome: Of its actions.
+            goes_on: bool ``[rows]``, terminations that do not end the row's game; None if there are none.
+            extras: Numeric entries ``[rows]`` of the step's info.
         """
         self._return += outcome.reward
         self._length += active
-        ended = outcome.terminated | outcome.truncated
+        ended = whole_ends(outcome, goes_on)
+        for name, values in extras.items():
+            if name not in self._extras:
+                self._extras[name] = torch.full_like(self._returns, math.nan)
+            self._extras[name][t].copy_(values)
         self._returns[t].copy_(self._return)
         self._lengths[t].copy_(self._length)
         self._ended[t].copy_(ended)
@@ -233,10 +243,16 @@ class EpisodeTensors:
         self._return.masked_fill_(rows, math.nan)
         self._returns.masked_fill_(rows, math.nan)
 
-    def take(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns float32 ``[n]`` and lengths int32 ``[n]`` of the episodes that ended in the segment."""
+    def take(self) -> Episodes:
+        """The episodes that ended in the segment."""
         counted = self._ended & ~self._returns.isnan()
-        return self._returns[counted].cpu().numpy(), self._lengths[counted].cpu().numpy()
+        returns, lengths, *extras = (
+            each[counted].cpu().numpy() for each in (self._returns, self._lengths, *self._extras.values())
+        )
+        taken = Episodes(returns, lengths, dict(zip(self._extras, extras, strict=True)))
+        for values in self._extras.values():
+            values.fill_(math.nan)
+        return taken
 
 
 def empty_batch(env: EnvSpec, state_size: int, steps: int, columns: int, device: torch.device) -> Batch:

@@ -17,7 +17,7 @@ from sfactory.data.arena import FILLING, FINISHED, OWN_POLICY, Arena
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import pack_request
 from sfactory.envs.interface import Finals, Group, Outcome, StepBuffers, SurvivedFault, whole_ends
-from sfactory.telemetry.events import PROGRESS_EVERY_S, Episodes, SurvivedFaults
+from sfactory.telemetry.events import PROGRESS_EVERY_S, Episodes, SurvivedFaults, by_name
 from sfactory.telemetry.stopwatch import Stopwatch
 
 
@@ -175,7 +175,7 @@ class RolloutWorker:
             running.group.extras.clear()
         if done:
             returns, lengths = zip(*done, strict=True)
-            self._emit(Episodes(np.concatenate(returns), np.concatenate(lengths), extras))
+            self._emit(Episodes(np.concatenate(returns), np.concatenate(lengths), by_name(extras)))
         if self._first_fault is not None:
             self._watch.flush()  # the runner compares its totals with the budget when this event arrives
             self._emit(SurvivedFaults(dict(self._fault_counts), self._first_fault))

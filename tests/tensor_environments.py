@@ -19,6 +19,7 @@ class Schedules(gymnasium.vector.VectorEnv):
     The reward of a step is 10 x episode + step. With `masked`, the action of the step's parity is forbidden.
 
     Args:
+        told: Whether info says at an episode's end which one it was (``number``), and that rows 0 and 3 go on.
         bad: Global step at which row 1 sees what is not finite.
         broken: Global step at which the environment raises.
     """
@@ -29,12 +30,13 @@ class Schedules(gymnasium.vector.VectorEnv):
         device: str = "cpu",
         mode: str = "SameStep",
         masked: bool = False,
+        told: bool = False,
         bad: int = -1,
         broken: int = -1,
     ) -> None:
         self.num_envs, self._device, self._mode = num_envs, torch.device(device), AutoresetMode(mode)
         self.metadata = {"autoreset_mode": self._mode}
-        self._masked, self._bad, self._broken = masked, bad, broken
+        self._masked, self._told, self._bad, self._broken = masked, told, bad, broken
         self.single_observation_space = spaces.Dict(
             {
                 "count": spaces.Box(-np.inf, np.inf, (3,), np.float32),
@@ -69,11 +71,18 @@ class Schedules(gymnasium.vector.VectorEnv):
         reward = torch.where(resting, 77.0, 10.0 * self._episode + self._count)
         terminated, truncated = ended & (self._episode % 2 == 0), ended & (self._episode % 2 == 1)
         self._over = ended
-        final = self._observation()
+        final, told = self._observation(), self._ends(terminated, ended)
         if self._mode is AutoresetMode.SAME_STEP:
             self._next_episode(ended)
-            return self._observation(), reward, terminated, truncated, {"final_obs": final} | self._info()
-        return final, reward, terminated, truncated, self._info()
+            info = {"final_obs": final, "final_info": told, "depth": self._count}
+            return self._observation(), reward, terminated, truncated, info | self._info()
+        return final, reward, terminated, truncated, self._info() | told
+
+    def _ends(self, terminated: Tensor, ended: Tensor) -> dict[str, Any]:
+        if not self._told:
+            return {}
+        goes_on = terminated & (self._rows % 3 == 0)
+        return {"number": self._episode, "_number": ended, "goes_on": goes_on, "pair": torch.zeros(self.num_envs, 2)}
 
     def _next_episode(self, rows: Tensor) -> None:
         self._episode = self._episode + rows.long()

@@ -74,6 +74,19 @@ def test_a_batch_holds_what_happened_and_what_the_policy_says_of_it(mode: str, c
         assert rest == 0 and episode >= 0
 
 
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_reports_count_whole_games_and_have_what_info_says_of_them(mode: str, tmp_path: Path) -> None:
+    _, rollout, wires = made(tmp_path / "r", env_kwargs={"mode": mode, "told": True})
+    for _ in range(6):
+        rollout.next(0, 0)
+    episodes = [event for event in wires.events.take() if isinstance(event, Episodes)]
+    lengths = np.concatenate([event.lengths for event in episodes])
+    numbers = np.concatenate([event.extras["number"] for event in episodes])
+    assert len(lengths) == len(numbers)
+    assert set(lengths.tolist()) == {3, 4}  # rows 0 and 3 play two episodes of two steps in a game
+    assert set(numbers[lengths == 3].tolist()) >= {0, 1, 2, 3}
+
+
 def check_segment(segment: Batch, mode: str) -> None:
     """The schedule: row i's episodes last 2 + i % 3 steps and pay 10 x episode + step."""
     count = segment.obs[0]

@@ -11,7 +11,8 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor, nn
 
-from sfactory.envs.interface import EnvSpec, StepBuffers
+from sfactory.envs.interface import GOES_ON_KEY, EnvSpec, StepBuffers
+from sfactory.envs.observations import is_extra
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY, Leaf
 from sfactory.spaces.tensors import action_parts
@@ -58,6 +59,9 @@ class TensorGroup:
         name: In messages.
         rows: Number of its environments.
         rests: Whether rows rest for a step after an episode (``NEXT_STEP``), so that no final observations are kept.
+        goes_on: bool ``[rows]``, the rows whose termination in the last step was not the end of their game; None if
+            there are none.
+        extras: Numeric entries ``[rows]`` of the last step's info, which mean something in rows that ended.
         faulty: bool ``[rows]``, the rows with a bad value since the reader cleared it.
     """
 
@@ -71,6 +75,8 @@ class TensorGroup:
         self._actions = nn.ModuleList(action_parts(spec.action)).to(device)
         self._leaves = [_TensorLeaf(leaf, device) for leaf in spec.observation.leaves]
         self._resting, self.faulty = (torch.zeros(self.rows, dtype=torch.bool, device=device) for _ in range(2))
+        self.goes_on: Tensor | None = None
+        self.extras: dict[str, Tensor] = {}
 
     def reset(self, seed: int, after: TensorStep) -> None:
         """Begin the first episode of every row.
@@ -107,6 +113,7 @@ class TensorGroup:
         self._copy("terminated", terminated, outcome.terminated)
         self._copy("truncated", truncated, outcome.truncated)
         outcome.truncated.logical_and_(~outcome.terminated)
+        self._read_info(info.get("final_info", {}) if self._mode is AutoresetMode.SAME_STEP else info, outcome)
         if self.rests:
             self._rest(outcome, after)
         else:
@@ -151,6 +158,17 @@ class TensorGroup:
             wanted = "observation, info" if values == 2 else "observation, reward, terminated, truncated, info"
             raise EnvironmentFault(f"{self.name}: {call} returned {shown(result)}; it must return {wanted}")
         return result
+
+    def _read_info(self, last: Mapping[str, Any], outcome: TensorOutcome) -> None:
+        """Read what an info says of episodes that ended, whose last info it is."""
+        entries = {name: value for name, value in last.items() if getattr(value, "shape", None) == (self.rows,)}
+        goes_on = entries.get(GOES_ON_KEY)
+        self.goes_on = None if goes_on is None else outcome.terminated & goes_on.bool()
+        self.extras = {
+            name: value if (has := last.get(f"_{name}")) is None else torch.where(has, value.double(), torch.nan)
+            for name, value in entries.items()
+            if is_extra(name) and isinstance(value, Tensor) and not value.is_complex()
+        }
 
     def _finals(self, info: Mapping[str, Any]) -> Any:
         found = next((info[key] for key in FINAL_OBS if key in info), None)

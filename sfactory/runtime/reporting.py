@@ -119,7 +119,7 @@ class Reporter:
 
     def add_episodes(self, episodes: Episodes) -> None:
         """Add episodes that ended."""
-        self._episodes.add(episodes.returns, episodes.lengths, episodes.extras)
+        self._episodes.add(episodes)
         self.news = True
 
     def add_evaluation(self, evaluated: Evaluated) -> None:

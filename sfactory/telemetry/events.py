@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,12 +20,22 @@ class Episodes:
     Attributes:
         returns: float32 ``[n]``, undiscounted sums of the environment's own rewards.
         lengths: int32 ``[n]``, env steps.
-        extras: Numeric entries of ``info`` at the episodes' ends.
+        extras: Numeric entries of ``info`` at the episodes' ends: one array by name, with the values of those episodes
+            that had it. Values that are not finite are not counted.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
-    extras: list[dict[str, float]] = field(default_factory=list)
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+def by_name(entries: Iterable[Mapping[str, float]]) -> dict[str, np.ndarray]:
+    """Mappings, one per episode, as one float64 array by name."""
+    values: dict[str, list[float]] = {}
+    for entry in entries:
+        for name, value in entry.items():
+            values.setdefault(name, []).append(value)
+    return {name: np.array(column, np.float64) for name, column in values.items()}
 
 
 @dataclass(frozen=True)

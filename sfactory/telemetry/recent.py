@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from sfactory.telemetry.events import Episodes
 
 
 class EpisodeStatistics(NamedTuple):
@@ -61,23 +63,12 @@ class EpisodeWindow:
         self._lengths = _Series(window)
         self._extras: dict[str, _Series] = {}
 
-    def add(self, returns: np.ndarray, lengths: np.ndarray, extras: Iterable[Mapping[str, float]] = ()) -> None:
-        """Count episodes that ended.
-
-        Args:
-            returns: ``[n]``, any float or integer type; copied.
-            lengths: ``[n]``, in env steps; copied.
-            extras: Numeric entries of ``info``, one mapping per episode that had any. Values that are not finite are
-                left out.
-        """
-        self._returns.extend(np.array(returns, np.float64))
-        self._lengths.extend(np.array(lengths, np.float64))
-        values: dict[str, list[float]] = {}
-        for entries in extras:
-            for name, value in entries.items():
-                values.setdefault(name, []).append(value)
-        for name, column in values.items():
-            array = np.array(column, np.float64)
+    def add(self, episodes: Episodes) -> None:
+        """Count episodes that ended."""
+        self._returns.extend(np.array(episodes.returns, np.float64))
+        self._lengths.extend(np.array(episodes.lengths, np.float64))
+        for name, values in episodes.extras.items():
+            array = np.array(values, np.float64)
             self._extras.setdefault(name, _Series(self._window)).extend(array[np.isfinite(array)])
 
     def report(self) -> EpisodeStatistics:

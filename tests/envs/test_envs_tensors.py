@@ -12,7 +12,7 @@ from gymnasium import spaces
 from tensor_environments import Schedules
 
 from sfactory.envs import make_group, make_tensor_group, probe, resolve_env
-from sfactory.envs.interface import EnvRequest, EnvSpec, Outcome
+from sfactory.envs.interface import EnvRequest, EnvSpec, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
 from sfactory.envs.tensors.cartpole import CartPole
 from sfactory.envs.tensors.group import TensorOutcome, TensorStep
@@ -44,7 +44,7 @@ def request_of(env: Any = Schedules, **kwargs: Any) -> EnvRequest:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_group_on_the_device_tells_what_the_group_on_the_host_does(mode: str, masked: bool) -> None:
-    request, rows = request_of(mode=mode, masked=masked), 7
+    request, rows = request_of(mode=mode, masked=masked, told=True), 7
     spec = probe(request)
     assert spec.family == "tensors" and spec.masked == masked
     here, there = make_tensor_group(request, spec, rows, CPU), make_group(request, spec, rows, 0, 0)
@@ -64,6 +64,12 @@ def test_a_group_on_the_device_tells_what_the_group_on_the_host_does(mode: str, 
         there.step(actions.numpy(), none.numpy(), host_told, host)
         for ours, theirs in zip(told[:3], host_told, strict=True):
             assert np.array_equal(ours, theirs)
+        nobody = np.zeros(rows, bool)
+        assert np.array_equal(nobody if there.goes_on is None else there.goes_on, here.goes_on)
+        over = whole_ends(told, here.goes_on)
+        assert [entry["number"] for entry in there.extras] == here.extras["number"][over].tolist()
+        assert set(here.extras) == {"number"}
+        there.extras.clear()
         if there.finals is not None:
             for ours, theirs in zip(told.finals, there.finals.obs, strict=True):
                 assert np.array_equal(ours[there.finals.rows], theirs)

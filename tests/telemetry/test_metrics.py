@@ -16,7 +16,7 @@ import pytest
 from sfactory.config import Config, LogConfig
 from sfactory.errors import ConfigError
 from sfactory.losses import BatchStats, LossStats
-from sfactory.telemetry.events import Evaluated, Progress
+from sfactory.telemetry.events import Episodes, Evaluated, Progress, by_name
 from sfactory.telemetry.metrics import METRICS, Report
 from sfactory.telemetry.metrics_file import MOST_COLUMNS, MetricsWriter
 from sfactory.telemetry.recent import EpisodeStatistics, EpisodeWindow, Speed, Speedometer
@@ -230,9 +230,9 @@ def test_the_window_keeps_the_last_episodes_over_reports() -> None:
     window = EpisodeWindow(4)
     assert window.report()[:2] == (0, 0)
     assert math.isnan(window.report().return_mean)
-    window.add(np.array([1.0, 2.0, 3.0], np.float32), np.array([10, 20, 30]))
+    window.add(Episodes(np.array([1.0, 2.0, 3.0], np.float32), np.array([10, 20, 30])))
     assert window.report() == (3, 3, 2.0, 1.0, 3.0, 20.0, {})
-    window.add(np.array([4.0, 5.0]), np.array([40, 50]))
+    window.add(Episodes(np.array([4.0, 5.0]), np.array([40, 50])))
     assert window.report() == (2, 4, 3.5, 2.0, 5.0, 35.0, {})
     assert window.report() == (0, 4, 3.5, 2.0, 5.0, 35.0, {})
 
@@ -240,7 +240,7 @@ def test_the_window_keeps_the_last_episodes_over_reports() -> None:
 def test_all_episodes_since_the_last_report_count_where_they_are_more_than_the_window() -> None:
     window = EpisodeWindow(2)
     for chunk in np.split(np.arange(100.0), 10):
-        window.add(chunk, chunk + 1)
+        window.add(Episodes(chunk, chunk + 1))
     assert window.report() == (100, 100, 49.5, 0.0, 99.0, 50.5, {})
     assert window.report()[:3] == (0, 2, 98.5)
 
@@ -248,20 +248,17 @@ def test_all_episodes_since_the_last_report_count_where_they_are_more_than_the_w
 def test_the_window_copies_what_it_is_given() -> None:
     window = EpisodeWindow(3)
     returns = np.array([1.0, 1.0])
-    window.add(returns, np.ones(2))
+    window.add(Episodes(returns, np.ones(2)))
     returns[:] = 9.0
     assert window.report().return_mean == 1.0
 
 
 def test_extras_are_means_over_the_episodes_that_have_them() -> None:
     window = EpisodeWindow(2)
-    window.add(
-        np.zeros(3),
-        np.ones(3),
-        [{"success": 1.0}, {"success": 0.0, "depth": 7}, {"success": math.nan, "odd": math.inf}],
-    )
+    extras = [{"success": 1.0}, {"success": 0.0, "depth": 7}, {"success": math.nan, "odd": math.inf}]
+    window.add(Episodes(np.zeros(3), np.ones(3), by_name(extras)))
     assert window.report().extras == {"success": 0.5, "depth": 7.0}
-    window.add(np.zeros(3), np.ones(3), [{"success": 0.0}] * 3)
+    window.add(Episodes(np.zeros(3), np.ones(3), by_name([{"success": 0.0}] * 3)))
     assert window.report().extras == {"success": 0.0, "depth": 7.0}
 
 
