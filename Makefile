@@ -49,6 +49,7 @@ learn: .venv/dev
 	$(BIN)/python -m pytest -m long --ignore tests/test_packaging.py
 	$(BIN)/python -m perf.learning --record
 	$(BIN)/python -m perf.results
+	$(BIN)/python -m perf.learning_plots --all --out build/learning.svg
 
 lag: .venv/dev
 	$(BIN)/python -m perf.lag
@@ -67,6 +68,7 @@ peers: .venv/dev
 	$(BIN)/python -m perf.learning --peer stable-baselines3 --seeds 11 12 --record
 	$(BIN)/python -m perf.learning --peer sample-factory --seeds 11 12 --record
 	$(BIN)/python -m perf.results
+	$(BIN)/python -m perf.learning_plots
 
 screenshot: .venv/dev
 	$(PIP) playwright

@@ -38,6 +38,11 @@ class Reference:
     at_most: bool = False
 
     @property
+    def env_name(self) -> str:
+        """Of the environment, without its module."""
+        return self.env.removesuffix(":parallel_env").split(":")[-1]
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         """As many as their time allows."""
         return SEEDS[: 5 if self.minutes <= 10 else 3 if self.minutes <= 90 else 1]

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from perf import lag_curves
-from perf.references import REFERENCES
+from perf.references import REFERENCES, Reference
 from sfactory.runs.curves import bootstrap_interval, interquartile_mean
 
 FOLDER = Path(__file__).resolve().parent
@@ -294,15 +294,12 @@ def references(runs: Sequence[Row]) -> list[str]:
     """The newest scores of every reference beside those of peers run here, with those that have not been run."""
     rows = []
     for each in REFERENCES:
-        flags = " ".join(each.flags)
-        mine = select(runs, env=each.env, env_steps=str(each.steps), trainer="sfactory")
-        found, sync = (newest_seeds(select(mine, flags=f"{flags}{more}".strip())) for more in ("", " --sync"))
+        found, sync = scores_of(runs, each, "sfactory"), scores_of(runs, each, "sfactory --sync")
         expected = f"{'at most ' if each.at_most else ''}{each.expected:g}"
-        beside = [peer_score(select(runs, env=each.env, env_steps=str(each.steps), trainer=peer)) for peer in HERE]
+        beside = [peer_score(scores_of(runs, each, peer)) for peer in HERE]
         cells = [score(found) or "not run", summary(numbers(found, "seconds")), score(sync), *beside, each.peer]
         origin = ", ".join(distinct(found, "commit")[-1:] + distinct(found, "machine")[-1:])
-        played = each.env.removesuffix(":parallel_env").split(":")[-1]
-        rows.append([each.name, played, f"{each.steps:,}", expected, *cells, origin])
+        rows.append([each.name, each.env_name, f"{each.steps:,}", expected, *cells, origin])
     header = (
         "reference", "environment", "env steps", "expected", "score", "seconds", "--sync",
         *(f"{peer} here" for peer in HERE), "published", "of",
@@ -310,9 +307,22 @@ def references(runs: Sequence[Row]) -> list[str]:
     return table(header, rows)
 
 
-def peer_score(rows: Sequence[Row]) -> str:
+def scores_of(runs: Sequence[Row], reference: Reference, trainer: str) -> list[Row]:
+    """The newest score of each seed in a reference.
+
+    Args:
+        trainer: sfactory, sfactory --sync, or one of `HERE`.
+    """
+    name, _, more = trainer.partition(" --")
+    found = select(runs, env=reference.env, env_steps=str(reference.steps), trainer=name if more else trainer)
+    if trainer in HERE:
+        return newest_seeds([row for row in found if row["session"]])
+    flags = (*reference.flags, *([f"--{more}"] if more else []))
+    return newest_seeds(select(found, flags=" ".join(flags)))
+
+
+def peer_score(found: Sequence[Row]) -> str:
     """A peer's score and its median seconds."""
-    found = newest_seeds([row for row in rows if row["session"]])
     return f"{score(found)}, {statistics.median(numbers(found, 'seconds')):,.0f} s" if found else ""
 
 

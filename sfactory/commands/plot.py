@@ -207,7 +207,7 @@ def _shown(value: Any) -> str:
 
 def _bands(groups: dict[str, list[Curve]], x: str, y: str, smooth: float) -> list[Band]:
     """A band for each group that has the column."""
-    found = [band for label, curves in groups.items() if (band := _band(label, curves, x, y, smooth)) is not None]
+    found = [band for label, curves in groups.items() if (band := band_of(label, curves, x, y, smooth)) is not None]
     if not found:
         raise ConfigError(f"no run has both {_axis(x, y)} and {y}; wait for more reports, or name another column")
     return found
@@ -218,7 +218,7 @@ def _axis(x: str, y: str) -> str:
     return "wall_s" if x == "time" else f"eval_{STEPS}" if y.startswith("eval_") else STEPS
 
 
-def _band(label: str, curves: Sequence[Curve], x: str, y: str, smooth: float) -> Band | None:
+def band_of(label: str, curves: Sequence[Curve], x: str, y: str, smooth: float) -> Band | None:
     """The curves of a group on common points, from where all of them have begun to where the shortest ends."""
     series = []
     for curve in curves:
