@@ -122,7 +122,8 @@ class RowsLearner(LateLearner):
         units.update(estimates.returns, valid)
         returns, values = units.from_returns(estimates.returns), units.from_returns(estimates.values)
         advantages = self._advantages(estimates.advantages, estimates.log_weights.exp().clamp(max=1.0), valid)
-        samples = batch.select(rows).samples(Targets(advantages, returns, values, old_log_prob, valid), single=False)
+        targets = Targets(advantages, returns, values, old_log_prob, estimates.log_weights, valid)
+        samples = batch.select(rows).samples(targets, single=False)
         self._network.refresh()
         self._update(self._forward(samples, [slice(0, len(rows))]), samples, samples.targets)
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sfactory.config import ModelConfig
-from sfactory.config.command_line import first_word_as
+from sfactory.config.command_line import flag_as_word
 from sfactory.config.flags import Mapped, Name
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.player import Evaluation, Player
@@ -92,8 +92,8 @@ def _check_numbers(episodes: int, parallel: int | None, max_steps: int | None, v
 class Options:
     """What the command takes."""
 
-    run: str
-    """Run folder."""
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder; also as --run RUN."""
     episodes: int = 20
     """Episodes to play."""
     json: bool = False
@@ -137,7 +137,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options = tyro.cli(
         Options,
-        args=first_word_as("--run", sys.argv[1:] if args is None else args),
+        args=flag_as_word("--run", sys.argv[1:] if args is None else args),
         prog=prog,
         description=DESCRIPTION,
     )
@@ -150,7 +150,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
             values["protocol"] = result.protocol
         print(json.dumps(values))
     else:
-        Console().print(_table(options, result, sampled))
+        Console(emoji=False).print(_table(options, result, sampled))
     return 0
 
 

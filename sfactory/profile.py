@@ -103,7 +103,7 @@ def _run(options: ProfileOptions, config: Config, plan: Plan) -> int:
     from sfactory.profiling.measure import profile_run
     from sfactory.profiling.report import show, values
 
-    console = Console()
+    console = Console(emoji=False)
     ceiling_s = min(MOST_CEILING_S, options.seconds / 4)
     with _progress(console) as tell:
         if options.tune:

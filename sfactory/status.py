@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console, Group, RenderableType
@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sfactory.config.command_line import first_word_as
+from sfactory.config.command_line import flag_as_word
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.runs.report_page import read_json
 from sfactory.runs.run_folder import CONFIG, SUMMARY, is_held
@@ -38,8 +38,8 @@ WATCH_EVERY_S = 1.0
 class Options:
     """Arguments of the command."""
 
-    run: str
-    """Run folder."""
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder; also as --run RUN."""
     json: bool = False
     """Print one JSON object."""
     watch: bool = False
@@ -85,7 +85,7 @@ def status(run: str | Path) -> RunStatus:
     """
     folder = Path(run)
     if not (folder / CONFIG).exists():
-        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder with --run")
+        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder, for example runs/cartpole")
     held = is_held(folder)  # before the state is read, which a run removes when it ends, and not when it is killed
     if (state := read_status(folder)) is not None:
         return RunStatus("living" if held else "killed", state)
@@ -108,11 +108,11 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.stat
     """
     options = tyro.cli(
         Options,
-        args=first_word_as("--run", sys.argv[1:] if args is None else args),
+        args=flag_as_word("--run", sys.argv[1:] if args is None else args),
         prog=prog,
         description=DESCRIPTION,
     )
-    console = Console()
+    console = Console(emoji=False)
     live = (
         Live(console=console, auto_refresh=False)
         if options.watch and console.is_terminal and not options.json

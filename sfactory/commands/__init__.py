@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import sfactory
 from sfactory.errors import check_platform, telling_errors
 
 
@@ -24,21 +25,31 @@ class Command(NamedTuple):
     help: str
 
 
-COMMANDS: dict[str, Command] = {
-    "train": Command("sfactory.train", "train an agent, or resume a run"),
-    "eval": Command("sfactory.eval", "play a trained policy and report its returns"),
-    "export": Command("sfactory.commands.export", "a policy as ONNX, for torch.export, or for the Hugging Face Hub"),
-    "profile": Command("sfactory.profile", "where a run's time goes, and what limits it"),
-    "plot": Command("sfactory.commands.plot", "draw learning curves of runs"),
-    "report": Command("sfactory.commands.report", "write a run's page, with a final evaluation and video"),
-    "sweep": Command("sfactory.commands.sweep", "search for good settings by many runs, several at once"),
-    "status": Command("sfactory.status", "what a living run does, or how it has ended"),
-    "play": Command("sfactory.commands.play", "watch a trained policy on the screen, in the terminal or as a video"),
-    "check": Command("sfactory.commands.check", "find what is wrong with an environment, and what speed to expect"),
-    "runs": Command("sfactory.commands.runs", "list run folders with environment, steps, return and status"),
-    "completion": Command("sfactory.commands.completion", "a script with which a shell completes commands and flags"),
+TOPICS: dict[str, dict[str, Command]] = {
+    "before a run": {
+        "check": Command("sfactory.commands.check", "find what is wrong with an environment, and what speed to expect"),
+        "profile": Command("sfactory.profile", "where a run's time goes, and what limits it"),
+    },
+    "runs": {
+        "train": Command("sfactory.train", "train an agent, or resume a run"),
+        "sweep": Command("sfactory.commands.sweep", "search for good settings by many runs, several at once"),
+        "status": Command("sfactory.status", "what a living run does, or how it has ended"),
+        "runs": Command("sfactory.commands.runs", "list run folders with environment, steps, return and status"),
+    },
+    "after a run": {
+        "eval": Command("sfactory.eval", "play a trained policy and report its returns"),
+        "play": Command("sfactory.commands.play", "watch a policy on the screen, in the terminal or as a video"),
+        "plot": Command("sfactory.commands.plot", "draw learning curves of runs"),
+        "report": Command("sfactory.commands.report", "write a run's page, with a final evaluation and video"),
+        "export": Command("sfactory.commands.export", "a policy as ONNX, for torch.export, or for the Hub"),
+    },
+    "the shell": {
+        "completion": Command("sfactory.commands.completion", "a script that completes commands and flags"),
+    },
 }
-
+COMMANDS = {name: command for commands in TOPICS.values() for name, command in commands.items()}
+WITH_ALL_FLAGS = ("train", "profile", "check")
+"""Commands that take every field of a run's configuration, so that their help has a short and a complete form."""
 
 MODULES = ("train", "eval", "profile", "status")
 """Commands that also run as ``python -m sfactory.NAME``. So they are told under which name they were called, and given
@@ -59,6 +70,9 @@ def main(args: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help", "help"):
         print(usage())
         return 0
+    if name == "--version":
+        print(f"sfactory {sfactory.__version__}")
+        return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -67,6 +81,8 @@ def main(args: Sequence[str] | None = None) -> int:
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, "")  # modules of the current folder, as for python -m
     check_platform()
+    if name not in WITH_ALL_FLAGS:
+        rest = ["--help" if word == "--help-all" else word for word in rest]
     command = importlib.import_module(COMMANDS[name].module).main
     if name not in MODULES:
         return int(command(rest))
@@ -78,5 +94,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def usage() -> str:
     """The page of all commands."""
     width = max(map(len, COMMANDS))
-    lines = (f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items())
-    return "\n".join(("usage: sfactory COMMAND [flags]", "", *lines, "", "sfactory COMMAND --help shows its flags."))
+    lines = []
+    for topic, commands in TOPICS.items():
+        lines += ["", f"{topic}:", *(f"  {name:{width}}  {command.help}" for name, command in commands.items())]
+    return "\n".join(("usage: sfactory COMMAND [flags]", *lines, "", "sfactory COMMAND --help shows its flags."))

@@ -102,7 +102,7 @@ def main(args: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(_values(config, result)))
     else:
-        _show(Console(), config, result)
+        _show(Console(emoji=False), config, result)
     return result.exit_status
 
 
@@ -248,3 +248,7 @@ def _values(config: Config, result: Result) -> dict[str, Any]:
         "preset": config.preset,
         "advice": result.advice,
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

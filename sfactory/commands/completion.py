@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -92,3 +93,7 @@ def _help_page(name: str, flag: str) -> str:
     ):
         importlib.import_module(COMMANDS[name].module).main([flag], *prog)
     return page.getvalue()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -63,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> int:
     options = tyro.cli(Options, args=args, prog="sfactory play", description=DESCRIPTION)
     result = _play(options)
     returns = ", ".join(f"{value:.2f}" for value in result.returns)
-    Console().print(f"{result.episodes} episodes, returns {returns}, mean length {result.length_mean:.1f}")
+    Console(emoji=False).print(f"{result.episodes} episodes, returns {returns}, mean length {result.length_mean:.1f}")
     return 0
 
 
@@ -186,3 +186,7 @@ def _half_blocks(above: Sequence[Sequence[int]], below: Sequence[Sequence[int]])
             last = pair
         line.append("▀")
     return "".join((*line, "\x1b[0m"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -298,3 +298,7 @@ def _time_unit(panels: dict[str, list[Band]]) -> tuple[str, float]:
 
 def _say(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from sfactory.status import status
 DESCRIPTION = "List the run folders below a folder: environment, env steps, return and status of each."
 COLOURS = {"living": "green", "starting": "green", "completed": "", "interrupted": "yellow"}
 """Of a run's status; others are failures."""
+WIDEST = 10_000
+"""Columns of a table that nothing bounds."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Run:
         status: As of ``sfactory status``; damaged if its configuration cannot be read.
         env_steps, steps: Env steps done, and to do in all.
         episode_return: Mean return of the last episodes in training, None if none has ended.
-        fps: Env steps per second at the last report.
+        fps: Env steps per second over the whole run.
         changed: Seconds since the epoch of the last report, or of the run's beginning.
     """
 
@@ -74,7 +77,10 @@ def main(args: Sequence[str] | None = None) -> int:
         for run in runs:
             print(json.dumps(dataclasses.asdict(run)))
     elif runs:
-        Console().print(_table(runs))
+        console, table = Console(emoji=False), _table(runs)
+        needed = console.measure(table, options=console.options.update(width=WIDEST)).maximum
+        console.width = max(console.width, needed)  # the terminal wraps lines, so that names can be copied
+        console.print(table)
     else:
         print(f"there is no run below {options.folder}; sfactory train makes one")
     return 0
@@ -107,17 +113,10 @@ def _described(folder: Path) -> Run:
     except SfactoryError:
         return Run(str(folder), "damaged", changed=changed)
     last = _last_report(metrics)
-    return Run(
-        str(folder),
-        word,
-        config.env,
-        config.seed,
-        int(last.get("env_steps", 0)),
-        config.steps,
-        last.get("episode_return_mean"),
-        last.get("fps"),
-        changed,
-    )
+    env_steps, wall_s = int(last.get("env_steps", 0)), last.get("wall_s")
+    fps = env_steps / wall_s if wall_s else None
+    episode_return = last.get("episode_return_mean")
+    return Run(str(folder), word, config.env, config.seed, env_steps, config.steps, episode_return, fps, changed)
 
 
 def _last_report(metrics: Path) -> dict[str, float]:
@@ -130,9 +129,9 @@ def _last_report(metrics: Path) -> dict[str, float]:
 
 def _table(runs: Sequence[Run]) -> Table:
     table = Table(box=box.SIMPLE)
-    table.add_column("run", overflow="fold")
+    table.add_column("run", no_wrap=True)  # so that it can be copied
     table.add_column("environment", overflow="fold")
-    for name in ("env steps", "return", "per second"):
+    for name in ("env steps", "return", "steps/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for run in runs:
@@ -155,3 +154,7 @@ def _number(value: float | None, form: str) -> str:
 def _coloured(word: str) -> str:
     colour = COLOURS.get(word, "red")
     return f"[{colour}]{word}[/]" if colour else word
+
+
+if __name__ == "__main__":
+    sys.exit(main())

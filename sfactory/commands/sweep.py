@@ -55,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
     options = tyro.cli(
         Options, args=args, prog="sfactory sweep", description=DESCRIPTION, config=(tyro.conf.FlagCreatePairsOff,)
     )
-    return _sweep(options, Console())
+    return _sweep(options, Console(emoji=False))
 
 
 def _sweep(options: Options, console: Console) -> int:

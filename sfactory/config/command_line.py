@@ -124,6 +124,15 @@ def first_word_as(flag: str, args: Sequence[str]) -> list[str]:
     return [flag, *args] if args and args[0] and not args[0].startswith("-") and not given else list(args)
 
 
+def flag_as_word(flag: str, args: Sequence[str]) -> list[str]:
+    """A command line in which the value of `flag` stands as its first word instead."""
+    words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith(f"{flag}=") else [arg])]
+    if flag not in words[:-1]:
+        return words
+    at = words.index(flag)
+    return [words[at + 1], *words[:at], *words[at + 2 :]]
+
+
 def _line(options: type[CommandOptions]) -> type:
     """A dataclass of all flags of a command; neither of its two groups stands before their names."""
     groups = {"options": options, "config": Config}

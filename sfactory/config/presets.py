@@ -37,7 +37,7 @@ _MUJOCO: dict[str, Any] = {
     "loss": {"normalize_returns": True},
     "model": {"normalize_obs": True},
 }
-"""Gymnasium's MuJoCo."""
+"""Gymnasium's MuJoCo, and walkers like those."""
 _WITH_CORE = {"classic": "classic_memory"}
 """Families that have another preset where the model has a core, whose minibatches are of whole rows."""
 PRESETS: dict[str, dict[str, Any]] = {
@@ -55,7 +55,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 1024,
         "epochs": 10,
         "optim": {"lr": 1e-3, "minibatches": 4, "schedule": "linear"},
-        "loss": {"gamma": 0.95, "normalize_returns": True},
+        "loss": {"gamma": 0.97, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
     "box2d": {
@@ -123,13 +123,14 @@ _FAMILIES = (
     ("memory", r"sfactory/MemoryGrid"),
     ("pendulum", r"Pendulum-|sfactory/Pendulum"),
     ("classic", r"(.*CartPole|Acrobot-|MountainCar-)|sfactory/CartPole"),
-    ("box2d", r"LunarLander|BipedalWalker"),
+    ("box2d", r"LunarLander"),
     ("car_racing", r"CarRacing-"),
     ("procgen", r"procgen-|procgen_gym/procgen-"),
     ("mujoco_low_noise", r"(Ant|HalfCheetah)-v\d"),
     (
         "mujoco",
-        r"(Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|Swimmer|Walker2d)-v\d",
+        r"(BipedalWalker(Hardcore)?|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|"
+        r"Swimmer|Walker2d)-v\d",
     ),
 )
 

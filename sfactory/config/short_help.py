@@ -38,7 +38,7 @@ def print_short_help(prog: str, description: str, options: Any, config: Config) 
         options: The command's own flags with their defaults, a dataclass.
         config: The config with the defaults of the environment and preset that were named.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     console.print(f"usage: {prog} [ENV] [flags]\n", markup=False)
     console.print(" ".join(description.split()), markup=False)
     own = [f.name for f in dataclasses.fields(options)]

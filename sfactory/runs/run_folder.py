@@ -158,7 +158,7 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     """
     saved = _saved_values(Path(folder))
     if saved is None:
-        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder with --run")
+        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder, for example runs/cartpole")
     try:
         config = from_dict(saved)
         check_types(config)

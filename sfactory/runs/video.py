@@ -18,9 +18,12 @@ def has_display() -> bool:
 
 
 def prepare_rendering() -> None:
-    """Let MuJoCo render without a window where there is no display. Its own default fails there."""
+    """Let MuJoCo and SDL (pygame) render without a window where there is no display. MuJoCo's own default fails there;
+    SDL prints an error that is none."""
     if not has_display():
         os.environ.setdefault("MUJOCO_GL", "egl")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 
 def check_video() -> None:

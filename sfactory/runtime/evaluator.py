@@ -75,16 +75,17 @@ class Evaluator:
         env_steps = self._board.weights.read(self._flat.vector)
         self._watch.lap("weights")
         result = self._player.play(evaluation.episodes, not evaluation.sampled, None, LONGEST)
-        self._board.put_result(env_steps, result.return_mean)
-        self._watch.count(sum(result.lengths))
-        self._emit(
-            Evaluated(
-                env_steps=env_steps, episodes=result.episodes, return_mean=result.return_mean,
-                return_std=result.return_std, return_min=result.return_min, return_max=result.return_max,
-                length_mean=result.length_mean, seconds=time.monotonic() - begin,
-            )
+        evaluated = Evaluated(
+            env_steps=env_steps, episodes=result.episodes, return_mean=result.return_mean,
+            return_std=result.return_std, return_min=result.return_min, return_max=result.return_max,
+            length_mean=result.length_mean, seconds=time.monotonic() - begin,
         )  # fmt: skip
-        self._record(env_steps)
+        try:
+            self._record(env_steps)  # before the result, which is all that a run waits for at its end
+        finally:
+            self._board.put_result(env_steps, result.return_mean)
+            self._watch.count(sum(result.lengths))
+            self._emit(evaluated)
         self._watch.lap("reporting")
 
     def step_done(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
+import sfactory
 from sfactory.config import Config, changed, check_types, devices, env_name, fitted, given_values, preset_value
 from sfactory.config.declaring import given_names
 from sfactory.config.validation import minibatch_problem, validate
@@ -110,6 +112,8 @@ def notes_on(plan: Plan) -> list[str]:
     if plan.device_reason:
         other = "cpu" if config.device == "cuda" else "cuda"
         notes.append(f"trains on {config.device}, since {plan.device_reason}; --device {other} takes the other")
+    if config.runtime.kernels != "off" and not _kernels_are_compiled():
+        notes.append("kernels are compiled, once on this machine: learning begins up to half a minute later")
     usual, segment = preset_value(config, "batch_size"), config.rollout * plan.rows
     if "batch_size" not in given_values(config) and config.batch_size != usual:
         notes.append(
@@ -129,6 +133,14 @@ def notes_on(plan: Plan) -> list[str]:
             "--batch-size"
         )
     return notes
+
+
+def _kernels_are_compiled() -> bool:
+    """Whether numba has kept kernels of this installation: beside their source, or for the user where that cannot be
+    written."""
+    kept = os.environ.get("NUMBA_CACHE_DIR")
+    folders = [Path(kept)] if kept else [Path(sfactory.__file__).parent / "kernels", Path.home() / ".cache" / "numba"]
+    return any(next(folder.rglob("dense.*.nbi"), None) for folder in folders)
 
 
 def note_on_slow_steps(plan: Plan, step_s: float) -> str | None:

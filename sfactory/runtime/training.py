@@ -24,10 +24,12 @@ from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runtime.null_learner import NullLearner
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.wires import Wires
-from sfactory.telemetry.events import CheckpointResult, KernelsChosen, TrainingEnded
+from sfactory.telemetry.events import CheckpointResult, KernelsChosen, Note, TrainingEnded
 
 LAST_EVALUATION_S = 60.0
 """Longest wait for the evaluation of a run's last weights."""
+TOLD_S = 3.0
+"""Seconds after which the user is told what a run waits for at its end."""
 
 
 class Training:
@@ -103,8 +105,11 @@ class Training:
         if self._board is None:
             return
         self.learner.report()
-        deadline, handed_out = time.monotonic() + LAST_EVALUATION_S, False
-        while time.monotonic() < deadline and not self._control.stopping:
+        begin, handed_out, told = time.monotonic(), False, False
+        while (waited := time.monotonic() - begin) < LAST_EVALUATION_S and not self._control.stopping:
+            if waited > TOLD_S and not told:
+                told = True
+                self._emit(Note(f"waits for the evaluation of the last weights, {LAST_EVALUATION_S:.0f} s at most"))
             self.evaluate_if_due()
             if self._candidate is None:
                 if handed_out:

@@ -100,7 +100,7 @@ class Display:
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=self._console or Console(), auto_refresh=False)
+            self._live = Live(console=self._console or Console(emoji=False), auto_refresh=False)
             self._live.start()
             self._live.console.show_cursor(True)
         return self._live

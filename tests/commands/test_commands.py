@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
+import sfactory
 from sfactory.commands import COMMANDS, main, runs
 from sfactory.errors import CheckpointError, ConfigError
 
@@ -29,6 +32,37 @@ def test_arguments_reach_the_command(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_main(name: str) -> None:
     assert callable(importlib.import_module(COMMANDS[name].module).main)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_a_module_that_runs(name: str) -> None:
+    """Not silently done, as a module without its last lines is."""
+    done = subprocess.run(
+        [sys.executable, "-m", COMMANDS[name].module, "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "usage" in done.stdout.lower()
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
+def test_every_command_has_a_complete_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help-all"])
+    assert end.value.code == 0
+    assert f"usage: sfactory {name}" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert sfactory.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["eval", "status"])
+@pytest.mark.parametrize("words", [["/no", "--json"], ["--json", "/no"], ["--json", "--run", "/no"], ["--run=/no"]])
+def test_the_run_stands_before_or_behind_flags(
+    command: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *words]) == 2
+    assert "/no" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,17 @@ class Expectation:
 
     def __str__(self) -> str:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items())
-        ceiling = "" if self.ceiling is None else f" (ceiling {self.ceiling:,.3g})"
+        ceiling = "" if self.ceiling is None else f" (ceiling {_rounded(self.ceiling)})"
+        speed = _rounded(self.env_steps_per_s)
         return (
-            f"about {self.env_steps_per_s:,.3g} env steps/s with learning, on {devices.cores()} cores{ceiling}; the "
+            f"about {speed} env steps/s with learning, on {devices.cores()} cores{ceiling}; the "
             f"limit is {self.limit} ({shares} of the time)"
         )
+
+
+def _rounded(speed: float) -> str:
+    """A speed with three digits, written out."""
+    return f"{float(f'{speed:.3g}'):,.10g}"
 
 
 def expect(config: Config, spec: EnvSpec, facts: Facts, seconds: float) -> Expectation:
@@ -98,7 +104,7 @@ def advise(config: Config, facts: Facts, observation: ObservationSpec, expectati
         expectation: None if it could not be measured.
     """
     preset = f"preset {config.preset}: {_of_preset(config)}"
-    return [preset, *_for_speed(facts, expectation), *_for_images(observation), *_for_learning(config, facts)]
+    return [preset, *_for_speed(config, facts, expectation), *_for_images(observation), *_for_learning(config, facts)]
 
 
 def _of_preset(config: Config) -> str:
@@ -110,7 +116,7 @@ def _of_preset(config: Config) -> str:
     return "tuned for environments of this family"
 
 
-def _for_speed(facts: Facts, expectation: Expectation | None) -> Iterator[str]:
+def _for_speed(config: Config, facts: Facts, expectation: Expectation | None) -> Iterator[str]:
     cores, step_s = devices.cores(), facts.env_step_s
     if step_s >= LONG_STEP_S and facts.cpu_share < WAITING:
         yield (
@@ -136,13 +142,8 @@ def _for_speed(facts: Facts, expectation: Expectation | None) -> Iterator[str]:
         yield f"--runtime.step-timeout-s {10 * facts.step.most:.0f}: the longest step took {duration(facts.step.most)}"
     if expectation is not None and expectation.limit == "training":
         yield "training is the limit: --epochs, --model.hidden and --model.features decide what it costs"
-    if expectation is not None and (hours := _hours(expectation)) > 12:
-        yield f"10,000,000 env steps would take about {hours:.0f} hours here; a shorter step would gain most"
-
-
-def _hours(expectation: Expectation) -> float:
-    """Hours for ten million env steps."""
-    return 1e7 / expectation.env_steps_per_s / 3600
+    if expectation is not None and (hours := config.steps / expectation.env_steps_per_s / 3600) > 12:
+        yield f"{config.steps:,} env steps would take about {hours:.0f} hours here; a shorter step would gain most"
 
 
 def _for_images(observation: ObservationSpec) -> Iterator[str]:
