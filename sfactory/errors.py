@@ -71,6 +71,11 @@ def said(error: BaseException) -> str:
         return f"<{type(error).__name__} that cannot be shown>"
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: ``1 batch``, ``2,000 batches``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def installing(extra: str) -> str:
     """The command that installs an extra, in a checkout or beside the installed package."""
     installed = (Path(__file__).parent / "envs").is_dir()  # in a checkout it lies beside sfactory/

@@ -18,7 +18,7 @@ from rich.table import Table
 from sfactory.config import ModelConfig
 from sfactory.config.command_line import flag_as_word
 from sfactory.config.flags import Mapped, Name
-from sfactory.errors import ConfigError, telling_errors
+from sfactory.errors import ConfigError, counted, telling_errors
 from sfactory.player import Evaluation, Player
 from sfactory.policy import Checkpoint
 
@@ -177,7 +177,9 @@ def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
 
 def _table(options: Options, result: Evaluation, sampled: Evaluation | None) -> Table:
     protocol = f"protocol {result.protocol}" if result.protocol else None
-    table = Table("", "mean", "std", "min", "max", title=f"{options.run}: {result.episodes} episodes", caption=protocol)
+    table = Table(
+        "", "mean", "std", "min", "max", title=f"{options.run}: {counted(result.episodes, 'episode')}", caption=protocol
+    )
 
     def add_returns(name: str, of: Evaluation) -> None:
         table.add_row(
@@ -186,7 +188,7 @@ def _table(options: Options, result: Evaluation, sampled: Evaluation | None) -> 
 
     add_returns("return, sampled" if options.sampled else "return", result)
     if sampled is not None:
-        add_returns(f"return, sampled ({sampled.episodes} episodes)", sampled)
+        add_returns(f"return, sampled ({counted(sampled.episodes, 'episode')})", sampled)
     lengths = np.array(result.lengths)
     table.add_row(
         "length", *(f"{value:.1f}" for value in (result.length_mean, lengths.std(), lengths.min(), lengths.max()))

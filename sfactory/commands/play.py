@@ -21,7 +21,7 @@ from sfactory.config.command_line import Switch
 from sfactory.envs import resolve_env
 from sfactory.envs.factory import close_quietly, is_vector, make_environment
 from sfactory.envs.interface import EnvRequest
-from sfactory.errors import ConfigError, shown, telling_errors
+from sfactory.errors import ConfigError, counted, shown, telling_errors
 from sfactory.player import Evaluation, Player, request_of
 from sfactory.runs.run_folder import read_config
 from sfactory.runs.video import has_display
@@ -63,7 +63,9 @@ def main(args: Sequence[str] | None = None) -> int:
     options = tyro.cli(Options, args=args, prog="sfactory play", description=DESCRIPTION)
     result = _play(options)
     returns = ", ".join(f"{value:.2f}" for value in result.returns)
-    Console(emoji=False).print(f"{result.episodes} episodes, returns {returns}, mean length {result.length_mean:.1f}")
+    Console(emoji=False).print(
+        f"{counted(result.episodes, 'episode')}, returns {returns}, mean length {result.length_mean:.1f}"
+    )
     return 0
 
 

@@ -22,7 +22,7 @@ from sfactory.commands.sweeps.study import StudyTrials
 from sfactory.commands.sweeps.summary import BEST, table, write_summary
 from sfactory.commands.sweeps.trials import Trials
 from sfactory.config import from_dict, load_yaml, resolve
-from sfactory.errors import ConfigError, telling_errors
+from sfactory.errors import ConfigError, counted, telling_errors
 from sfactory.files import write_atomically
 
 DESCRIPTION = """Search for good values of some fields of the configuration by many runs, several at once, each on cores
@@ -96,8 +96,8 @@ def _opening(space: Space, folder: Path, trials: Trials, shares: Sequence[Sequen
     rungs = ", ".join(f"{steps:,}" for steps in trials.rungs)
     pruned = f", compared at {rungs} env steps" if rungs else ""
     return (
-        f"{folder}: {space.trials} trials ({space.sampler}{pruned}), {len(space.seeds)} seeds each, "
-        f"{len(shares)} runs at once on {min(map(len, shares))} cores each"
+        f"{folder}: {counted(space.trials, 'trial')} ({space.sampler}{pruned}), {counted(len(space.seeds), 'seed')} "
+        f"each, {counted(len(shares), 'run')} at once on {counted(min(map(len, shares)), 'core')} each"
     )
 
 

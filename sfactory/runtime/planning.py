@@ -16,7 +16,7 @@ from sfactory.config.declaring import given_names
 from sfactory.config.validation import minibatch_problem, validate
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.interface import TENSORS, EnvRequest, EnvSpec
-from sfactory.errors import ConfigError
+from sfactory.errors import ConfigError, counted
 from sfactory.model import build_model, shares_trunk
 from sfactory.model.encoders import KNOWN
 from sfactory.runs.checkpoint import Snapshot
@@ -126,11 +126,10 @@ def notes_on(plan: Plan) -> list[str]:
     batches = -(-config.steps // config.batch_size)
     if (updates := batches * config.updates_per_batch) < FEW_UPDATES:
         notes.append(
-            f"{config.steps:,} steps are only {updates:,} updates ({batches:,} batches of {config.batch_size:,} x "
-            f"{config.epochs} epochs x "
-            f"{config.optim.minibatches} minibatches), too few for most tasks; raise --steps, --epochs or "
-            "--optim.minibatches, or lower "
-            "--batch-size"
+            f"{config.steps:,} steps are only {counted(updates, 'update')} "
+            f"({counted(batches, 'batch', 'batches')} of {config.batch_size:,} x {counted(config.epochs, 'epoch')} x "
+            f"{counted(config.optim.minibatches, 'minibatch', 'minibatches')}), too few for most tasks; raise "
+            "--steps, --epochs or --optim.minibatches, or lower --batch-size"
         )
     return notes
 
@@ -155,8 +154,8 @@ def note_on_slow_steps(plan: Plan, step_s: float) -> str | None:
     minutes = config.batch_size * step_s / config.workers / 60
     return (
         f"an env step takes {step_s:.2g} s, so that the {config.batch_size:,} of a batch take about {minutes:,.2g} "
-        f"minutes on {config.workers} workers; if steps wait rather than compute, raise --workers; a smaller "
-        "--batch-size and --envs-per-worker 2 bring updates sooner; sfactory check says more"
+        f"minutes on {counted(config.workers, 'worker')}; if steps wait rather than compute, raise --workers; a "
+        "smaller --batch-size and --envs-per-worker 2 bring updates sooner; sfactory check says more"
     )
 
 

@@ -34,7 +34,7 @@ def test_pictures_are_shown_in_the_terminal(cartpole, terminal, capsys):
     assert main(["play", str(cartpole), "--episodes", "1", "--max-steps", "3", "--fps", "0"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("\x1b[H") == 3 and "▀" in shown
-    assert "1 episodes, returns 3.00" in re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert "1 episode, returns 3.00" in re.sub(r"\x1b\[[\d;]*m", "", shown)
 
 
 def test_text_is_shown_also_where_the_output_is_no_terminal(tmp_path, capsys, monkeypatch):
