@@ -31,7 +31,7 @@ gymnasium.register("MyEnv-v0", MyEnv)
 """
 """A module of the reader's own, as the pages name it."""
 FEW = {"--steps": "8192", "--episodes": "2", "--seconds": "8"}
-LIMIT_S = 240
+LIMIT_S = 400
 TRAINING = ("README.md", "first-run.md")
 """Pages that train the run which others suppose."""
 
@@ -53,7 +53,7 @@ def few(words: list[str]) -> list[str]:
         words += [] if "--steps" in words else ["--steps", FEW["--steps"]]
         words += ["--log.report-every-s", "0.2"]
     if "--tune" in words:
-        words[words.index("--seconds") + 1] = "100"
+        words[words.index("--seconds") + 1] = "200"
     return [*words, "--video", "shown"] if words[0] == "play" else words
 
 

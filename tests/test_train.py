@@ -354,6 +354,15 @@ def test_nothing_outlives_a_killed_runner_and_the_same_command_goes_on(tmp_path,
         assert os.listdir(temporary) == []
 
 
+def test_a_stopped_worker_does_not_outlive_a_killed_runner(tmp_path):
+    """It cannot notice by itself that the runner is gone, and would keep the fork server, too."""
+    with running(tmp_path) as command:
+        stopped = next(process for process in command.left() if process.name().startswith("sf-rollout"))
+        stopped.send_signal(signal.SIGSTOP)
+        os.kill(command.pid, signal.SIGKILL)
+        assert command.left_after(5) == []
+
+
 # Signals
 
 

@@ -117,6 +117,19 @@ def kill_tree(pid: int, spare_root: bool = False) -> None:
                 process.kill()
 
 
+def kill_stopped(parent: int, names: str) -> None:
+    """Kill those children of a process that are stopped, by SIGSTOP for example, and cannot end by themselves.
+
+    Args:
+        names: How their names begin.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(parent).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() == psutil.STATUS_STOPPED and process.name().startswith(names):
+                    kill_tree(process.pid)
+
+
 @contextlib.contextmanager
 def _no_main_module() -> Iterator[None]:
     """Keep worker processes from importing the user's main script again: what they need of it is pickled by value."""

@@ -34,7 +34,7 @@ from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime.allocator import keep_freed_memory
 from sfactory.runtime.output import print_into
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
-from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_tree
+from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_stopped, kill_tree
 from sfactory.runtime.stacks import explain_exit, keep_stacks
 from sfactory.runtime.training import make_training
 from sfactory.runtime.wires import Wires, inline_wires
@@ -43,6 +43,8 @@ from sfactory.telemetry.events import Failure, KernelsChosen
 
 COMPILER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sfactory" / "inductor"
 """Where what torch.compile has made outlasts a run, unless TORCHINDUCTOR_CACHE_DIR names another place."""
+WORKER = "sf-"
+"""How the names of worker processes begin."""
 DEVICE_FAILED = 71
 """Exit status of a worker whose device failed or ran out of memory; it is started anew."""
 POLL_S = 0.05
@@ -176,7 +178,7 @@ def settle_process(name: str, folder: str) -> None:
         name: Name of the process.
         folder: Temporary files of this process and of its children belong there.
     """
-    Path("/proc/self/comm").write_text(f"sf-{name}")  # the name shown by top and ps
+    Path("/proc/self/comm").write_text(f"{WORKER}{name}")  # the name shown by top and ps
     os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds children of environments by it
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -243,6 +245,7 @@ def _end_with_parent(folder: str) -> None:
     """Wait for the end of the runner; then end this process and its descendants, and remove their temporary files."""
     connection.wait([parent_process().sentinel])
     kill_tree(os.getpid(), spare_root=True)
+    kill_stopped(os.getppid(), WORKER)
     # The runner has had no time to remove the folders of the workers and of the fork server.
     for left in (Path(folder).parent, get_temp_dir()):
         shutil.rmtree(left, ignore_errors=True)
