@@ -53,7 +53,7 @@ learn: .venv/dev
 	$(BIN)/python -m pytest -m long --ignore tests/test_packaging.py --ignore tests/test_printed_commands.py
 	$(BIN)/python -m perf.learning --record
 	$(BIN)/python -m perf.results
-	$(BIN)/python -m perf.learning_plots --all --out build/learning.svg
+	$(BIN)/python -m perf.learning_plots --all
 
 lag: .venv/dev
 	$(BIN)/python -m perf.lag

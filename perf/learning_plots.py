@@ -1,4 +1,4 @@
-"""docs/learning.svg: the learning curves of perf/data/learning, with peers beside them where they have run.
+"""The learning curves of perf/data/learning, with peers beside them where they have run.
 
     python -m perf.learning_plots [--all] [--out FILE]
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CURVES = Path(__file__).resolve().parent / "data" / "learning"
-FIGURE = Path(__file__).resolve().parents[1] / "docs" / "learning.svg"
+FIGURE = Path("build/learning.svg")
 TRAINERS = {"": "sfactory", "sync": "sfactory --sync", "sb3": "SB3", "sf": "Sample Factory"}
 """By the word in a curve's name."""
 RETURN = "episode_return_mean"
@@ -89,7 +89,9 @@ def draw(curves: Curves, out: Path) -> None:
     seen = [trainer for trainer in colours if any(trainer in by_trainer for by_trainer in curves.values())]
     handles = [Line2D([], [], color=colours[trainer], label=trainer) for trainer in seen]
     handles.append(Line2D([], [], color="0.6", linestyle=":", label="what the reference asks of an evaluation"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(len(handles), columns), frameon=False, fontsize=9
+    )
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 
@@ -115,6 +117,7 @@ def main() -> int:
     if not chosen:
         print("no curves of a peer; python -m perf.learning --peer makes them", file=sys.stderr)
         return 1
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     draw(chosen, args.out)
     print(args.out)
     return 0
