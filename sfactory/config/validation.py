@@ -6,15 +6,13 @@ import math
 import operator
 
 from sfactory.config.checking import check_types
-from sfactory.config.declaring import given_names, settings_of
+from sfactory.config.declaring import settings_of
 from sfactory.config.fields import Config
 from sfactory.config.lag import least_max_lag, slot_count
 from sfactory.errors import ConfigError, shown
 
 MOST_SLOTS = 2**22 - 1
 """Slots that a message between workers can name."""
-MOST_RUNS = 10
-"""Runs, by their steps, that a batch which was asked for may be as long as: a run makes one at least."""
 
 
 def validate(config: Config, rows_per_env: int = 1) -> None:
@@ -67,11 +65,6 @@ def _size_problems(config: Config, rows_per_env: int) -> list[str]:
         return [f"envs_per_worker {config.envs_per_worker} is not a multiple of runtime.groups {groups}; try {up}"]
     rows = config.envs_per_group * rows_per_env
     segment = config.rollout * rows
-    if config.batch_size > MOST_RUNS * config.steps and "batch_size" in given_names(config):
-        return [
-            f"batch_size {config.batch_size} is more than {MOST_RUNS} times steps {config.steps}: the run would be "
-            "over long before anything is learned; lower batch_size, or raise steps"
-        ]
     if config.batch_size % segment:
         near = max(1, round(config.batch_size / segment)) * segment
         return [

@@ -28,6 +28,8 @@ from sfactory.runtime.plan import Plan
 T = TypeVar("T")
 FEW_UPDATES = 500
 """Optimizer steps of a whole run below which hardly any task is learned."""
+MOST_RUNS = 10
+"""Runs, by their steps, that a batch which was asked for may be as long as: a run makes one at least."""
 SLOW_STEP_S = 0.1
 """Seconds of an env step from which a run is told how slow it will be."""
 
@@ -79,6 +81,11 @@ def make_plan(config: Config) -> Plan:
         raise ConfigError(problem)
     check_extensions(config, model)
     check_limits(plan, model)
+    if config.batch_size > MOST_RUNS * config.steps and "batch_size" in given_names(config):
+        raise ConfigError(
+            f"batch_size {config.batch_size:,} is more than {MOST_RUNS} times steps {config.steps:,}: the run would be "
+            "over long before anything is learned; lower batch_size, or raise steps"
+        )
     return plan
 
 

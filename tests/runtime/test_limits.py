@@ -213,7 +213,7 @@ def test_the_tightest_memory_limit_counts_whoever_sets_it(tmp_path, monkeypatch)
 
 
 def test_too_little_memory_is_told_with_the_figures(tmp_path, monkeypatch):
-    plan, model = plan_for(tmp_path, serial=True, envs_per_worker=200_000, batch_size=16 * 100_000)
+    plan, model = plan_for(tmp_path, serial=True, envs_per_worker=200_000, batch_size=16 * 100_000, steps=16 * 100_000)
     limits.check_limits(plan, model)
     use_cgroups(monkeypatch, tmp_path / "cgroups", "0::/", {"memory.max": GIB, "memory.current": GIB - 2**20})
     said = refusal(plan, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,31 @@ from whole_runs import config_for
 from sfactory import Config, train
 from sfactory.config import LogConfig, ModelConfig, resolve
 from sfactory.config.command_line import from_command_line
+from sfactory.errors import ConfigError
 from sfactory.profiling import tune
 from sfactory.runtime.planning import make_plan, notes_on
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of numba's with one compiled kernel."""
+    kept = tmp_path / "numba"
+    (kept / "kernels").mkdir(parents=True)
+    (kept / "kernels" / "dense.f-1.py311.1.nbi").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(kept))
+    return kept
+
+
+def test_the_first_run_says_that_kernels_are_compiled(compiled: Path):
+    shutil.rmtree(compiled)
+    plan = make_plan(resolve(Config(env="CartPole-v1", steps=200_000)))
+    assert [note for note in notes_on(plan) if "kernels are compiled" in note]
+
+
+def test_a_batch_that_is_much_longer_than_the_run_is_refused():
+    with pytest.raises(ConfigError, match="batch_size 11,264 is more than 10 times steps 1,000: "):
+        make_plan(resolve(Config(env="CartPole-v1", steps=1000, batch_size=11 * 1024)))
+    make_plan(resolve(Config(env="CartPole-v1", steps=10)))  # the preset's own
 
 
 def test_a_run_of_few_updates_names_the_figures_and_the_flags():
