@@ -28,7 +28,7 @@ Maker = Callable[[Sequence[int]], Any]
 """Makes one more environment of a group. Its argument is the seeds of the rows, for environments that are seeded when
 they are made."""
 _registered: dict[str, Callable[..., Any]] = {}
-_ON_DEVICE = {
+ON_DEVICE = {
     "sfactory/TensorCartPole": ("sfactory.envs.tensors.cartpole", "CartPole"),
     "sfactory/TensorMemoryGrid": ("sfactory.envs.tensors.memory_grid", "MemoryGrid"),
 }
@@ -94,8 +94,8 @@ def resolve_env(env: Any) -> Any:
         return env
     if env in _registered:
         return _registered[env]
-    if env in _ON_DEVICE:
-        module_name, name = _ON_DEVICE[env]
+    if env in ON_DEVICE:
+        module_name, name = ON_DEVICE[env]
         return getattr(importlib.import_module(module_name), name)
     if env.startswith(("lambda", "<")):
         raise ConfigError(

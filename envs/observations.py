@@ -257,7 +257,7 @@ def mask_in(holder: Any) -> Any:
 
 def is_extra(key: Any) -> bool:
     """Whether an entry of an info is the environment's own, and not one of those that Gymnasium puts there."""
-    return isinstance(key, str) and key not in _NO_EXTRAS and not key.startswith(("_", "final_"))
+    return isinstance(key, str) and key not in _NO_EXTRAS and not key.startswith("final_")
 
 
 def numeric_extras(info: Mapping[str, Any]) -> dict[str, float]:

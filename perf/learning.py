@@ -42,7 +42,7 @@ COLUMNS = ("env_steps", "wall_s", "episode_return_mean", "policy_lag_mean", "beh
 def score_of(reference: Reference, seed: int, args: argparse.Namespace) -> tuple[float, float]:
     """(mean evaluation return, seconds of training) of a seed, which is trained if it has none yet."""
     kind = SHORT[args.peer] if args.peer else "sync" if args.sync else ""
-    run = args.runs / "-".join(filter(None, (reference.name, kind, str(seed))))
+    run = args.runs / curve_name(reference, kind, seed)
     if (run / "score.json").exists():
         found = json.loads((run / "score.json").read_text())
         return found["score"], found["seconds"]
@@ -56,6 +56,15 @@ def score_of(reference: Reference, seed: int, args: argparse.Namespace) -> tuple
     (run / "score.json").write_text(json.dumps({"score": score, "seconds": seconds}))
     print(f"{run.name}: {score:.2f} after {seconds:.0f} s", flush=True)
     return score, seconds
+
+
+def curve_name(reference: Reference, kind: str, seed: int | str) -> str:
+    """Of a run folder, and of its curve in perf/data/learning.
+
+    Args:
+        kind: Empty, sync, or one of `SHORT`.
+    """
+    return "-".join(filter(None, (reference.name, kind, str(seed))))
 
 
 def train(reference: Reference, seed: int, run: Path, sync: bool) -> tuple[float, float]:

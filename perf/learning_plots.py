@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from perf import results
+from perf.learning import CURVES, curve_name
 from perf.references import BY_NAME, REFERENCES
 from sfactory.commands.plot import band_of
 from sfactory.runs.curves import Curve, read_curve
@@ -23,7 +24,6 @@ from sfactory.runs.curves import Curve, read_curve
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CURVES = Path(__file__).resolve().parent / "data" / "learning"
 FIGURE = Path("build/learning.svg")
 TRAINERS = {"": "sfactory", "sync": "sfactory --sync", "sb3": "SB3", "sf": "Sample Factory"}
 """By the word in a curve's name."""
@@ -34,6 +34,7 @@ SMOOTH = 0.03
 PANEL = 3.1, 2.3
 """Inches."""
 COLUMNS = 5
+"""Most references beside one another."""
 
 Curves = Mapping[str, Mapping[str, Sequence[Curve]]]
 """Of each reference, those of each trainer."""
@@ -46,8 +47,8 @@ def read(folder: Path) -> Curves:
         by_trainer = {}
         for kind, trainer in TRAINERS.items():
             seeds = [row["seed"] for row in results.scores_of(runs, each, trainer)]
-            names = ["-".join(filter(None, (each.name, kind, seed))) for seed in seeds]
-            by_trainer[trainer] = [read_curve(path) for name in names if (path := folder / f"{name}.csv").exists()]
+            paths = [folder / f"{curve_name(each, kind, seed)}.csv" for seed in seeds]
+            by_trainer[trainer] = [read_curve(path) for path in paths if path.exists()]
         if by_trainer := {trainer: curves for trainer, curves in by_trainer.items() if curves}:
             found[each.name] = by_trainer
     return found
@@ -55,7 +56,7 @@ def read(folder: Path) -> Curves:
 
 def with_peers(curves: Curves) -> Curves:
     """The references that a peer has learned, too."""
-    return {name: by_trainer for name, by_trainer in curves.items() if {"SB3", "Sample Factory"} & set(by_trainer)}
+    return {name: by_trainer for name, by_trainer in curves.items() if set(results.HERE) & set(by_trainer)}
 
 
 def draw(curves: Curves, out: Path) -> None:
@@ -82,8 +83,8 @@ def draw(curves: Curves, out: Path) -> None:
                 panel.xaxis.set_major_formatter(EngFormatter(sep=""))
             panel.spines[["top", "right"]].set_visible(False)
             panel.grid(alpha=0.3, linewidth=0.5)
-    for panel in grid.flat:
-        panel.set_axis_on() if panel.lines else panel.set_axis_off()
+    for unused in (panel for panel in grid.flat if not panel.lines):
+        unused.set_axis_off()
     for row in grid:
         row[0].set_ylabel("training return")
     seen = [trainer for trainer in colours if any(trainer in by_trainer for by_trainer in curves.values())]

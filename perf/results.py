@@ -102,6 +102,14 @@ deterministic evaluation episodes (20 before November 2026); a cell is the inter
 bootstrap interval and the number of seeds. Seconds are of a shared machine, often beside other runs. `sfactory plot
 perf/data/learning/hopper-*.csv` draws the curves.
 """
+COMPARED = "evaluation, 400 episodes"
+COMPARED_METHOD = """\
+## Settings compared
+
+400 evaluation episodes from the same starts, for each of seeds 101 to 110: `python -m sfactory.train --env Pendulum-v1
+--steps 200000 --seed SEED --run RUN` with the flags, then `python -m sfactory.eval --run RUN --episodes 400 --seed 7`.
+A start has failed that returns less than -700.
+"""
 METHODS = (
     (
         "throughput", "env steps trained on by seconds, from when twice the content of all slots has been trained on",
@@ -342,11 +350,23 @@ def small_tasks(runs: Sequence[Row]) -> list[str]:
     return table(("task", "env steps", "expected", "score", "seeds"), rows)
 
 
+def settings(runs: Sequence[Row]) -> list[str]:
+    """What seeds reached with settings or code that were compared over more episodes than a reference has."""
+    held = [row for row in runs if row["measure"] == COMPARED]
+    rows = []
+    for env, flags, commit in dict.fromkeys((row["env"], row["flags"], row["commit"]) for row in held):
+        here = select(held, env=env, flags=flags, commit=commit)
+        failed = sum(int(row["note"].split()[0]) for row in here)
+        rows.append([env, flags, here[0]["env_steps"], commit, score(here), f"{failed}"])
+    return table(("environment", "flags", "env steps", "commit", "score", "starts that failed"), rows)
+
+
 def learning_report(load: Callable[[str], Sequence[Row]]) -> str:
     """All of LEARNING.md."""
     runs = load("learning")
     lines = [*LEARNING_METHOD.splitlines(), "", *references(runs), "", "## Small tasks, defaults alone", ""]
     lines += ["`python -m pytest tests/test_small_tasks.py` (seed 11), and other seeds.", "", *small_tasks(runs)]
+    lines += ["", *COMPARED_METHOD.splitlines(), "", *settings(runs)]
     return "\n".join(lines) + "\n"
 
 

@@ -245,7 +245,7 @@ class EpisodeTensors:
 
     def take(self) -> Episodes:
         """The episodes that ended in the segment."""
-        counted = self._ended & ~self._returns.isnan()
+        counted = (self._ended & ~self._returns.isnan()).nonzero(as_tuple=True)  # the one wait for their number
         returns, lengths, *extras = (
             each[counted].cpu().numpy() for each in (self._returns, self._lengths, *self._extras.values())
         )

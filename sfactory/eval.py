@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from sfactory.config import ModelConfig
@@ -21,6 +20,7 @@ from sfactory.config.flags import Mapped, Name
 from sfactory.errors import ConfigError, counted, telling_errors
 from sfactory.player import Evaluation, Player
 from sfactory.policy import Checkpoint
+from sfactory.telemetry.console import new_console
 
 DESCRIPTION = "Play episodes with the policy of a run folder, in fresh environments, and report what they returned."
 LONGER = 10
@@ -150,7 +150,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
             values["protocol"] = result.protocol
         print(json.dumps(values))
     else:
-        Console(emoji=False).print(_table(options, result, sampled))
+        new_console().print(_table(options, result, sampled))
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sfactory.errors import ConfigError, SfactoryError, check_platform
+from sfactory.telemetry.console import new_console
 
 if TYPE_CHECKING:
     from sfactory.config import Config
@@ -103,7 +104,7 @@ def _run(options: ProfileOptions, config: Config, plan: Plan) -> int:
     from sfactory.profiling.measure import profile_run
     from sfactory.profiling.report import show, values
 
-    console = Console(emoji=False)
+    console = new_console()
     ceiling_s = min(MOST_CEILING_S, options.seconds / 4)
     with _progress(console) as tell:
         if options.tune:

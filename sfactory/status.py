@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +24,7 @@ from sfactory.errors import ConfigError, telling_errors
 from sfactory.runs.report_page import read_json
 from sfactory.runs.run_folder import CONFIG, SUMMARY, is_held
 from sfactory.runtime.observed_state import RunState, read_status
+from sfactory.telemetry.console import new_console
 from sfactory.telemetry.sparkline import sparkline
 
 DESCRIPTION = """Show what the processes of a living run are doing, or how a run has ended. A SIGUSR2 to the run's
@@ -112,7 +113,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.stat
         prog=prog,
         description=DESCRIPTION,
     )
-    console = Console(emoji=False)
+    console = new_console()
     live = (
         Live(console=console, auto_refresh=False)
         if options.watch and console.is_terminal and not options.json

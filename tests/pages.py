@@ -14,6 +14,20 @@ _FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}[^\n]*\n|\n(?= {4}))+)")
 
 
+MINE = """
+import gymnasium
+
+
+class MyEnv(gymnasium.wrappers.TransformReward):
+    def __init__(self, size=1):
+        super().__init__(gymnasium.make("CartPole-v1"), lambda reward: reward / size)
+
+
+gymnasium.register("MyEnv-v0", MyEnv)
+"""
+"""A module of the reader's own, as the pages name it."""
+
+
 class Block(NamedTuple):
     """A block of code.
 
@@ -61,8 +75,8 @@ def python_of(page: Path) -> str:
     return re.sub(r"\bepisodes=\d+", "episodes=2", re.sub(r"\bsteps=[\d_]+", "steps=2048", text))
 
 
-def few(words: list[str]) -> list[str]:
-    """A command with few env steps and episodes, and reports in spite of that."""
-    small = {"--steps": "100000", "--episodes": "2"}
+def few(words: list[str], steps: int = 100_000) -> list[str]:
+    """A command with few env steps, episodes and seconds, and reports in spite of that."""
+    small = {"--steps": str(steps), "--episodes": "2", "--seconds": "8"}
     reports = ["--log.report-every-s", "0.2"] if "--steps" in words else []
     return [small.get(flag, word) for flag, word in zip(["", *words], words, strict=False)] + reports

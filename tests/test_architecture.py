@@ -40,8 +40,8 @@ ALLOWED = {
     "profiling": {"config", "data", "envs", "kernels", "learner", "model", "runtime", "spaces", "telemetry"},
     "train": {"config", "runtime"},
     "player": {"config", "envs", "policy", "runs"},
-    "eval": {"config", "player", "policy"},
-    "profile": {"config", "profiling", "runtime"},
+    "eval": {"config", "player", "policy", "telemetry"},
+    "profile": {"config", "profiling", "runtime", "telemetry"},
     "status": {"config", "runs", "runtime", "telemetry"},
     "commands": {
         "config", "data", "distributions", "envs", "eval", "model", "player", "policy", "profiling", "runs", "runtime",

@@ -108,17 +108,6 @@ def test_the_arenas_table_is_that_of_the_code():
 # What a reader copies
 
 
-MINE = """
-import gymnasium
-
-
-class MyEnv(gymnasium.wrappers.TransformReward):
-    def __init__(self, size):
-        super().__init__(gymnasium.make("CartPole-v1"), lambda reward: reward / size)
-"""
-"""A module of the reader's own, as the pages name it."""
-
-
 class Read(Exception):
     """A command line has been read, and nothing has started."""
 
@@ -191,7 +180,7 @@ def test_every_program_runs(page, tmp_path, monkeypatch, cartpole):
         pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     shutil.copytree(cartpole, tmp_path / "runs" / "cartpole")
-    (tmp_path / "my_module.py").write_text(MINE)
+    (tmp_path / "my_module.py").write_text(pages.MINE)
     (tmp_path / "page.py").write_text(pages.python_of(page))
     for words in pages.commands(page):
         if words[:2] == ["sfactory", "export"] and "runs/cartpole" in words and not {"hf", "--push"} & {*words}:

@@ -18,19 +18,6 @@ from sfactory.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MINE = """
-import gymnasium
-
-
-class MyEnv(gymnasium.wrappers.TransformReward):
-    def __init__(self):
-        super().__init__(gymnasium.make("CartPole-v1"), lambda reward: reward)
-
-
-gymnasium.register("MyEnv-v0", MyEnv)
-"""
-"""A module of the reader's own, as the pages name it."""
-FEW = {"--steps": "8192", "--episodes": "2", "--seconds": "8"}
 LIMIT_S = 400
 TRAINING = ("README.md", "first-run.md")
 """Pages that train the run which others suppose."""
@@ -47,11 +34,10 @@ def printed(page: Path) -> Iterator[list[str]]:
 
 
 def few(words: list[str]) -> list[str]:
-    """A command with few env steps, episodes and seconds; a policy is shown as a video: a test has no terminal."""
-    words = [FEW.get(flag, word) for flag, word in zip(["", *words], words, strict=False)]
-    if words[0] == "train" and "--show-config" not in words:
-        words += [] if "--steps" in words else ["--steps", FEW["--steps"]]
-        words += ["--log.report-every-s", "0.2"]
+    """A command that is soon done; a policy is shown as a video, since a test has no terminal."""
+    if words[0] == "train" and "--steps" not in words:
+        words = [*words, "--steps", "0"]
+    words = pages.few(words, steps=8192)
     if "--tune" in words:
         words[words.index("--seconds") + 1] = "200"
     return [*words, "--video", "shown"] if words[0] == "play" else words
@@ -67,9 +53,9 @@ def desk(tmp_path: Path, trained: Path) -> Path:
     """A folder with what the pages suppose: a trained run, modules and files of the reader's own."""
     for name in ("cartpole", "a-1", "a-2", "b-1", "one", "two"):
         shutil.copytree(trained, tmp_path / "runs" / name)
-    (tmp_path / "my_module.py").write_text(MINE)
+    (tmp_path / "my_module.py").write_text(pages.MINE)
     (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package" / "envs.py").write_text(MINE)
+    (tmp_path / "my_package" / "envs.py").write_text(pages.MINE)
     (tmp_path / "run.yaml").write_text("epochs: 1\n")
     (tmp_path / "catch.py").write_text(pages.python_of(ROOT / "docs" / "own-environment.md"))
     space = next(
@@ -83,9 +69,7 @@ def desk(tmp_path: Path, trained: Path) -> Path:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(True for _ in printed(page))], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if list(printed(page))], ids=lambda page: page.name)
 def test_every_printed_command_runs(page: Path, desk: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
     if page.name in TRAINING:

@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sfactory.envs.factory import ON_DEVICE
 from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError
@@ -25,8 +26,6 @@ _PREFIX = "sfactory/"
 _MODULES = {"CartPole": "cartpole", "Pendulum": "pendulum", "MemoryGrid": "memory_grid"}
 """Modules that hold a group class of the same name as the id; imported when asked for, because they bring numba with
 them."""
-_ON_DEVICE = ("TensorCartPole", "TensorMemoryGrid")
-"""Names that another family answers to."""
 
 
 def handles(request: EnvRequest) -> bool:
@@ -54,12 +53,9 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
 def _make(request: EnvRequest, seeds: Sequence[int]) -> NativeGroup:
     name = request.env.removeprefix(_PREFIX)
     if name not in _MODULES:
-        near = difflib.get_close_matches(name, (*_MODULES, *_ON_DEVICE), 1)
-        hint = (
-            f"did you mean {_PREFIX}{near[0]}?"
-            if near
-            else f"known: {', '.join(_PREFIX + known for known in (*_MODULES, *_ON_DEVICE))}"
-        )
+        known = [*(_PREFIX + each for each in _MODULES), *ON_DEVICE]
+        near = difflib.get_close_matches(request.env, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
         raise ConfigError(f"no native environment is called {request.env!r}; {hint}")
     if request.backend not in ("auto", "vector"):
         raise ConfigError(

@@ -113,7 +113,7 @@ class TensorGroup:
         self._copy("terminated", terminated, outcome.terminated)
         self._copy("truncated", truncated, outcome.truncated)
         outcome.truncated.logical_and_(~outcome.terminated)
-        self._read_info(info.get("final_info", {}) if self._mode is AutoresetMode.SAME_STEP else info, outcome)
+        self._read_info(info.get("final_info") if self._mode is AutoresetMode.SAME_STEP else info, outcome.terminated)
         if self.rests:
             self._rest(outcome, after)
         else:
@@ -159,15 +159,24 @@ class TensorGroup:
             raise EnvironmentFault(f"{self.name}: {call} returned {shown(result)}; it must return {wanted}")
         return result
 
-    def _read_info(self, last: Mapping[str, Any], outcome: TensorOutcome) -> None:
-        """Read what an info says of episodes that ended, whose last info it is."""
-        entries = {name: value for name, value in last.items() if getattr(value, "shape", None) == (self.rows,)}
+    def _read_info(self, last: Any, terminated: Tensor) -> None:
+        """Read what the last info of episodes that ended says of them, in tensors ``[rows]``; all else is left alone.
+
+        Args:
+            last: A mapping, or anything.
+            terminated: bool ``[rows]``.
+        """
+        entries = {
+            name: value
+            for name, value in (last.items() if isinstance(last, Mapping) else ())
+            if isinstance(value, Tensor) and value.shape == (self.rows,) and not value.is_complex()
+        }
         goes_on = entries.get(GOES_ON_KEY)
-        self.goes_on = None if goes_on is None else outcome.terminated & goes_on.bool()
+        self.goes_on = None if goes_on is None else terminated & goes_on.bool()
         self.extras = {
-            name: value if (has := last.get(f"_{name}")) is None else torch.where(has, value.double(), torch.nan)
+            name: value if (has := entries.get(f"_{name}")) is None else torch.where(has, value.float(), torch.nan)
             for name, value in entries.items()
-            if is_extra(name) and isinstance(value, Tensor) and not value.is_complex()
+            if is_extra(name) and not name.startswith("_")  # _NAME says who has a NAME
         }
 
     def _finals(self, info: Mapping[str, Any]) -> Any:

@@ -30,6 +30,7 @@ from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, SfactoryError, telling_errors
 from sfactory.runtime.processes import EventSender, WorkerProcesses, fork_server
 from sfactory.runtime.workers import settle_process
+from sfactory.telemetry.console import new_console
 
 DESCRIPTION = """Make an environment, play random actions in it, and say what is wrong with it, which speed to expect on
 this machine and what limits it, and which preset and flags suit it. Takes the flags of a run, for their sizes decide
@@ -102,7 +103,7 @@ def main(args: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(_values(config, result)))
     else:
-        _show(Console(emoji=False), config, result)
+        _show(new_console(), config, result)
     return result.exit_status
 
 

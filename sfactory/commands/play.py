@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config import env_name
@@ -25,6 +24,7 @@ from sfactory.errors import ConfigError, counted, shown, telling_errors
 from sfactory.player import Evaluation, Player, request_of
 from sfactory.runs.run_folder import read_config
 from sfactory.runs.video import has_display
+from sfactory.telemetry.console import new_console
 
 DESCRIPTION = """Play episodes with the policy of a run folder and show them: in a window where there is a display and
 the environment can draw one, else in the terminal, as text or as a picture of coloured blocks."""
@@ -63,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> int:
     options = tyro.cli(Options, args=args, prog="sfactory play", description=DESCRIPTION)
     result = _play(options)
     returns = ", ".join(f"{value:.2f}" for value in result.returns)
-    Console(emoji=False).print(
+    new_console().print(
         f"{counted(result.episodes, 'episode')}, returns {returns}, mean length {result.length_mean:.1f}"
     )
     return 0

@@ -219,7 +219,15 @@ def _axis(x: str, y: str) -> str:
 
 
 def band_of(label: str, curves: Sequence[Curve], x: str, y: str, smooth: float) -> Band | None:
-    """The curves of a group on common points, from where all of them have begun to where the shortest ends."""
+    """The curves of a group on common points, from where all of them have begun to where the shortest ends; None, and a
+    line on standard error, where they have nothing in common.
+
+    Args:
+        label: Of the group.
+        x: env_steps or time.
+        y: A column of the curves.
+        smooth: Share of the horizontal axis over which a running mean is taken.
+    """
     series = []
     for curve in curves:
         horizontal, vertical = curve.series(_axis(x, y), y)

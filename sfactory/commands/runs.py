@@ -14,7 +14,6 @@ from pathlib import Path
 
 import tyro
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from sfactory.config.command_line import Switch
@@ -22,6 +21,7 @@ from sfactory.errors import ConfigError, SfactoryError, telling_errors
 from sfactory.runs.curves import read_table
 from sfactory.runs.run_folder import CONFIG, METRICS, read_config
 from sfactory.status import status
+from sfactory.telemetry.console import new_console
 
 DESCRIPTION = "List the run folders below a folder: environment, env steps, return and status of each."
 COLOURS = {"living": "green", "starting": "green", "completed": "", "interrupted": "yellow"}
@@ -77,7 +77,7 @@ def main(args: Sequence[str] | None = None) -> int:
         for run in runs:
             print(json.dumps(dataclasses.asdict(run)))
     elif runs:
-        console, table = Console(emoji=False), _table(runs)
+        console, table = new_console(), _table(runs)
         needed = console.measure(table, options=console.options.update(width=WIDEST)).maximum
         console.width = max(console.width, needed)  # the terminal wraps lines, so that names can be copied
         console.print(table)

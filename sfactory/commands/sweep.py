@@ -24,6 +24,7 @@ from sfactory.commands.sweeps.trials import Trials
 from sfactory.config import from_dict, load_yaml, resolve
 from sfactory.errors import ConfigError, counted, telling_errors
 from sfactory.files import write_atomically
+from sfactory.telemetry.console import new_console
 
 DESCRIPTION = """Search for good values of some fields of the configuration by many runs, several at once, each on cores
 of its own. SPACE.yaml says what is searched (docs/sweeps.md). The same command again goes on with the sweep in its
@@ -55,7 +56,7 @@ def main(args: Sequence[str] | None = None) -> int:
     options = tyro.cli(
         Options, args=args, prog="sfactory sweep", description=DESCRIPTION, config=(tyro.conf.FlagCreatePairsOff,)
     )
-    return _sweep(options, Console(emoji=False))
+    return _sweep(options, new_console())
 
 
 def _sweep(options: Options, console: Console) -> int:

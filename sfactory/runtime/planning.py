@@ -28,8 +28,8 @@ from sfactory.runtime.plan import Plan
 T = TypeVar("T")
 FEW_UPDATES = 500
 """Optimizer steps of a whole run below which hardly any task is learned."""
-MOST_RUNS = 10
-"""Runs, by their steps, that a batch which was asked for may be as long as: a run makes one at least."""
+LONGEST_BATCH = 10
+"""A batch that was asked for has at most so many times the steps of the run, which makes one at least."""
 SLOW_STEP_S = 0.1
 """Seconds of an env step from which a run is told how slow it will be."""
 
@@ -81,9 +81,9 @@ def make_plan(config: Config) -> Plan:
         raise ConfigError(problem)
     check_extensions(config, model)
     check_limits(plan, model)
-    if config.batch_size > MOST_RUNS * config.steps and "batch_size" in given_names(config):
+    if config.batch_size > LONGEST_BATCH * config.steps and "batch_size" in given_names(config):
         raise ConfigError(
-            f"batch_size {config.batch_size:,} is more than {MOST_RUNS} times steps {config.steps:,}: the run would be "
+            f"batch_size {config.batch_size:,} is more than {LONGEST_BATCH} times steps {config.steps:,}: the run is "
             "over long before anything is learned; lower batch_size, or raise steps"
         )
     return plan
@@ -119,7 +119,8 @@ def notes_on(plan: Plan) -> list[str]:
     if plan.device_reason:
         other = "cpu" if config.device == "cuda" else "cuda"
         notes.append(f"trains on {config.device}, since {plan.device_reason}; --device {other} takes the other")
-    if config.runtime.kernels != "off" and not _kernels_are_compiled():
+    on_cpu = devices.learner_device(config).type == "cpu"
+    if config.runtime.kernels != "off" and on_cpu and not _kernels_are_compiled():
         notes.append("kernels are compiled, once on this machine: learning begins up to half a minute later")
     usual, segment = preset_value(config, "batch_size"), config.rollout * plan.rows
     if "batch_size" not in given_values(config) and config.batch_size != usual:

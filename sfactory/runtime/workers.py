@@ -242,7 +242,8 @@ def _schedule_as_batch() -> None:
 
 
 def _end_with_parent(folder: str) -> None:
-    """Wait for the end of the runner; then end this process and its descendants, and remove their temporary files."""
+    """Wait for the end of the runner; then end this process, its descendants, and other workers that are stopped and
+    cannot notice; and remove their temporary files."""
     connection.wait([parent_process().sentinel])
     kill_tree(os.getpid(), spare_root=True)
     kill_stopped(os.getppid(), WORKER)

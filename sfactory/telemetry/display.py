@@ -97,10 +97,11 @@ class Display:
 
     def _running(self) -> Live:
         if self._live is None:
-            from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=self._console or Console(emoji=False), auto_refresh=False)
+            from sfactory.telemetry.console import new_console
+
+            self._live = Live(console=self._console or new_console(), auto_refresh=False)
             self._live.start()
             self._live.console.show_cursor(True)
         return self._live
