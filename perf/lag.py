@@ -125,7 +125,7 @@ class RowsLearner(LateLearner):
         targets = Targets(advantages, returns, values, old_log_prob, estimates.log_weights, valid)
         samples = batch.select(rows).samples(targets, single=False)
         self._network.refresh()
-        self._update(self._forward(samples, [slice(0, len(rows))]), samples, samples.targets)
+        self._note_update(self._update(samples, [slice(0, len(rows))]))
 
     def _advantages(self, advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
         return weighted_advantages(self._config.loss, advantages, weights, valid)[0]

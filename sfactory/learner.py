@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import fields
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfactory.adam import Adam
 from sfactory.config import Config
 from sfactory.config.devices import learner_threads
 from sfactory.config.importing import load_object
@@ -23,12 +20,13 @@ from sfactory.data.plane import EventSink
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
-from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, Targets, joint_sums, loss_stats
+from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, Targets, loss_stats
 from sfactory.model.networks import Outputs
 from sfactory.model.normalizer import CriticUnits
-from sfactory.objective import Estimates, Evaluation, valid_samples
+from sfactory.objective import Estimates, valid_samples
 from sfactory.telemetry.events import PROGRESS_EVERY_S, TERM, Progress
 from sfactory.telemetry.stopwatch import Stopwatch
+from sfactory.update import Chunk
 
 LR_RANGE = (1e-6, 1e-2)
 
@@ -39,14 +37,6 @@ def batch_source(config: Config) -> BatchSource:
     if config.batch_source == "none":
         return FreshOnly(columns)
     return load_object(config.batch_source, "batch_source")(columns, config)
-
-
-class _Chunk(NamedTuple):
-    """Some columns after the forward pass: the network's outputs and what the objective makes of them."""
-
-    columns: Columns
-    outputs: Outputs
-    evaluation: Evaluation
 
 
 class Learner:
@@ -77,8 +67,6 @@ class Learner:
         self._device = device = kernels.device
         self._flat = FlatWeights(model, gradients=True)
         self._network = kernels.network()
-        optim = config.optim
-        self._optimizer = Adam(self._flat.parameters, optim.lr, optim.betas, optim.eps)
         threads = learner_threads(config) if device.type == "cpu" else 1
         self._threads = ChunkThreads(threads)
         kind = self._network.chunk_kind
@@ -95,10 +83,11 @@ class Learner:
         # moves in between.
         self._one_pass = config.updates_per_batch == 1 and not config.loss.normalize_returns
         self._objective = kernels.objective(self._units)
+        self._update = kernels.update(self._network, self._objective, self._flat, self._threads, watch)
+        self._optimizer = self._update.optimizer
         self.kernels = kernels.choice
         self._generator = torch.Generator().manual_seed(config.seed)
         self.env_steps = self.updates = 0
-        self._skipped, self._skipped_in_a_row = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
         # A batch source's batches lie in ever new places, and recordings read where they were made.
         records = device.type == "cuda" and config.runtime.cuda_graphs and config.batch_source == "none"
         self._steps = self._recorded_steps() if records else None
@@ -133,7 +122,7 @@ class Learner:
 
     def _check_updates(self) -> None:
         """Raise RunFailed if nothing can be learned any more; the weights are those before the first skipped update."""
-        if (skipped := int(self._skipped_in_a_row)) >= self._config.optim.max_skipped:
+        if (skipped := int(self._update.skipped_in_a_row)) >= self._config.optim.max_skipped:
             raise RunFailed(
                 f"the loss or its gradient was not finite in {skipped} updates in a row (optim.max_skipped); none of "
                 "them was applied. "
@@ -159,7 +148,7 @@ class Learner:
         lag_max = float(max(high for _, high in self._lags)) if self._lags else float("nan")
         lr = float(self._optimizer.lr)
         self._statistics, self._batch_statistics, self._lags = [], [], []
-        self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr, int(self._skipped)))
+        self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr, int(self._update.skipped)))
 
     def _stats(self, rows: Tensor) -> LossStats:
         """Of updates, from what was kept of them: sums of the loss, norm of the gradient."""
@@ -225,7 +214,7 @@ class Learner:
             for columns in self._minibatches(samples):
                 self._feed.between_updates()
                 if self._steps is None:
-                    self._update(self._forward(samples, columns), samples, samples.targets)
+                    self._note_update(self._update(samples, columns))
                 else:
                     self._recorded_update(samples, columns, self._steps)
 
@@ -234,10 +223,10 @@ class Learner:
         chunks, targets = self._begin(batch, self._one_pass)
         if not self._one_pass:
             return batch.samples(targets, self._single)
-        self._update(chunks, batch, targets)
+        self._note_update(self._update.after(chunks, batch, targets))
         return None
 
-    def _begin(self, batch: Batch, gradients: bool) -> tuple[list[_Chunk], Targets]:
+    def _begin(self, batch: Batch, gradients: bool) -> tuple[list[Chunk], Targets]:
         """One pass of the proximal policy, the present weights, over a batch, and the batch's targets, whose statistics
         are put down.
 
@@ -246,11 +235,11 @@ class Learner:
         """
         self._network.refresh()
 
-        def estimate(columns: Columns) -> tuple[_Chunk, Estimates]:
+        def estimate(columns: Columns) -> tuple[Chunk, Estimates]:
             with torch.set_grad_enabled(gradients):
                 outputs = self._network.outputs(batch, columns)
             evaluation = self._objective.evaluate(outputs, batch, columns)
-            return _Chunk(columns, outputs, evaluation), self._objective.estimate(evaluation, batch, columns)
+            return Chunk(columns, outputs, evaluation), self._objective.estimate(evaluation, batch, columns)
 
         pairs = self._threads.map(estimate, chunk_slices(batch.first.shape[1], self._batch_chunk))
         targets, stats = self._objective.targets([estimates for _, estimates in pairs])
@@ -271,52 +260,10 @@ class Learner:
         minibatches = order.to(self._device, non_blocking=True).split(columns // self._config.optim.minibatches)
         return [list(minibatch.split(self._minibatch_chunk)) for minibatch in minibatches]
 
-    def _forward(self, samples: Samples, columns: Sequence[Columns]) -> list[_Chunk]:
-        """The present policy on a minibatch, given by chunks."""
-        self._network.refresh()
-
-        def evaluate(columns: Columns) -> _Chunk:
-            outputs = self._network.outputs(samples, columns)
-            return _Chunk(columns, outputs, self._objective.evaluate(outputs, samples, columns))
-
-        chunks = self._threads.map(evaluate, columns)
-        self._watch.lap("forward")
-        return chunks
-
-    def _update(self, chunks: Sequence[_Chunk], samples: Batch | Samples, targets: Targets) -> None:
-        """One optimizer step on the chunks of a minibatch; the targets are those of all columns."""
-        sums = self._gradient(chunks, samples, targets)
-        norm = self._step()
-        self._statistics.append(torch.cat((sums, norm.double().reshape(1))))
+    def _note_update(self, row: Tensor) -> None:
+        """Keep account of an update, of which `row` tells the sums of the loss and the norm of the gradient."""
+        self._statistics.append(row)
         self.updates += 1
-        self._watch.lap("optimizer")
-
-    def _gradient(self, chunks: Sequence[_Chunk], samples: Batch | Samples, targets: Targets) -> Tensor:
-        """Fill the parameters' ``grad``; gives the sums of the loss."""
-        shares = [self._objective.totals(chunk.evaluation, targets, chunk.columns) for chunk in chunks]
-        totals = shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
-        self._flat.parameters.grad.zero_()
-
-        def backward(chunk: _Chunk) -> Tensor:
-            gradients = self._objective.gradients(chunk.evaluation, samples, targets, chunk.columns, totals)
-            self._network.backward(chunk.outputs, gradients.params, gradients.value, gradients.auxiliary)
-            return gradients.sums
-
-        sums = joint_sums(self._threads.map(backward, chunks))
-        self._watch.lap("backward")
-        return sums
-
-    def _step(self) -> Tensor:
-        """Clip the gradient and step, without a sync: the optimizer divides by the scale, and skips where the norm is
-        not finite."""
-        gradient, limit = self._flat.parameters.grad, self._config.optim.max_grad_norm
-        norm = torch.linalg.vector_norm(gradient)
-        divisor = (norm / limit).clamp(min=1.0) if limit > 0 else torch.ones_like(norm)
-        skip = ~norm.isfinite()
-        self._optimizer.step(divisor, skip.float())
-        self._skipped += skip
-        self._skipped_in_a_row.add_(1).mul_(skip)
-        return norm
 
     # Recorded steps: the same work, with all that differs between two batches or minibatches in tensors that stay where
     # they are.
@@ -324,7 +271,7 @@ class Learner:
     def _recorded_steps(self) -> RecordedSteps:
         self._optimizer.update_rate()
         moments = self._units.moments.state_dict().values()
-        counts = self._skipped, self._skipped_in_a_row
+        counts = self._update.skipped, self._update.skipped_in_a_row
         buffers = [x for x in self._model.buffers() if not x.is_floating_point()]
         optimizer = self._optimizer.state_dict().values()
         return RecordedSteps(self._device, [self._flat.vector, *optimizer, *moments, *counts, *buffers])
@@ -337,14 +284,15 @@ class Learner:
             self._keep_targets(batch, steps)
 
         def whole() -> None:
-            self._keep_update(*self._keep_targets(batch, steps), batch, steps)
+            chunks, targets = self._keep_targets(batch, steps)
+            steps.keep("statistics", [self._update.after(chunks, batch, targets)])
 
         kind = "batch" if self._one_pass else "targets"
         steps((kind, batch.reward.shape), batch.reward.data_ptr(), whole if self._one_pass else targets)
-        self._note_batch(steps)
+        self._note_recorded_batch(steps)
         if not self._one_pass:
             return batch.samples(Targets(*steps.kept["targets"]), self._single)
-        self._note_update(steps)
+        self._note_recorded_update(steps)
         return None
 
     def _recorded_update(self, samples: Samples, columns: list[Columns], steps: RecordedSteps) -> None:
@@ -354,30 +302,23 @@ class Learner:
             columns = steps.kept["columns"]
 
         def update() -> None:
-            self._keep_update(self._forward(samples, columns), samples.targets, samples, steps)
+            steps.keep("statistics", [self._update(samples, columns)])
 
         steps(("update", samples.reward.shape), samples.reward.data_ptr(), update)
-        self._note_update(steps)
+        self._note_recorded_update(steps)
 
-    def _keep_targets(self, batch: Batch, steps: RecordedSteps) -> tuple[list[_Chunk], Targets]:
+    def _keep_targets(self, batch: Batch, steps: RecordedSteps) -> tuple[list[Chunk], Targets]:
         chunks, targets = self._begin(batch, self._one_pass)
         steps.keep("batch statistics", [self._batch_statistics.pop()])
         steps.keep("targets", list(vars(targets).values()))
         return chunks, targets
 
-    def _keep_update(
-        self, chunks: list[_Chunk], targets: Targets, samples: Batch | Samples, steps: RecordedSteps
-    ) -> None:
-        sums = self._gradient(chunks, samples, targets)
-        steps.keep("statistics", [torch.cat((sums, self._step().double().reshape(1)))])
-
-    def _note_batch(self, steps: RecordedSteps) -> None:
+    def _note_recorded_batch(self, steps: RecordedSteps) -> None:
         self._batch_statistics.append(steps.kept["batch statistics"][0].clone())
         self._watch.lap("forward")
 
-    def _note_update(self, steps: RecordedSteps) -> None:
-        self._statistics.append(steps.kept["statistics"][0].clone())
-        self.updates += 1
+    def _note_recorded_update(self, steps: RecordedSteps) -> None:
+        self._note_update(steps.kept["statistics"][0].clone())
         self._watch.lap("optimizer")
 
     def evaluate(self, batch: Batch) -> tuple[LossStats, BatchStats]:
@@ -387,8 +328,8 @@ class Learner:
         samples: Batch | Samples = batch
         if not self._one_pass:
             samples = batch.samples(targets, single=False)
-            chunks = self._forward(samples, [chunk.columns for chunk in chunks])
-        sums = self._gradient(chunks, samples, targets)
+            chunks = self._update.forward(samples, [chunk.columns for chunk in chunks])
+        sums = self._update.gradient(chunks, samples, targets)
         return loss_stats(self._config.loss, sums), BatchStats(*self._batch_statistics.pop())
 
     def outputs(self, batch: Batch) -> Outputs:

@@ -111,10 +111,10 @@ def test_an_update_whose_gradient_is_not_finite_is_skipped_within_a_recording(ta
     learner._train(learner._feed.fresh([0, 1], learner.updates))
     learner._train(learner._feed.fresh([0, 1], learner.updates))
     assert torch.equal(learner._flat.parameters, before)
-    assert int(learner._skipped) == int(learner._skipped_in_a_row) == 2
+    assert int(learner._update.skipped) == int(learner._update.skipped_in_a_row) == 2
     learner._feed._arena.reward[:] = reward
     learner._train(learner._feed.fresh([0, 1], learner.updates))
-    assert int(learner._skipped_in_a_row) == 0 and not torch.equal(learner._flat.parameters, before)
+    assert int(learner._update.skipped_in_a_row) == 0 and not torch.equal(learner._flat.parameters, before)
 
 
 @pytest.mark.parametrize("wait", ["item", "nonzero", "from the host"])
@@ -122,14 +122,14 @@ def test_an_update_that_waits_for_the_device_is_not_recorded_and_goes_on_plainly
     wait: str, taped: list[int], caplog
 ) -> None:
     plain, waiting = make_learner("mlp", recorded=False), make_learner("mlp", recorded=True)
-    step = waiting._step
+    step = waiting._update.step
 
     def waits() -> Tensor:
         norm = step()
         {"item": norm.item, "nonzero": norm.reshape(1).nonzero, "from the host": lambda: torch.tensor(1.0)}[wait]()
         return norm
 
-    waiting._step = waits
+    waiting._update.step = waits
     with caplog.at_level(logging.WARNING):
         found = train(waiting, MANY)
     torch.testing.assert_close(found, train(plain, MANY), rtol=0, atol=0)

@@ -6,13 +6,45 @@ products and activations run over rows, many at once.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from sfactory.kernels.tanh import tanh_of
+from sfactory.model.heads import LOG_STD_RANGE
+
+Array = NDArray[np.float32]
+Layer = tuple[Array, Array]
+"""Weight ``[out, in]`` and bias ``[out]``."""
 
 TILE = 256
 """Rows of a tile: few enough for the second-level cache, and so many that setting up a product costs little."""
+_LOWEST, _HIGHEST = map(np.float32, LOG_STD_RANGE)
+
+
+class Pass(NamedTuple):
+    """Layers that follow one another, up to their share of a network's outputs.
+
+    Attributes:
+        table: What each category adds to the first layer's outputs, ``[V, out]``.
+        layers: Filled up with zeros to multiples of four; the last one has no activation.
+        params, value: How many of the last layer's outputs are the first parameters of the policy, and then the value.
+    """
+
+    table: Array
+    layers: tuple[Layer, ...]
+    params: int
+    value: int
+
+
+class Inputs(NamedTuple):
+    """What the first layers take of a number x: ``(x - mean) * scale``, at most `limit` in size."""
+
+    mean: Array
+    scale: Array
+    limit: np.float32
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
@@ -159,20 +191,78 @@ def transpose(weight, table):
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
-def forward_pass(x, codes, mean, scale, limit, table, layers, tanh, kept, outs):
-    """All layers of numbers ``x [N, F]`` and categories, int32 ``codes [N, K]``.
+def forward(numbers, codes, inputs, passes, tanh, log_std, kept, params, value):
+    """All passes over numbers ``[N, F]`` and categories, int32 ``[N, K]``.
 
     Args:
-        mean, scale, limit: The first layer takes ``(x - mean) * scale``, at most `limit` in size.
-        table: What each category adds to the first layer's outputs, ``[V, out]``.
-        layers: Weights ``[out, in]`` and biases ``[out]``, filled up with zeros to multiples of four; the last one has
-            no activation.
         tanh: The activation; else relu.
-        kept: Takes the input and each layer's output, ``[tiles, features of all, TILE]``; one tile if nobody needs them
-            afterwards.
-        outs: Arrays ``[N, K]``, each with the number of its first columns that take its share of the last layer's
-            outputs.
+        log_std: Within its bounds ``[D]`` where it does not depend on observations; else ``[0]``.
+        kept: For each pass takes the input and each layer's output, ``[tiles, features of all, TILE]``; one tile if
+            nobody needs them afterwards.
+        params, value: Take the policy's parameters ``[N, P]``, whose last D are the log standard deviations, and the
+            values ``[N, 1]``.
     """
+    for i in range(len(passes)):
+        _forward_pass(numbers, codes, inputs, passes[i], tanh, kept[i], params, value)
+    own = params.shape[1] - log_std.size
+    for r in range(len(params)):
+        for d in range(log_std.size):
+            params[r, own + d] = log_std[d]
+
+
+@njit(cache=True, nogil=True)
+def bound(params, dims):
+    """Keep the last `dims` parameters, log standard deviations that depend on observations, within their bounds."""
+    for r in range(len(params)):
+        for i in range(params.shape[1] - dims, params.shape[1]):
+            params[r, i] = min(max(params[r, i], _LOWEST), _HIGHEST)
+
+
+@njit(cache=True, nogil=True)
+def without_bounded(params, of_params, dims):
+    """Take the gradient from what :func:`bound` has held."""
+    for r in range(len(params)):
+        for i in range(params.shape[1] - dims, params.shape[1]):
+            if not _LOWEST < params[r, i] < _HIGHEST:
+                of_params[r, i] = 0
+
+
+@njit(cache=True, nogil=True)
+def add_to_log_std(log_std, of_params, of_log_std):
+    """Add the gradient of log standard deviations ``[D]`` that do not depend on observations and may be beyond their
+    bounds."""
+    first = of_params.shape[1] - log_std.size
+    for d in range(log_std.size):
+        if _LOWEST <= log_std[d] <= _HIGHEST:
+            total = np.float32(0)
+            for r in range(len(of_params)):
+                total += of_params[r, first + d]
+            of_log_std[d] += total
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+def backward(of_params, of_value, codes, passes, tanh, kept, found):
+    """The gradients of what :func:`forward` computed and kept.
+
+    Args:
+        of_params, of_value: With respect to its results, likewise.
+        found: For each pass takes the gradients with respect to its table, weights and biases: arrays like these.
+    """
+    for i in range(len(passes)):
+        of_table, of_layers = found[i]
+        of_table[:] = 0
+        for k in range(len(of_layers)):
+            of_weight, of_bias = of_layers[k]
+            of_weight[:] = 0
+            of_bias[:] = 0
+        _backward_pass(of_params, of_value, codes, passes[i], tanh, kept[i], of_table, of_layers)
+
+
+@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+def _forward_pass(x, codes, inputs, own_pass, tanh, kept, params, value):
+    """One pass; the arguments are those of :func:`forward`."""
+    mean, scale, limit = inputs
+    table, layers, own_params, own_value = own_pass
     rows, features = x.shape
     for tile in range(-(-rows // TILE)):
         begin = tile * TILE
@@ -193,23 +283,18 @@ def forward_pass(x, codes, mean, scale, limit, table, layers, tanh, kept, outs):
                 _add_entries(codes[begin : begin + n], table, y, n)
             if i < len(layers) - 1:
                 _activate(y, tanh, width)
-        for out, count in outs:
-            for r in range(n):
-                for i in range(count):
-                    out[begin + r, i] = own[line + i, r]
-            line += count
+        for r in range(n):
+            for i in range(own_params):
+                params[begin + r, i] = own[line + i, r]
+            for i in range(own_value):
+                value[begin + r, i] = own[line + own_params + i, r]
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
-def backward_pass(gradients, codes, layers, tanh, kept, of_table, of_layers):
-    """The gradients of what :func:`forward_pass` computed and kept.
-
-    Args:
-        gradients: With respect to `outs`, likewise.
-        codes, layers, tanh, kept: As they were there.
-        of_table, of_layers: Take the gradients with respect to table, weights and biases: zeros like these.
-    """
-    rows = len(gradients[0][0])
+def _backward_pass(of_params, of_value, codes, own_pass, tanh, kept, of_table, of_layers):
+    """One pass; adds to the last two."""
+    _, layers, own_params, own_value = own_pass
+    rows = len(of_value)
     widest = 0
     for weight, _ in layers:
         widest = max(widest, weight.shape[0], weight.shape[1])
@@ -220,12 +305,11 @@ def backward_pass(gradients, codes, layers, tanh, kept, of_table, of_layers):
         n = min(TILE, rows - begin)
         width = -(-n // 16) * 16
         above[: layers[-1][0].shape[0], :width] = 0
-        line = 0
-        for gradient, count in gradients:
-            for r in range(n):
-                for i in range(count):
-                    above[line + i, r] = gradient[begin + r, i]
-            line += count
+        for r in range(n):
+            for i in range(own_params):
+                above[i, r] = of_params[begin + r, i]
+            for i in range(own_value):
+                above[own_params + i, r] = of_value[begin + r, i]
         own = kept[tile]
         end = len(own)
         for i in range(len(layers) - 1, -1, -1):

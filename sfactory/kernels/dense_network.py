@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from sfactory.data.batch import Batch, Samples
 from sfactory.data.chunks import ChunkKind, Columns, select_columns
-from sfactory.kernels.dense import TILE, add_to, backward_pass, forward_pass, transpose
+from sfactory.kernels import dense
+from sfactory.kernels.dense import TILE, Array, Inputs, Layer, Pass
 from sfactory.model import ActorCritic
 from sfactory.model.actor_critic import Trunk
 from sfactory.model.encoders import MLPEncoder
@@ -29,10 +30,8 @@ from sfactory.model.heads import LOG_STD_RANGE, PolicyHead
 from sfactory.model.networks import Outputs
 from sfactory.model.normalizer import OBSERVATION_LIMIT
 
-Array = NDArray[np.float32]
 Codes = NDArray[np.int32]
-Layer = tuple[Array, Array]
-"""Weight ``[out, in]`` and bias ``[out]``."""
+Layers = tuple[Layer, ...]
 
 ACTIVATIONS = ("tanh", "relu")
 WIDEST = 256
@@ -53,32 +52,47 @@ class DenseNetwork:
     Args:
         model: One that :meth:`fits`, whose parameters stay where they are in memory. For training they have their
             gradients' memory, too.
+
+    Attributes:
+        columns: Makes matrices of observations.
+        passes: Of the present weights.
+        tanh: Whether that is the activation; else relu.
+        own_log_std: Log standard deviations ``[D]`` that do not depend on observations; else ``[0]``.
+        log_std: The same within their bounds.
+        bounded: How many of the policy's parameters are log standard deviations that do.
     """
 
     chunk_kind: ChunkKind = "dense"
 
     def __init__(self, model: ActorCritic) -> None:
         self._model, self._lock = model, Lock()
-        self._columns = _Columns(model)
-        self._limit = np.float32(np.inf if model.normalizer is None else OBSERVATION_LIMIT)
-        self._tanh = model.actor.encoders[0].activation == "tanh"
+        self.columns = _Columns(model)
+        self.tanh = model.actor.encoders[0].activation == "tanh"
+        policy, dims = model.policy, model.action.continuous
+        self.own_log_std = np.zeros(0, np.float32) if policy.log_std is None else policy.log_std.detach().numpy()
+        self.log_std = np.empty_like(self.own_log_std)
+        self.bounded = dims - len(self.log_std)
         hidden = [trunk.encoders[0].linears for trunk in (model.actor, model.critic) if trunk is not None]
-        heads = [model.policy.linear, model.value.linear]
-        self._linears = [(hidden[0], heads)] if len(hidden) == 1 else [(hidden[0], heads[:1]), (hidden[1], heads[1:])]
-        self._layers, self._copies, self._tables = [], [], []
-        for (first, *others), last in self._linears:
-            inputs = [self._columns.numbers, *(linear.in_features for linear in (*others, last[0]))]
+        heads = [policy.linear, model.value.linear]
+        params = policy.linear.out_features
+        self._linears, shares = [(hidden[0], heads)], [(params, 1)]
+        if len(hidden) == 2:
+            self._linears, shares = [(hidden[0], heads[:1]), (hidden[1], heads[1:])], [(params, 0), (0, 1)]
+        self._copies, passes, self._tables = [], [], []
+        for ((first, *others), last), share in zip(self._linears, shares, strict=True):
+            inputs = [self.columns.numbers, *(linear.in_features for linear in (*others, last[0]))]
             stacks = [
                 _side_by_side(*stack)
                 for stack in zip(([first], *([linear] for linear in others), last), inputs, strict=True)
             ]
-            self._layers.append(tuple(layer for layer, _ in stacks))
             self._copies += [copy for _, copies in stacks for copy in copies]
             weight, (_, bias) = first.weight.detach().numpy(), stacks[0][0]
-            self._tables.append((weight, np.zeros((weight.shape[1] - self._columns.numbers, len(bias)), np.float32)))
-        self._log_std = np.zeros(0 if model.policy.log_std is None else model.action.continuous, np.float32)
+            table = np.zeros((weight.shape[1] - self.columns.numbers, len(bias)), np.float32)
+            self._tables.append((weight, table))
+            passes.append(Pass(table, tuple(layer for layer, _ in stacks), *share))
+        self.passes = tuple(passes)
         self.refresh()
-        self._scratch = self._tiles(1)
+        self._scratch = self.tiles(1)
 
     @staticmethod
     def fits(model: nn.Module, autocast: torch.dtype | None) -> bool:
@@ -90,15 +104,18 @@ class DenseNetwork:
         return all(map(_is_small, (trunk for trunk in (model.actor, model.critic) if trunk is not None)))
 
     def refresh(self) -> None:
-        """Take over the model's present weights; to be called after each change of them."""
-        model = self._model
-        self._columns.refresh()
+        """Take over the model's present weights and moments; to be called after each change of them."""
+        self.columns.refresh()
+        self.refresh_weights()
+
+    def refresh_weights(self) -> None:
+        """Take over the present weights alone."""
         for place, source in self._copies:
             np.copyto(place, source)
         for weight, table in self._tables:
-            transpose(weight, table)
-        if self._log_std.size:
-            self._log_std = model.policy.log_std.detach().clamp(*LOG_STD_RANGE).numpy()
+            if len(table):
+                dense.transpose(weight, table)
+        np.clip(self.own_log_std, *LOG_STD_RANGE, out=self.log_std)
 
     def __call__(self, obs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
         """One step.
@@ -109,14 +126,14 @@ class DenseNetwork:
         Returns:
             Policy parameters float32 ``[N, P]`` and values ``[N]``, as the model's forward gives them.
         """
-        return self._forward(*self._columns(obs), self._scratch)
+        return self._forward(*self.columns(obs), self._scratch)
 
     def outputs(self, samples: Batch | Samples, columns: Columns) -> Outputs:
         """As :class:`sfactory.model.networks.Network` has it."""
         obs = [select_columns(leaf, columns, 1) for leaf in samples.obs]
         steps, width = obs[0].shape[:2]
-        numbers, codes = self._columns(tuple(leaf.numpy().reshape(steps * width, -1) for leaf in obs))
-        kept = self._tiles(-(-steps * width // TILE))
+        numbers, codes = self.columns(tuple(leaf.numpy().reshape(steps * width, -1) for leaf in obs))
+        kept = self.tiles(steps * width)
         params, value = self._forward(numbers, codes, kept)
         return Outputs(
             torch.from_numpy(params.reshape(steps, width, -1)),
@@ -128,60 +145,53 @@ class DenseNetwork:
         self, outputs: Outputs, of_params: Tensor, of_value: Tensor, of_auxiliary: Mapping[str, Tensor]
     ) -> None:
         """As :class:`sfactory.model.networks.Network` has it."""
-        dims, (lowest, highest) = self._model.action.continuous, LOG_STD_RANGE
-        if dims and not self._log_std.size:  # those that were clipped have no gradient
-            log_std = outputs.params[..., -dims:]
-            of_params[..., -dims:] *= (log_std > lowest) & (log_std < highest)
-        shares = self._shares(of_params.numpy().reshape(-1, of_params.shape[-1]), of_value.numpy().reshape(-1, 1))
-        found = []
-        codes, tiles = outputs.kept
-        for layers, (_, table), kept, share in zip(self._layers, self._tables, tiles, shares, strict=True):
-            of_layers = tuple((np.zeros_like(weight), np.zeros_like(bias)) for weight, bias in layers)
-            of_table = np.zeros_like(table)
-            backward_pass(share, codes, layers, self._tanh, kept, of_table, of_layers)
-            found.append((of_table, of_layers))
+        codes, kept = outputs.kept
+        params, own = (x.numpy().reshape(-1, x.shape[-1]) for x in (outputs.params, of_params))
+        dense.without_bounded(params, own, self.bounded)
+        found = self.gradients_like()
+        dense.backward(own, of_value.numpy().reshape(-1, 1), codes, self.passes, self.tanh, kept, found)
         with self._lock:
-            for of_both, gradients in zip(found, self._gradients, strict=True):
-                add_to(*of_both, *gradients)
-            if self._log_std.size:
-                log_std = self._model.policy.log_std
-                log_std.grad += of_params[..., -dims:].sum((0, 1)) * ((log_std >= lowest) & (log_std <= highest))
+            for of_both, places in zip(found, self.gradients, strict=True):
+                dense.add_to(*of_both, *places)
+            dense.add_to_log_std(self.own_log_std, own, self.log_std_gradient)
 
-    def _forward(self, numbers: Array, codes: Codes, kept: list[Array]) -> tuple[Array, Array]:
+    def _forward(self, numbers: Array, codes: Codes, kept: tuple[Array, ...]) -> tuple[Array, Array]:
         """Policy parameters ``[N, P]`` and values ``[N]`` of numbers ``[N, F]`` and categories ``[N, K]``."""
-        action, inputs, limit = self._model.action, self._columns, self._limit
+        action = self._model.action
         params = np.empty((len(numbers), action.logits + 2 * action.continuous), np.float32)
         value = np.empty((len(numbers), 1), np.float32)
-        passes = zip(self._layers, self._tables, kept, self._shares(params, value), strict=True)
-        for layers, (_, table), tiles, share in passes:
-            forward_pass(numbers, codes, inputs.mean, inputs.scale, limit, table, layers, self._tanh, tiles, share)
-        if self._log_std.size:
-            params[:, -action.continuous :] = self._log_std
-        elif action.continuous:
-            log_std = params[:, -action.continuous :]
-            np.clip(log_std, *LOG_STD_RANGE, out=log_std)
+        inputs = self.columns.inputs
+        dense.forward(numbers, codes, inputs, self.passes, self.tanh, self.log_std, kept, params, value)
+        dense.bound(params, self.bounded)
         return params, value[:, 0]
 
-    def _shares(self, params: Array, value: Array) -> list[tuple[tuple[Array, int], ...]]:
-        """For each pass what its heads give, or the gradients with respect to that: arrays, and how many of their first
-        columns."""
-        both = (params, params.shape[1] - self._log_std.size), (value, 1)
-        return [both] if len(self._linears) == 1 else [both[:1], both[1:]]
+    def tiles(self, rows: int) -> tuple[Array, ...]:
+        """Memory of each pass for the activations of so many rows."""
+        count = -(-rows // TILE)
+        features = [each.layers[0][0].shape[1] + sum(len(bias) for _, bias in each.layers) for each in self.passes]
+        return tuple(np.empty((count, each, TILE), np.float32) for each in features)
 
-    def _tiles(self, count: int) -> list[Array]:
-        """Memory of each pass for so many tiles."""
-        features = [layers[0][0].shape[1] + sum(len(bias) for _, bias in layers) for layers in self._layers]
-        return [np.empty((count, each, TILE), np.float32) for each in features]
+    def gradients_like(self) -> tuple[tuple[Array, Layers], ...]:
+        """Memory for the gradients of each pass: of its table and of its layers."""
+        return tuple(
+            (np.empty_like(each.table), tuple((np.empty_like(w), np.empty_like(b)) for w, b in each.layers))
+            for each in self.passes
+        )
 
     @cached_property
-    def _gradients(self) -> list[tuple[tuple[Layer, ...], ...]]:
-        """For each pass the memory of the gradients of its layers, and of its heads."""
-        return [
+    def gradients(self) -> tuple[tuple[Layers, Layers], ...]:
+        """For each pass the memory of the gradients of its layers' parameters, and of its heads'."""
+        return tuple(
             tuple(
                 tuple((linear.weight.grad.numpy(), linear.bias.grad.numpy()) for linear in linears) for linears in both
             )
             for both in self._linears
-        ]
+        )
+
+    @cached_property
+    def log_std_gradient(self) -> Array:
+        """The memory of the gradient of the log standard deviations that do not depend on observations."""
+        return self._model.policy.log_std.grad.numpy() if len(self.log_std) else self.log_std
 
 
 class _Columns:
@@ -189,7 +199,7 @@ class _Columns:
 
     Attributes:
         numbers: Columns of numbers.
-        mean, scale: What is subtracted from these, and what they are then multiplied with.
+        inputs: What is subtracted from these, and what they are then multiplied with.
     """
 
     def __init__(self, model: ActorCritic) -> None:
@@ -198,8 +208,9 @@ class _Columns:
         self._offsets = flat.offsets.numpy().astype(np.int32)
         scales = zip(flat.numbers, flat.scales, strict=True)
         parts = [np.full(math.prod(leaves[i].shape), scale, np.float32) for i, scale in scales]
-        self.scale = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-        self.mean, self.numbers = np.zeros_like(self.scale), len(self.scale)
+        scale = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        limit = np.float32(np.inf if model.normalizer is None else OBSERVATION_LIMIT)
+        self.inputs, self.numbers = Inputs(np.zeros_like(scale), scale, limit), len(scale)
         ends = accumulate(map(len, parts))
         self._spans = [slice(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
         self._as_they_are = [leaves[i].dtype for i in flat.numbers] == ["float32"]
@@ -211,7 +222,7 @@ class _Columns:
         for i, span in zip(self._number_leaves, self._spans, strict=True):
             if self._normalizer.floats[i]:
                 moments = self._normalizer.mean_and_scale(i)
-                self.mean[span], self.scale[span] = (moment.numpy().reshape(-1) for moment in moments)
+                self.inputs.mean[span], self.inputs.scale[span] = (moment.numpy().reshape(-1) for moment in moments)
 
     def __call__(self, obs: Sequence[np.ndarray]) -> tuple[Array, Codes]:
         """Numbers float32 ``[N, F]`` and categories int32 ``[N, K]`` of leaves ``[N, ...]``."""

@@ -27,7 +27,7 @@ from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import OWN_POLICY, Estimates, Gradients, Objective
 
 
-class _Taken(NamedTuple):
+class Taken(NamedTuple):
     """The actions of a batch or of samples: C-contiguous arrays of all columns. `mask` has no columns if there is
     none."""
 
@@ -48,7 +48,7 @@ class _Outcome(NamedTuple):
     owner: NDArray[np.int32]
 
 
-class _Actions(NamedTuple):
+class Actions(NamedTuple):
     """A chunk's actions under the present policy, sample by sample: arguments of :func:`density_gradients`."""
 
     params: NDArray[np.float32]
@@ -59,7 +59,7 @@ class _Actions(NamedTuple):
     entropies: NDArray[np.float32]
 
 
-class _Targets(NamedTuple):
+class TargetArrays(NamedTuple):
     """:class:`sfactory.losses.Targets` as C-contiguous arrays."""
 
     advantages: NDArray[np.float32]
@@ -74,64 +74,73 @@ class _Targets(NamedTuple):
 class _Evaluation:
     """A chunk's actions, and ``[T(+1), n]`` of values, ``[T, n]`` of log-probabilities and of the exploration bonus."""
 
-    actions: _Actions
+    actions: Actions
     value: NDArray[np.float32]
     log_prob: NDArray[np.float32]
     exploration: NDArray[np.float32]
 
 
 class CompiledObjective(Objective):
-    """:class:`Objective` for float32 tensors on the CPU."""
+    """:class:`Objective` for float32 tensors on the CPU.
+
+    Attributes:
+        sizes: Categories of each component of an action, int32 ``[K]``.
+        from_uniform: Whether the exploration bonus is the divergence from uniform policies; else the entropy.
+        shift_limit: Mean of |pi / mu - 1| above which a policy is far; infinite where there is no limit.
+        of_loss: The last arguments of :func:`chunk_gradients`, in their order.
+    """
 
     def __init__(self, config: Config, distribution: Distribution, units: CriticUnits) -> None:
         super().__init__(config, distribution, units)
         loss = config.loss
-        self._sizes = np.array(distribution.action.sizes, np.int32)
-        self._from_uniform = loss.exploration == "kl"
+        self.sizes = np.array(distribution.action.sizes, np.int32)
+        self.from_uniform = loss.exploration == "kl"
+        self.shift_limit = 2.0 * loss.tv_limit if self.bounds_shift else np.inf
         self._of_rewards = float(loss.reward_scale), float(loss.reward_clip) if loss.reward_clip > 0 else np.inf
         # With all weights 1 V-trace's estimates are those of GAE.
         vtrace = loss.estimator == "vtrace" or (loss.estimator == "auto" and config.algo != "ppo")
         bars = (loss.rho_bar, loss.c_bar) if vtrace else (1.0, 1.0)
         self._of_vtrace = vtrace, *map(float, (loss.gamma, loss.lam, *bars))
         weights = (loss.clip, loss.value_clip, loss.value_coef, exploration_coef(loss))
-        self._of_loss = config.algo != "impala", *map(float, weights)
+        self.of_loss = config.algo != "impala", *map(float, weights)
         self._last: dict[type, tuple[object, NamedTuple]] = {}
 
     def evaluate(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> _Evaluation:
         params, value = (np.ascontiguousarray(x.detach().numpy()) for x in (outputs.params, outputs.value))
-        taken = self._arrays(_Taken, samples)
-        actions, log_prob, exploration = _densities(_indices(columns), params, taken, self._sizes, self._from_uniform)
-        return _Evaluation(_Actions(*actions), value, log_prob, exploration)
+        taken = self.arrays(Taken, samples)
+        densities_of = self.sizes, self.from_uniform
+        actions, log_prob, exploration = chunk_densities(indices(columns), params, taken, *densities_of)
+        return _Evaluation(actions, value, log_prob, exploration)
 
     def estimate(self, evaluation: _Evaluation, batch: Batch, columns: Columns) -> Estimates:
         values = self.units.to_returns(torch.from_numpy(evaluation.value)).numpy()
-        outcome = self._arrays(_Outcome, batch)
+        outcome = self.arrays(_Outcome, batch)
         found = _estimates(
-            _indices(columns), evaluation.log_prob, values, outcome, OWN_POLICY, *self._of_rewards, *self._of_vtrace
+            indices(columns), evaluation.log_prob, values, outcome, OWN_POLICY, *self._of_rewards, *self._of_vtrace
         )
         return Estimates(*map(torch.from_numpy, (evaluation.log_prob, found[0], values[:-1], *found[1:])))
 
     def totals(self, evaluation: _Evaluation, targets: Targets, columns: Columns) -> Tensor:
         if isinstance(columns, slice):  # of many samples, whose exponentials torch computes several at once
             return super().totals(evaluation, targets, columns)
-        arrays = self._arrays(_Targets, targets)
+        arrays = self.arrays(TargetArrays, targets)
         return torch.tensor(
-            _totals(_indices(columns), evaluation.log_prob, arrays, self.bounds_shift), dtype=torch.float64
+            chunk_totals(indices(columns), evaluation.log_prob, arrays, self.bounds_shift), dtype=torch.float64
         )
 
     def gradients(
         self, evaluation: _Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
     ) -> Gradients:
-        arrays = self._arrays(_Targets, targets)
+        arrays = self.arrays(TargetArrays, targets)
         count, shift = totals.tolist()
-        far = self.bounds_shift and shift > 2 * self.config.loss.tv_limit * count
-        of_params, of_value, sums = _gradients(
-            _indices(columns), evaluation.actions, evaluation.value, evaluation.log_prob, evaluation.exploration,
-            arrays, self._sizes, self._from_uniform, far, count, *self._of_loss,
+        far = shift > self.shift_limit * count
+        of_params, of_value, sums = chunk_gradients(
+            indices(columns), evaluation.actions, evaluation.value, evaluation.log_prob, evaluation.exploration,
+            arrays, self.sizes, self.from_uniform, far, count, *self.of_loss,
         )  # fmt: skip
         return Gradients(torch.from_numpy(of_params), torch.from_numpy(of_value), torch.from_numpy(sums))
 
-    def _arrays(self, kind: type[NamedTuple], source: Batch | Samples | Targets) -> NamedTuple:
+    def arrays(self, kind: type[NamedTuple], source: Batch | Samples | Targets) -> NamedTuple:
         """The arrays of a batch, of samples or of targets, made once for all chunks."""
         last, arrays = self._last.get(kind, (None, None))  # read at once, because threads may be here at the same time
         if last is not source:
@@ -147,7 +156,7 @@ class CompiledObjective(Objective):
         return arrays
 
 
-def _indices(columns: Columns) -> NDArray[np.int64]:
+def indices(columns: Columns) -> NDArray[np.int64]:
     return np.arange(columns.start, columns.stop) if isinstance(columns, slice) else columns.numpy()
 
 
@@ -173,8 +182,8 @@ def _rows(x, columns, steps):
 
 
 @njit(cache=True, nogil=True)
-def _densities(columns, params, taken, sizes, from_uniform):
-    """What :class:`_Actions` holds of a chunk, and its log_prob and exploration ``[T, n]``."""
+def chunk_densities(columns, params, taken, sizes, from_uniform):
+    """What :class:`Actions` holds of a chunk, and its log_prob and exploration ``[T, n]``."""
     steps = taken.continuous.shape[0]
     rows, logits = steps * columns.size, sizes.sum()
     flat = params[:steps].reshape(rows, params.shape[2])
@@ -187,7 +196,8 @@ def _densities(columns, params, taken, sizes, from_uniform):
         flat, categorical, continuous, mask, sizes, from_uniform, log_probs, probabilities, entropies,
         log_prob.reshape(-1), exploration.reshape(-1),
     )  # fmt: skip
-    return (flat, categorical, continuous, log_probs, probabilities, entropies), log_prob, exploration
+    actions = Actions(flat, categorical, continuous, log_probs, probabilities, entropies)
+    return actions, log_prob, exploration
 
 
 @njit(cache=True, nogil=True)
@@ -246,7 +256,7 @@ def _estimates(
 
 
 @njit(cache=True, nogil=True)
-def _totals(columns, log_prob, targets, with_shift):
+def chunk_totals(columns, log_prob, targets, with_shift):
     """Number of valid samples of a chunk, and the sum of |pi / mu - 1| over them."""
     count, shift = 0, 0.0
     for t in range(log_prob.shape[0]):
@@ -270,7 +280,7 @@ def _without_departures(advantages, columns, log_prob, targets):
 
 
 @njit(cache=True, nogil=True)
-def _gradients(
+def chunk_gradients(
     columns, actions, value, log_prob, exploration, targets, sizes, from_uniform, far, count,
     surrogate, clip, value_clip, value_coef, exploration_coef,
 ):  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.config import Config
+from sfactory.data.batch import Samples
+from sfactory.data.chunks import ChunkThreads
 from sfactory.data.examples import example_batch
+from sfactory.data.weights import FlatWeights
 from sfactory.distributions import ActionDistribution, Sampler
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.fused_loss import FusedObjective, triton_is_there
@@ -28,6 +32,7 @@ from sfactory.kernels.modules import (
 )
 from sfactory.kernels.objective import CompiledObjective
 from sfactory.kernels.sampling import CompiledSampler
+from sfactory.kernels.update import CompiledUpdate
 from sfactory.model.cores import GRUCore, LSTMCore
 from sfactory.model.encoders import NatureCNN
 from sfactory.model.layers import Dense, PixelConv
@@ -35,6 +40,7 @@ from sfactory.model.networks import Network, Outputs, TorchNetwork
 from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.model.precision import mixed_precision
 from sfactory.objective import ESTIMATORS, Objective
+from sfactory.update import Update
 
 _CPU = torch.device("cpu")
 
@@ -241,6 +247,54 @@ def _sampler_differences(use: Use) -> list[float]:
     return _relative_differences(_draws(CompiledSampler, use), _draws(Sampler, use))
 
 
+# Updates
+
+
+class Unwatched:
+    """A stopwatch that nobody reads."""
+
+    def lap(self, phase: str) -> None:
+        pass
+
+
+def _parts(
+    kind: type[Update], network: Callable[[nn.Module], Network], objective: type[Objective], use: Use
+) -> tuple[Update, FlatWeights, Samples]:
+    """An update of a copy of a model, and a small chunk for it."""
+    model = copy.deepcopy(use.model)
+    weights, units = FlatWeights(model, gradients=True), CriticUnits(model, use.config.loss.normalize_returns)
+    batch = example_batch(model.observation, model.action, 0, masked=True)
+    own_network, own_objective = network(model), objective(use.config, model.distribution, units)
+    update = kind(use.config, own_network, own_objective, weights, ChunkThreads(1), Unwatched())
+    outputs = own_network.outputs(batch, batch.all_columns)
+    evaluation = own_objective.evaluate(outputs, batch, batch.all_columns)
+    targets, _ = own_objective.targets([own_objective.estimate(evaluation, batch, batch.all_columns)])
+    return update, weights, batch.samples(targets, single=True)
+
+
+def _update_differences(use: Use) -> list[float]:
+    """Of the gradient and its sums, and of the step that follows from the fast one's gradient: where a gradient is near
+    0, Adam's first step is that of its sign."""
+
+    def plain_network(model: nn.Module) -> Network:
+        return TorchNetwork(model, _CPU, None, compiled=False)
+
+    update, weights, samples = _parts(CompiledUpdate, DenseNetwork, CompiledObjective, use)
+    plain, expected, others = _parts(Update, plain_network, Objective, use)
+    found = []
+    for columns in (torch.arange(0, 12, 2), torch.arange(1, 12, 2)):
+        before = weights.parameters.detach().clone()
+        row, gradient = update(samples, [columns]), weights.parameters.grad
+        expected.parameters.detach().copy_(before)
+        sums = plain.gradient(plain.forward(others, [columns]), others, others.targets)
+        found += [relative_difference(row[:-1], sums), relative_difference(gradient, expected.parameters.grad)]
+        expected.parameters.grad.copy_(gradient)
+        norm = plain.step()
+        change, same = weights.parameters.detach() - before, expected.parameters.detach() - before
+        found += [relative_difference(row[-1], norm), relative_difference(change, same)]
+    return found
+
+
 def _samples_as_built_in(use: Use) -> bool:
     return type(use.model.distribution) is ActionDistribution
 
@@ -254,12 +308,17 @@ def _can_fuse(use: Use) -> bool:
     return _learns_as_built_in(use) and triton_is_there()
 
 
+def _updates_as_built_in(use: Use) -> bool:
+    return _has_dense_network(use) and _learns_as_built_in(use)
+
+
 def _has_dense_network(use: Use) -> bool:
     return DenseNetwork.fits(use.model, use.autocast)
 
 
 DENSE_NETWORK = Kernel("dense network", TorchNetwork, DenseNetwork, _has_dense_network, _dense_differences, 1e-4, "005")
 OBJECTIVE = Kernel("objective", Objective, CompiledObjective, _learns_as_built_in, _objective_differences, 1e-4, "006")
+UPDATE = Kernel("update", Update, CompiledUpdate, _updates_as_built_in, _update_differences, 1e-4, "005")
 SAMPLER = Kernel("sampling", Sampler, CompiledSampler, _samples_as_built_in, _sampler_differences, 1e-4, "006")
 MODULES = (
     _module_kernel("convolutions", NatureCNN, FastNatureCNN, "009", 1e-3),
@@ -270,7 +329,7 @@ MODULES = (
     _module_kernel("tanh", nn.Tanh, FastTanh, "005"),
 )
 """Modules that are exchanged one kind after the other."""
-REGISTRY = (DENSE_NETWORK, OBJECTIVE, SAMPLER, *MODULES)
+REGISTRY = (DENSE_NETWORK, OBJECTIVE, UPDATE, SAMPLER, *MODULES)
 
 
 FUSED_LOSS = Kernel("fused loss", Objective, FusedObjective, _can_fuse, _fused_differences, 1e-4, "023")

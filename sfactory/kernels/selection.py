@@ -10,16 +10,31 @@ import torch
 from torch import nn
 
 from sfactory.config import Config
+from sfactory.data.chunks import ChunkThreads
+from sfactory.data.plane import Laps
+from sfactory.data.weights import FlatWeights
 from sfactory.distributions import Sampler
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.fused_loss import FusedObjective
 from sfactory.kernels.modules import exchange
 from sfactory.kernels.objective import CompiledObjective
-from sfactory.kernels.registry import DENSE_NETWORK, FUSED_LOSS, MODULES, OBJECTIVE, SAMPLER, Kernel, Use, modules_of
+from sfactory.kernels.registry import (
+    DENSE_NETWORK,
+    FUSED_LOSS,
+    MODULES,
+    OBJECTIVE,
+    SAMPLER,
+    UPDATE,
+    Kernel,
+    Use,
+    modules_of,
+)
 from sfactory.kernels.sampling import CompiledSampler
+from sfactory.kernels.update import CompiledUpdate
 from sfactory.model.networks import Network, TorchNetwork
 from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Objective
+from sfactory.update import Update
 
 
 @dataclass(frozen=True)
@@ -93,6 +108,14 @@ class Kernels:
         elif self.device.type == "cuda" and self._takes(FUSED_LOSS, training=True):
             kind = FusedObjective
         return kind(self._config, self._model.distribution, units)
+
+    def update(
+        self, network: Network, objective: Objective, weights: FlatWeights, threads: ChunkThreads, watch: Laps
+    ) -> Update:
+        """What makes the learner's updates of them."""
+        parts = self._config, network, objective, weights, threads, watch
+        both = isinstance(network, DenseNetwork) and isinstance(objective, CompiledObjective)
+        return CompiledUpdate(*parts) if both and self._takes(UPDATE, training=True) else Update(*parts)
 
     def sampler(self, seed: int) -> Sampler:
         """What draws a policy worker's actions, on the host whatever the device."""

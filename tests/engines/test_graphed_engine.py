@@ -339,8 +339,9 @@ def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pyte
         return tuple(map(on_meta, value)) if isinstance(value, tuple) else None if value is None else value.to(META)
 
     learner._feed.assemble.batch = Batch(**{f.name: on_meta(getattr(batch, f.name)) for f in dataclasses.fields(Batch)})
-    for name in ("_begin", "_forward", "_gradient", "_step"):  # what is recorded on a GPU
-        monkeypatch.setattr(learner, name, on_one_device(getattr(learner, name)))
+    update = learner._update
+    for owner, name in ((learner, "_begin"), (update, "forward"), (update, "gradient"), (update, "step")):
+        monkeypatch.setattr(owner, name, on_one_device(getattr(owner, name)))  # what is recorded on a GPU
     learner._train(learner._feed.fresh([0, 1], learner.updates))
     assert learner.updates == plan.config.updates_per_batch
     assert all(statistics.is_meta for statistics in learner._statistics)

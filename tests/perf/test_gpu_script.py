@@ -24,12 +24,12 @@ import torch
 
 from perf import gpu, gpu_checks, gpu_packages, gpu_stages
 from perf.gpu_checks import CASES, PROBLEMS
-from sfactory.adam import Adam
 from sfactory.config import devices
 from sfactory.data.batch import Batch
 from sfactory.engines.cpu import TorchEngine
 from sfactory.engines.graphed import GraphedEngine
 from sfactory.learner import Learner
+from sfactory.update import Adam
 from sfactory.vtrace import unweighted_vtrace
 
 CPU, ROWS = torch.device("cpu"), 2
@@ -73,8 +73,7 @@ def first_minibatch_alone(learner: Learner) -> None:
 
 
 def without_clipping(learner: Learner) -> None:
-    optim = dataclasses.replace(learner._config.optim, max_grad_norm=0.0)
-    learner._config = dataclasses.replace(learner._config, optim=optim)
+    learner._update._max_norm = 0.0
 
 
 SECOND = "mlp, minibatches, rates on the device, normalised returns"
