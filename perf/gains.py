@@ -22,6 +22,7 @@ HOPPER = "--env Hopper-v5"
 CASES = {
     "cartpole": (WORKLOADS["cartpole"], ("dense network", "objective", "sampling")),
     "hopper, its preset": (HOPPER, ("dense network", "objective", "sampling")),
+    "cartpole, its preset": ("--env CartPole-v1", ("update",)),
     "cartpole-lstm": (WORKLOADS["cartpole-lstm"], ("LSTM", "objective", "sampling", "tanh", "linear layers")),
     "cartpole-gru": (WORKLOADS["cartpole-gru"], ("GRU",)),
     "pong": (PONG, ("convolutions", "objective", "sampling", "linear layers")),

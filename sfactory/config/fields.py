@@ -25,7 +25,7 @@ from sfactory.config.declaring import (
     warned,
 )
 from sfactory.config.env_source import folder_name
-from sfactory.config.flags import Id, Mapped, Name
+from sfactory.config.flags import Count, Id, Mapped, Name
 
 _TASK = refused("another task")
 _WEIGHTS = refused("the network has other weights")
@@ -251,7 +251,7 @@ class LogConfig:
         3, at_least(1), resume=safe("the next save removes what is beyond it, never the best or milestones")
     )
     """Latest checkpoints kept; the best, by evaluation or by return, is kept besides."""
-    milestone_every: int = setting(0, at_least(0), resume=safe("milestones so far stay"))
+    milestone_every: Count = setting(0, at_least(0), resume=safe("milestones so far stay"))
     """Keep a checkpoint for good every so many env steps; 0: none."""
 
 
@@ -260,7 +260,7 @@ class LogConfig:
 class EvalConfig:
     """Evaluation beside training, in a process of its own at a low priority."""
 
-    every: int = setting(
+    every: Count = setting(
         0, at_least(0), resume=safe("once there is an evaluation, the best checkpoint is that of the best one")
     )
     """Evaluate the policy every so many env steps, or as often as one core allows; 0: off."""
@@ -268,7 +268,7 @@ class EvalConfig:
     """Episodes of an evaluation."""
     sampled: bool = setting(False, resume=safe("evaluations draw actions, or not, from here on"))
     """Draw actions from the policy instead of taking the most probable ones."""
-    video_every: int = setting(0, at_least(0), resume=_REPORTS)
+    video_every: Count = setting(0, at_least(0), resume=_REPORTS)
     """Record one more episode as videos/ENV_STEPS.mp4 in the run folder every so many env steps; 0: none."""
 
 
@@ -286,7 +286,7 @@ class Config:
     )
     """auto: what is fastest for the id; gymnasium: single environments; vector: the vector environment that comes with
     it, or an error, and one on the device as seen from the host; tensors: one on the learner's device."""
-    steps: int = setting(
+    steps: Count = setting(
         1_000_000,
         at_least(1),
         resume=safe("the run becomes longer or shorter; with optim.schedule linear the rate is that of the new length"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -20,6 +21,17 @@ def _flag(metavar: str, parse: Callable[[str], Any]) -> Any:
     return PrimitiveConstructorSpec(
         1, metavar, lambda words: parse(words[0]), lambda value: True, lambda value: [str(value)]
     )
+
+
+def _count(text: str) -> int:
+    """An integer, also as 2e6 or 2_000_000."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number.is_integer():
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text) if text.strip("+-_0123456789") == "" else int(number)
 
 
 def _yaml_mapping(text: str) -> dict[str, Any]:
@@ -59,5 +71,7 @@ Id = Annotated[Any, _flag("ID", str)]
 """An environment's id on the command line and in YAML; in Python also a callable."""
 Name = Annotated[Any, _flag("NAME", str)]
 """A name on the command line and in YAML; in Python also the object itself."""
+Count = Annotated[int, _flag("INT", _count)]
+"""A number of env steps, which may be long."""
 Mapped = Annotated[dict[str, Any], _flag("{KEY: VALUE}", _yaml_mapping)]
 """A mapping, written in YAML on the command line."""

@@ -347,3 +347,17 @@ def test_presets_know_the_algorithm():
     assert from_command_line(["--env", "Hopper-v5", "--algo", "impala", "--epochs", "3"], "train").epochs == 3
     assert resolve(Config(env="Hopper-v5", algo="impala")).epochs == 1
     assert resolve(Config(env="Hopper-v5")).epochs == resolve(Config(env="Hopper-v5", algo="ppo")).epochs > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"), [("2e6", 2_000_000), ("2_000", 2000), ("2.5e5", 250_000), ("9007199254740991", 2**53 - 1)]
+)
+def test_a_number_of_env_steps_may_be_written_shortly(text: str, steps: int) -> None:
+    assert from_command_line(["--env", "CartPole-v1", "--steps", text], "train").steps == steps
+
+
+@pytest.mark.parametrize("text", ["1.5", "inf", "nan", "x", "1e400", ""])
+def test_what_is_no_number_of_env_steps_is_refused(text: str, capsys) -> None:
+    with pytest.raises(SystemExit):
+        from_command_line(["--env", "CartPole-v1", "--steps", text], "train")
+    assert "is not a whole number" in " ".join(capsys.readouterr().err.split())
