@@ -93,7 +93,7 @@ def rollout_processes(config: Config, images: bool) -> int:
 
     Environments with images take most of the time of a machine without a GPU, so there every core steps them. Otherwise
     one core is left to the learner and the policy workers, more on large machines: more workers would be faster, and
-    their samples older.
+    their samples older. Two cores have two workers, since most learners leave half of their core to sampling.
 
     Args:
         images: Whether observations have images.
@@ -104,7 +104,7 @@ def rollout_processes(config: Config, images: bool) -> int:
         return 1
     if images and _computes_on_cpu(config):
         return cores()
-    return max(1, cores() - 1 if cores() <= 4 else cores() - 2)
+    return max(min(2, cores()), cores() - (1 if cores() <= 4 else 2))
 
 
 def _computes_on_cpu(config: Config) -> bool:

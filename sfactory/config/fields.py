@@ -312,14 +312,14 @@ class Config:
     """Rollout worker processes; unset: one for each core where environments with images share the cores with inference,
     else fewer."""
     envs_per_worker: int = setting(32, at_least(1), resume=_RESTART)
-    """Environments of each rollout worker, over all its groups. Unset: fewer where each has several agents, which are
-    rows of the batch."""
+    """Environments of each rollout worker, over all its groups. Unset: the preset's, divided among the workers; fewer
+    where each has several agents, which are rows of the batch."""
     rollout: int = setting(
         32,
         between(1, 1_000_000),
         resume=warned("returns are bootstrapped after another number of env steps"),
     )
-    """Env steps per row in a segment."""
+    """Env steps per row in a segment. Unset: the preset's, or shorter where many workers fill segments at a time."""
     batch_size: int = setting(1024, at_least(1), resume=_UPDATES)
     """Samples per training batch: a multiple of rollout x rows of a group. Where it is left to the preset, the nearest
     such multiple."""

@@ -1,4 +1,5 @@
-"""Sizes that follow from others: how many environments and which batch suit an environment of several agents."""
+"""Sizes that follow from others: how many environments, which segments and which batch suit the number of workers and
+an environment of several agents."""
 
 from __future__ import annotations
 
@@ -8,34 +9,65 @@ from sfactory.config.declaring import changed, given_names
 from sfactory.config.fields import Config
 from sfactory.config.sources import preset_value
 
+MOST_BATCHES = 2
+"""Samples that may be under way in segments, in batches: as many as the presets were tuned with at most."""
+SHORTEST_ROLLOUT = 16
 
-def fitted(config: Config, rows_per_env: int) -> Config:
-    """A resolved config whose sizes, unless its creator gave them, fit an environment of so many agents.
+
+def fitted(config: Config, rows_per_env: int, images: bool = False) -> Config:
+    """A resolved config whose sizes, unless its creator gave them, fit its workers and the agents of an environment.
+
+    A preset's environments are those of the whole run, with which it was tuned: more workers have fewer each. Else the
+    samples of sixteen workers, each of which fills segments of its own, would be many batches old when they are
+    learned from. Where one environment for each group still is too many, segments become shorter.
 
     Agents are rows. So there are fewer environments where each has several agents: as many as keep a group near the
     rows that the preset means, and the batch near its size. Then batch_size becomes the nearest that consists of whole
     segments and minibatches. What was asked for is left to :func:`sfactory.config.validation.validate`.
+
+    Args:
+        images: Whether observations have images, whose presets were tuned with two workers instead of one.
     """
-    groups = config.runtime.groups
+    groups, given = config.runtime.groups, given_names(config)
     if min(rows_per_env, groups, config.rollout, config.batch_size, config.optim.minibatches) < 1:
         return config
-    if rows_per_env > 1 and "envs_per_worker" not in given_names(config):
-        meant = max(1, preset_value(config, "envs_per_worker") // groups)
-
-        def misfit(envs: int) -> float:
-            rows = envs * rows_per_env
-            return abs(_fitting_batch(config, rows) / config.batch_size - 1) + abs(rows / meant - 1)
-
-        config = changed(config, envs_per_worker=min(range(1, meant + 1), key=misfit) * groups)
+    if config.preset != "none" or rows_per_env > 1:
+        workers = max(1, (config.workers or 1) / (2 if images else 1)) if config.preset != "none" else 1
+        if "envs_per_worker" not in given:
+            meant = max(1, int(preset_value(config, "envs_per_worker") / workers) // groups)
+            config = changed(config, envs_per_worker=_fitting_envs(config, rows_per_env, meant) * groups)
+        if not {"rollout", "envs_per_worker"} & given and config.model.core == "none" and workers > 1:
+            config = _with_short_segments(config, rows_per_env)
     rows = config.envs_per_group * rows_per_env
-    if "batch_size" in given_names(config) or rows < 1:
+    if "batch_size" in given or rows < 1:
         return config
     return changed(config, batch_size=_fitting_batch(config, rows))
 
 
-def fitted_anew(config: Config, rows_per_env: int) -> Config:
+def _fitting_envs(config: Config, rows_per_env: int, meant: int) -> int:
+    """Environments of a group that is meant to have so many rows."""
+    if rows_per_env == 1:  # as many as whole segments make the batch of, if there is such a number
+        return next((n for n in range(meant, 0, -1) if config.batch_size % (config.rollout * n) == 0), meant)
+
+    def misfit(envs: int) -> float:
+        rows = envs * rows_per_env
+        return abs(_fitting_batch(config, rows) / config.batch_size - 1) + abs(rows / meant - 1)
+
+    return min(range(1, meant + 1), key=misfit)
+
+
+def _with_short_segments(config: Config, rows_per_env: int) -> Config:
+    """Segments so short that those of all workers are at most MOST_BATCHES, or one where the lag must be 0."""
+    rows = (config.workers or 1) * config.envs_per_worker * rows_per_env
+    most, rollout = config.batch_size * (1 if config.lag_free else MOST_BATCHES), config.rollout
+    while rows * rollout > most and rollout >= 2 * SHORTEST_ROLLOUT:
+        rollout //= 2
+    return changed(config, rollout=rollout)
+
+
+def fitted_anew(config: Config, rows_per_env: int, images: bool) -> Config:
     """:func:`fitted`, also where batch_size was given: the nearest that fits."""
-    return fitted(changed(config, given=given_names(config) - {"batch_size"}), rows_per_env)
+    return fitted(changed(config, given=given_names(config) - {"batch_size"}), rows_per_env, images)
 
 
 def _fitting_batch(config: Config, rows: int) -> int:

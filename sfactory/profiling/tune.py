@@ -292,7 +292,8 @@ class _Search:
             (values[group] if group else values)[key] = value
         groups = settings["runtime.groups"]
         values["envs_per_worker"] = max(1, round(settings["envs_per_worker"] / groups)) * groups
-        return fitted_anew(merged(self._plan.config, values), self._plan.env.agents)
+        env = self._plan.env
+        return fitted_anew(merged(self._plan.config, values), env.agents, env.observation.has_images)
 
     def _run(self, settings: Settings, seconds: float, first: bool) -> float:
         """Env steps per second of a run with some settings; NaN if they cannot run. An error of the first run is

@@ -56,8 +56,8 @@ def make_plan(config: Config) -> Plan:
     agents = env.agents if env is not None else 1
     if env is not None and env.family == TENSORS:
         config = found(lambda: _in_one_process(config)) or config
-    workers = devices.rollout_processes(config, env is not None and env.observation.has_images)
-    config = changed(fitted(config, agents), workers=workers)
+    images = env is not None and env.observation.has_images
+    config = fitted(changed(config, workers=devices.rollout_processes(config, images)), agents, images)
     found(lambda: validate(config, agents))
     if config.eval.video_every:
         found(check_video)

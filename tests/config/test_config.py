@@ -277,7 +277,7 @@ def test_a_batch_size_that_was_asked_for_is_never_changed():
 @pytest.mark.parametrize("env", ["x", "CartPole-v1", "sfactory/MemoryGrid"])
 @pytest.mark.parametrize("agents", [1, 2, 3, 4, 5, 6, 8, 12])
 def test_a_batch_does_not_grow_with_the_number_of_agents(agents, env):
-    usual = resolve(Config(env=env, workers=2))
+    usual = resolve(Config(env=env, workers=1))
     config = fitted(usual, agents)
     validate(config, agents)
     assert 0.75 <= config.batch_size / usual.batch_size <= 1.25
@@ -291,9 +291,9 @@ def test_environments_that_were_asked_for_stay_and_groups_divide_those_that_were
     for asked in (resolve(Config(env="x", envs_per_worker=32)), parse("--env", "x", "--envs-per-worker=32")):
         assert fitted(asked, 8).envs_per_worker == 32, "also where it is what the preset has"
     for groups in (1, 2, 3, 5):
-        config = fitted(resolve(Config(env="x", workers=2, runtime=RuntimeConfig(groups=groups))), 3)
+        config = fitted(resolve(Config(env="x", workers=1, runtime=RuntimeConfig(groups=groups))), 3)
         validate(config, 3)
-    many = fitted(resolve(Config(env="x", workers=2)), 100)
+    many = fitted(resolve(Config(env="x", workers=1)), 100)
     assert (many.envs_per_group, many.batch_size) == (1, 3200)
     validate(many, 100)
     exact = fitted(resolve(Config(env="x", batch_size=768)), 3)
@@ -301,7 +301,34 @@ def test_environments_that_were_asked_for_stay_and_groups_divide_those_that_were
     validate(dataclasses.replace(exact, workers=2), 3)
 
 
-@pytest.mark.parametrize(("cores", "of_vectors", "of_images"), [(1, 1, 1), (2, 1, 2), (4, 3, 4), (16, 14, 16)])
+@pytest.mark.parametrize("env", ["x", "CartPole-v1", "Hopper-v5", "LunarLander-v3", "MiniGrid-DoorKey-6x6-v0"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 6, 8, 14, 30, 62, 126])
+@pytest.mark.parametrize("algo", ["appo", "ppo"])
+def test_samples_under_way_do_not_grow_with_the_number_of_workers(workers, env, algo):
+    usual = resolve(Config(env=env, workers=workers, algo=algo))
+    config = fitted(usual, 1)
+    validate(config, 1)
+    assert config.batch_size == usual.batch_size
+    under_way = workers * config.envs_per_worker * config.rollout / config.batch_size
+    most = 1 if algo == "ppo" else 2
+    assert 0.5 <= under_way <= most or (config.rollout, config.envs_per_worker) == (16, 2)
+    assert fitted(config, 1) == config
+    if workers == 1:
+        assert config == usual
+    for given in ({"envs_per_worker": usual.envs_per_worker}, {"preset": "none"}):
+        asked = resolve(Config(env=env, workers=workers, algo=algo, **given))
+        assert fitted(asked, 1) == asked
+
+
+def test_images_are_sampled_as_by_two_workers_and_a_core_keeps_its_segments():
+    pong = [fitted(resolve(Config(env="ALE/Pong-v5", workers=n)), 1, images=True) for n in (1, 2, 4, 14)]
+    assert [(config.envs_per_worker, config.rollout) for config in pong] == [(8, 128), (8, 128), (4, 128), (2, 64)]
+    core = ModelConfig(core="lstm")
+    assert fitted(resolve(Config(env="x", workers=62, model=core)), 1).rollout == 32
+    assert fitted(resolve(Config(env="x", workers=62, rollout=32)), 1).rollout == 32
+
+
+@pytest.mark.parametrize(("cores", "of_vectors", "of_images"), [(1, 1, 1), (2, 2, 2), (4, 3, 4), (16, 14, 16)])
 def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, of_vectors, of_images, monkeypatch):
     monkeypatch.setattr(devices, "cores", lambda: cores)
     vectors, images = (

@@ -50,10 +50,10 @@ def test_a_run_of_few_updates_names_the_figures_and_the_flags():
 
 
 def test_a_batch_that_is_not_the_presets_is_told_unless_it_was_asked_for():
-    (note,) = notes_on(make_plan(resolve(Config(env=Crowd))))
+    (note,) = notes_on(make_plan(resolve(Config(env=Crowd, workers=2))))
     for part in (
-        "batch_size is 960, not the preset's 1,024",
-        "rollout 32 x rows 15 = 480",
+        "batch_size is 1,152, not the preset's 1,024",
+        "rollout 32 x rows 9 = 288",
         "8 minibatches",
         "--envs-per-worker",
     ):
