@@ -94,7 +94,7 @@ class CompiledUpdate(Update):
     def __call__(self, samples: Samples, columns: Sequence[Columns]) -> Tensor:
         if len(columns) > 1 or len(samples.reward) > 1:
             return super().__call__(samples, columns)
-        if samples is not self._samples:  # nor have the moments of observations changed since the last update
+        if samples is not self._samples:  # the moments of observations change between batches alone
             self._samples = samples
             self._dense.columns.refresh()
             count = samples.reward.shape[1]
@@ -130,11 +130,10 @@ def _update(
     value_clip, value_coef, exploration_coef, weights, max_norm, lr, beta1, beta2, eps, row,
 ):  # fmt: skip
     """One update on some rows of samples ``[1, B]``. Fills `row` as :meth:`Update.after` gives it."""
-    codes = _rows_of(codes, rows)
+    numbers, codes = _rows_of(numbers, rows), _rows_of(codes, rows)
     params = np.empty((1, rows.size, sizes.sum() + 2 * taken.continuous.shape[2]), np.float32)
     value = np.empty((1, rows.size), np.float32)
     flat, flat_value = params[0], value.reshape(rows.size, 1)
-    numbers = _rows_of(numbers, rows)
     dense.forward(numbers, codes, network.inputs, network.passes, network.tanh, log_std, kept, flat, flat_value)
     dense.bound(flat, network.bounded)
     actions, log_prob, exploration = chunk_densities(rows, params, taken, sizes, from_uniform)
