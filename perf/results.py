@@ -403,7 +403,8 @@ def lag(data: Path = lag_curves.DATA) -> list[str]:
 
 
 def changes(rows: Sequence[Row], count: int = 3) -> list[str]:
-    """The last changes that were measured, the newest first: medians before and after, and their ratio."""
+    """The last changes whose speed was measured, the newest first: medians before and after, and their ratio."""
+    rows = select(rows, unit="env steps/s")
 
     def cell(workload: str, here: Sequence[Row]) -> str:
         before, after = (
