@@ -67,7 +67,7 @@ def test_an_action_space_that_is_not_supported_comes_with_those_that_are(refused
 
 
 def test_a_batch_that_is_too_large_for_memory_comes_with_what_to_lower(refused):
-    said = refused("train", "CartPole-v1", "--batch-size", str(2**30), "--device", "cpu")
+    said = refused("train", "CartPole-v1", "--batch-size", str(2**29), "--device", "cpu")
     assert "GiB of memory" in said and "lower envs_per_worker, workers, rollout or batch_size" in said
 
 
