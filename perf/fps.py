@@ -50,8 +50,8 @@ HALFCHEETAH = (
 )
 WORKLOADS = {
     "cartpole": f"{CARTPOLE} {YIELDING} {LARGE_GROUP}",
-    "cartpole-lstm": f"{CARTPOLE} --workers 1 --batch-size 32768 --model.core lstm",
-    "cartpole-gru": f"{CARTPOLE} --workers 1 --batch-size 32768 --model.core gru",
+    "cartpole-lstm": f"{CARTPOLE} --batch-size 32768 --model.core lstm",
+    "cartpole-gru": f"{CARTPOLE} --batch-size 32768 --model.core gru",
     "cartpole-singles": f"{CARTPOLE} --batch-size 16384 --env-backend gymnasium --workers 2 --envs-per-worker 256",
     "cartpole-native": NATIVE,
     "pong": PONG,

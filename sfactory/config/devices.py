@@ -88,15 +88,17 @@ def inference_device(config: Config, worker: int = 0) -> torch.device:
     return devices[worker % len(devices)]
 
 
-def rollout_processes(config: Config, images: bool) -> int:
+def rollout_processes(config: Config, images: bool, together: bool = False) -> int:
     """The number of rollout workers for this machine.
 
     Environments with images take most of the time of a machine without a GPU, so there every core steps them. Otherwise
     one core is left to the learner and the policy workers, more on large machines: more workers would be faster, and
-    their samples older. Two cores have two workers, since most learners leave half of their core to sampling.
+    their samples older. Of two cores both step environments, since most learners leave half of their core to that, but
+    not environments that step together, which take little time.
 
     Args:
         images: Whether observations have images.
+        together: Whether the environments of a group step together.
     """
     if config.workers is not None:
         return config.workers
@@ -104,7 +106,9 @@ def rollout_processes(config: Config, images: bool) -> int:
         return 1
     if images and _computes_on_cpu(config):
         return cores()
-    return max(min(2, cores()), cores() - (1 if cores() <= 4 else 2))
+    if cores() == 2:
+        return 1 if together else 2
+    return max(1, cores() - (1 if cores() <= 4 else 2))
 
 
 def _computes_on_cpu(config: Config) -> bool:

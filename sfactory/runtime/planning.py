@@ -15,7 +15,7 @@ from sfactory.config import Config, changed, check_types, devices, env_name, fit
 from sfactory.config.declaring import given_names
 from sfactory.config.validation import minibatch_problem, validate
 from sfactory.envs import probe, resolve_env
-from sfactory.envs.interface import TENSORS, EnvRequest, EnvSpec
+from sfactory.envs.interface import TENSORS, TOGETHER, EnvRequest, EnvSpec
 from sfactory.errors import ConfigError, counted
 from sfactory.model import build_model, shares_trunk
 from sfactory.model.encoders import KNOWN
@@ -56,8 +56,9 @@ def make_plan(config: Config) -> Plan:
     agents = env.agents if env is not None else 1
     if env is not None and env.family == TENSORS:
         config = found(lambda: _in_one_process(config)) or config
-    images = env is not None and env.observation.has_images
-    config = fitted(changed(config, workers=devices.rollout_processes(config, images)), agents, images)
+    images, together = env is not None and env.observation.has_images, env is not None and env.family in TOGETHER
+    workers = devices.rollout_processes(config, images, together)
+    config = fitted(changed(config, workers=workers), agents, images)
     found(lambda: validate(config, agents))
     if config.eval.video_every:
         found(check_video)

@@ -348,6 +348,7 @@ def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, 
     )
     assert devices.rollout_processes(Config(workers=3), images) == 3
     assert devices.rollout_processes(Config(serial=True), images) == 1
+    assert devices.rollout_processes(Config(), False, together=True) == (1 if cores == 2 else of_vectors)
 
 
 @pytest.mark.parametrize(
