@@ -12,6 +12,7 @@ from sfactory.config.sources import preset_value
 MOST_BATCHES = 2
 """Samples that may be under way in segments, in batches: as many as the presets were tuned with at most."""
 SHORTEST_ROLLOUT = 16
+"""Env steps below which no segment is made shorter."""
 
 
 def fitted(config: Config, rows_per_env: int, images: bool = False) -> Config:
@@ -31,12 +32,11 @@ def fitted(config: Config, rows_per_env: int, images: bool = False) -> Config:
     groups, given = config.runtime.groups, given_names(config)
     if min(rows_per_env, groups, config.rollout, config.batch_size, config.optim.minibatches) < 1:
         return config
-    if config.preset != "none" or rows_per_env > 1:
-        workers = max(1, (config.workers or 1) / (2 if images else 1)) if config.preset != "none" else 1
-        if "envs_per_worker" not in given:
-            meant = max(1, int(preset_value(config, "envs_per_worker") / workers) // groups)
-            config = changed(config, envs_per_worker=_fitting_envs(config, rows_per_env, meant) * groups)
-        if not {"rollout", "envs_per_worker"} & given and config.model.core == "none" and workers > 1:
+    share = 1.0 if config.preset == "none" else max(1.0, (config.workers or 1) / (2 if images else 1))
+    if "envs_per_worker" not in given and (share > 1 or rows_per_env > 1):
+        meant = max(1, int(preset_value(config, "envs_per_worker") / share) // groups)
+        config = changed(config, envs_per_worker=_fitting_envs(config, rows_per_env, meant) * groups)
+        if share > 1 and "rollout" not in given and config.model.core == "none":
             config = _with_short_segments(config, rows_per_env)
     rows = config.envs_per_group * rows_per_env
     if "batch_size" in given or rows < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -25,13 +25,12 @@ def _flag(metavar: str, parse: Callable[[str], Any]) -> Any:
 
 def _count(text: str) -> int:
     """An integer, also as 2e6 or 2_000_000."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not number.is_integer():
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(text) if text.strip("+-_0123456789") == "" else int(number)
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError, OverflowError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise ValueError(f"{text!r} is not a whole number")
 
 
 def _yaml_mapping(text: str) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def _columns(x, columns):
 
 
 @njit(cache=True, nogil=True)
-def _rows(x, columns, steps):
+def chunk_rows(x, columns, steps):
     """Columns of the first steps of ``[T, B, K]``, sample by sample: ``[T n, K]``."""
     out = np.empty((steps * columns.size, x.shape[2]), x.dtype)
     for t in range(steps):
@@ -187,8 +187,11 @@ def chunk_densities(columns, params, taken, sizes, from_uniform):
     steps = taken.continuous.shape[0]
     rows, logits = steps * columns.size, sizes.sum()
     flat = params[:steps].reshape(rows, params.shape[2])
-    categorical, continuous = _rows(taken.categorical, columns, steps), _rows(taken.continuous, columns, steps)
-    mask = _rows(taken.mask, columns, steps) if taken.mask.size > 0 else np.empty((0, 0), np.bool_)
+    categorical, continuous = (
+        chunk_rows(taken.categorical, columns, steps),
+        chunk_rows(taken.continuous, columns, steps),
+    )
+    mask = chunk_rows(taken.mask, columns, steps) if taken.mask.size > 0 else np.empty((0, 0), np.bool_)
     log_probs, probabilities = np.empty((rows, logits), np.float32), np.empty((rows, logits), np.float32)
     entropies = np.empty((rows, sizes.size), np.float32)
     log_prob, exploration = np.empty((steps, columns.size), np.float32), np.empty((steps, columns.size), np.float32)

@@ -146,7 +146,7 @@ def _answers(model: nn.Module, autocast: torch.dtype | None) -> list[Tensor]:
 def _dense_differences(use: Use) -> list[float]:
     network = DenseNetwork(use.model)
     if use.training:
-        plain = _passes(TorchNetwork(use.model, _CPU, None, compiled=False), use)
+        plain = _passes(plain_network(use.model), use)
         return _relative_differences(_passes(network, use), plain)
     batch = example_batch(use.model.observation, use.model.action, 0)
     found = network(tuple(leaf[0].numpy() for leaf in batch.obs))
@@ -257,7 +257,12 @@ class Unwatched:
         pass
 
 
-def _parts(
+def plain_network(model: nn.Module) -> Network:
+    """A model by autograd in float32 on the CPU."""
+    return TorchNetwork(model, _CPU, None, compiled=False)
+
+
+def update_parts(
     kind: type[Update], network: Callable[[nn.Module], Network], objective: type[Objective], use: Use
 ) -> tuple[Update, FlatWeights, Samples]:
     """An update of a copy of a model, and a small chunk for it."""
@@ -276,11 +281,8 @@ def _update_differences(use: Use) -> list[float]:
     """Of the gradient and its sums, and of the step that follows from the fast one's gradient: where a gradient is near
     0, Adam's first step is that of its sign."""
 
-    def plain_network(model: nn.Module) -> Network:
-        return TorchNetwork(model, _CPU, None, compiled=False)
-
-    update, weights, samples = _parts(CompiledUpdate, DenseNetwork, CompiledObjective, use)
-    plain, expected, others = _parts(Update, plain_network, Objective, use)
+    update, weights, samples = update_parts(CompiledUpdate, DenseNetwork, CompiledObjective, use)
+    plain, expected, others = update_parts(Update, plain_network, Objective, use)
     found = []
     for columns in (torch.arange(0, 12, 2), torch.arange(1, 12, 2)):
         before = weights.parameters.detach().clone()
@@ -309,7 +311,8 @@ def _can_fuse(use: Use) -> bool:
 
 
 def _updates_as_built_in(use: Use) -> bool:
-    return _has_dense_network(use) and _learns_as_built_in(use)
+    """Where a batch has one update, that goes back through the pass that its targets come from."""
+    return use.config.updates_per_batch > 1 and _has_dense_network(use) and _learns_as_built_in(use)
 
 
 def _has_dense_network(use: Use) -> bool:

@@ -23,6 +23,7 @@ from sfactory.data.chunks import ChunkThreads, Columns
 from sfactory.data.plane import Laps
 from sfactory.data.weights import FlatWeights
 from sfactory.kernels import dense
+from sfactory.kernels.dense import Array
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.objective import (
     CompiledObjective,
@@ -30,13 +31,12 @@ from sfactory.kernels.objective import (
     TargetArrays,
     chunk_densities,
     chunk_gradients,
+    chunk_rows,
     chunk_totals,
     indices,
 )
 from sfactory.losses import SUMS
 from sfactory.update import Update
-
-Array = NDArray[np.float32]
 
 
 class _Weights(NamedTuple):
@@ -98,7 +98,8 @@ class CompiledUpdate(Update):
             self._samples = samples
             self._dense.columns.refresh()
             count = samples.reward.shape[1]
-            self._matrices = self._dense.columns(tuple(leaf.numpy().reshape(count, -1) for leaf in samples.obs))
+            leaves = tuple(leaf.numpy().reshape(count, -1) for leaf in samples.obs)
+            self._matrices = [matrix[None] for matrix in self._dense.columns(leaves)]
         self._dense.refresh_weights()
         rows = indices(columns[0])
         if len(rows) != self._rows:
@@ -116,21 +117,12 @@ class CompiledUpdate(Update):
 
 
 @njit(cache=True, nogil=True)
-def _rows_of(x, rows):
-    out = np.empty((rows.size, x.shape[1]), x.dtype)
-    for r in range(rows.size):
-        for i in range(x.shape[1]):
-            out[r, i] = x[rows[r], i]
-    return out
-
-
-@njit(cache=True, nogil=True)
 def _update(
     rows, numbers, codes, network, log_std, kept, taken, targets, sizes, from_uniform, shift_limit, surrogate, clip,
     value_clip, value_coef, exploration_coef, weights, max_norm, lr, beta1, beta2, eps, row,
 ):  # fmt: skip
     """One update on some rows of samples ``[1, B]``. Fills `row` as :meth:`Update.after` gives it."""
-    numbers, codes = _rows_of(numbers, rows), _rows_of(codes, rows)
+    numbers, codes = chunk_rows(numbers, rows, 1), chunk_rows(codes, rows, 1)
     params = np.empty((1, rows.size, sizes.sum() + 2 * taken.continuous.shape[2]), np.float32)
     value = np.empty((1, rows.size), np.float32)
     flat, flat_value = params[0], value.reshape(rows.size, 1)

@@ -56,7 +56,7 @@ def make_plan(config: Config) -> Plan:
     agents = env.agents if env is not None else 1
     if env is not None and env.family == TENSORS:
         config = found(lambda: _in_one_process(config)) or config
-    images, together = env is not None and env.observation.has_images, env is not None and env.family in TOGETHER
+    images, together = (env.observation.has_images, env.family in TOGETHER) if env is not None else (False, False)
     workers = devices.rollout_processes(config, images, together)
     config = fitted(changed(config, workers=workers), agents, images)
     found(lambda: validate(config, agents))

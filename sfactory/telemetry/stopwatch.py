@@ -36,7 +36,8 @@ PHASES = (
 - copying: gathering and moving data, bookkeeping.
 - forward: forward passes of the model, in the learner with targets and loss.
 - sampling: sampling and writing actions.
-- backward, optimizer: backward passes and optimizer steps of the learner.
+- backward, optimizer: backward passes and optimizer steps of the learner. An update that is one call counts to
+  optimizer as a whole.
 - weights: publishing or reading weights.
 - queue: sending and receiving messages without waiting.
 - reporting: statistics and checkpoints.

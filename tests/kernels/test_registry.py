@@ -65,7 +65,7 @@ def chosen(model: nn.Module, config: Config, autocast: torch.dtype | None = None
 def test_a_kernel_agrees_with_what_it_stands_for(kernel: Kernel, autocast: torch.dtype | None, training: bool) -> None:
     fitting = 0
     for name in MODELS:
-        use = Use(model_of(name), Config(env="x"), autocast, training)
+        use = Use(model_of(name), Config(env="x", epochs=2), autocast, training)
         if kernel.fits(use):
             fitting += 1
             assert kernel.disagreement(use) is None, name
@@ -82,9 +82,13 @@ def test_a_kernel_agrees_with_what_it_stands_for(kernel: Kernel, autocast: torch
     ],
 )
 def test_a_whole_run_s_choice_is_taken_with_any_loss(algo: str, loss: LossConfig) -> None:
-    choice = chosen(model_of("vector"), Config(env="x", algo=algo, loss=loss)).choice
+    choice = chosen(model_of("vector"), Config(env="x", epochs=2, algo=algo, loss=loss)).choice
     assert choice.taken == ["dense network", "objective", "update", "sampling"]
     assert not choice.refused
+
+
+def test_the_only_update_of_a_batch_needs_no_kernel() -> None:
+    assert "update" not in chosen(model_of("vector"), Config(env="x")).choice.taken
 
 
 def test_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,16 +13,13 @@ from torch import Tensor
 
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig
 from sfactory.data.batch import Samples
-from sfactory.data.chunks import ChunkThreads
 from sfactory.data.examples import example_batch
 from sfactory.data.weights import FlatWeights
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.objective import CompiledObjective
-from sfactory.kernels.registry import Unwatched
+from sfactory.kernels.registry import Use, plain_network, update_parts
 from sfactory.kernels.update import CompiledUpdate
 from sfactory.model import build_model
-from sfactory.model.networks import TorchNetwork
-from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Objective
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.update import Update
@@ -47,17 +44,13 @@ def make(case: str, compiled: bool, **optim: Any) -> tuple[Update, FlatWeights, 
     torch.manual_seed(3)
     specs = ObservationSpec.from_space(observation), ActionSpec.from_space(action)
     model = build_model(*specs, ModelConfig(**model_config))
-    weights, units = FlatWeights(model, gradients=True), CriticUnits(model, normalize=True)
-    batch = example_batch(model.observation, model.action, 0, masked=True)
     if model.normalizer is not None:
+        batch = example_batch(model.observation, model.action, 0)
         model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), batch.active[:-1])
-    kinds = (CompiledUpdate, DenseNetwork, CompiledObjective) if compiled else (Update, None, Objective)
-    network = kinds[1](model) if kinds[1] else TorchNetwork(model, torch.device("cpu"), None, compiled=False)
-    objective = kinds[2](config, model.distribution, units)
-    evaluation = objective.evaluate(network.outputs(batch, batch.all_columns), batch, batch.all_columns)
-    targets, _ = objective.targets([objective.estimate(evaluation, batch, batch.all_columns)])
-    update = kinds[0](config, network, objective, weights, ChunkThreads(1), Unwatched())
-    return update, weights, batch.samples(targets, single=True)
+    use = Use(model, config, None, training=True)
+    if compiled:
+        return update_parts(CompiledUpdate, DenseNetwork, CompiledObjective, use)
+    return update_parts(Update, plain_network, Objective, use)
 
 
 def trained(update: Update, weights: FlatWeights, samples: Samples, updates: int) -> tuple[Tensor, Tensor]:
