@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.prof
     Returns:
         The exit status: 0 done, 1 failed, 2 bad configuration, 130 or 143 interrupted.
     """
+    begun = time.monotonic()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
         check_platform()
@@ -50,14 +52,14 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.prof
             from sfactory.profiling.options import ProfileOptions
 
             line = read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, ProfileOptions)
-            return _profile(line.options, line.config)
+            return _profile(line.options, line.config, begun)
     except SfactoryError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
 
 
-def _profile(options: ProfileOptions, config: Config) -> int:
-    """Check the options, and run."""
+def _profile(options: ProfileOptions, config: Config, begun: float) -> int:
+    """Check the options, and run. The command began at `begun` monotonic seconds."""
     from sfactory.runtime.processes import fork_server
 
     _check(options, config)
@@ -67,7 +69,7 @@ def _profile(options: ProfileOptions, config: Config) -> int:
             make_plan,
         )
 
-        return _run(options, config, make_plan(config))
+        return _run(options, config, make_plan(config), begun)
 
 
 def _check(options: ProfileOptions, config: Config) -> None:
@@ -98,7 +100,7 @@ def _check(options: ProfileOptions, config: Config) -> None:
         raise ConfigError(*problems)
 
 
-def _run(options: ProfileOptions, config: Config, plan: Plan) -> int:
+def _run(options: ProfileOptions, config: Config, plan: Plan, begun: float) -> int:
     """Measure, show, and give the exit status."""
     from sfactory.profiling.bottleneck import find_bottleneck
     from sfactory.profiling.measure import profile_run
@@ -114,7 +116,7 @@ def _run(options: ProfileOptions, config: Config, plan: Plan) -> int:
         else:
             plan = dataclasses.replace(plan, sample_only=options.sample_only)
             settling_s = options.seconds / 2
-            profile = profile_run(plan, options.seconds, options.trace, settling_s=settling_s, tell=tell)
+            profile = profile_run(plan, options.seconds, options.trace, settling_s=settling_s, tell=tell, begun_s=begun)
         ceiling = _ceiling(profile.plan, ceiling_s, tell)
     bottleneck = find_bottleneck(profile)
     show(console, profile, ceiling, bottleneck)

@@ -393,6 +393,19 @@ def test_an_interrupted_command_saves_and_leaves_nothing(number, status, tmp_pat
     assert abandoned_shared_memory() <= shared
 
 
+@pytest.mark.parametrize("model", ["--model.activation relu", "--model.core lstm"], ids=["compiled", "torch"])
+def test_nothing_is_imported_that_a_run_starts_the_later_for(model, tmp_path):
+    script = """
+import sys
+from sfactory.train import main
+assert main(sys.argv[1:]) == 0
+assert not {"sympy", "torch._dynamo", "matplotlib", "pandas"} & set(sys.modules), "imported in vain"
+"""
+    arguments = ["--env", "CartPole-v1", "--steps", "1024", "--run", str(tmp_path / "run"), "--serial", *model.split()]
+    with Command("-c", script, *arguments, *SMALL) as command:
+        assert command.wait() == 0, command.errors
+
+
 @pytest.mark.parametrize("seconds", [0.3, 1.2])
 @pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN], ids=["", "begun in the background"])
 def test_an_interrupt_at_start_up_ends_at_once_without_a_traceback(inherited, seconds, tmp_path):

@@ -73,6 +73,9 @@ class Profile:
             sample.
         kernels: Names of the kernels with which each kind of worker ran.
         begin_s: When the measurement began, in monotonic seconds.
+        start: Where the seconds went from the command to the first batch trained on: those before the run was made,
+            if it is known when that began; those in which each kind of worker made what it needs; those from the
+            making of the run to the first batch, the workers' among them.
     """
 
     plan: Plan
@@ -86,6 +89,7 @@ class Profile:
     settled: bool = True
     kernels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     begin_s: float = math.nan
+    start: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def frames_per_s(self) -> float:
@@ -124,6 +128,7 @@ def profile_run(
     patience_s: float = PATIENCE_S,
     settling_s: float = math.inf,
     tell: Callable[[str], object] = str,
+    begun_s: float = math.nan,
 ) -> Profile:
     """Run a plan in a temporary folder and measure it. Nothing is shown, and nothing is kept.
 
@@ -135,6 +140,7 @@ def profile_run(
         patience_s: Seconds in which the first batch must be trained; what has not settled by then is measured as it is.
         settling_s: Seconds after the first batch within which the run must have settled, else likewise.
         tell: Is told how far it is.
+        begun_s: When the command began, in monotonic seconds; NaN: that does not matter.
 
     Raises:
         Interrupted: After SIGINT or SIGTERM.
@@ -154,7 +160,7 @@ def profile_run(
         config = dataclasses.replace(plan.config, run=str(folder / "run"), overwrite=False, steps=ENDLESS, log=log)
         config = dataclasses.replace(config, eval=EvalConfig())
         patience = Patience(patience_s, settling_s, settling_steps(plan.config, plan.rows))
-        observer = _Observer(seconds, patience, tell)
+        observer = _Observer(seconds, patience, tell, begun_s)
         parts = folder / "trace" if trace is not None else None
         if parts is not None:
             parts.mkdir()
@@ -184,8 +190,8 @@ class Patience(NamedTuple):
 class _Observer:
     """Observes a run from its start to the end of the measurement."""
 
-    def __init__(self, seconds: float, patience: Patience, tell: Callable[[str], object]) -> None:
-        self._seconds, self._patience, self._tell = seconds, patience, tell
+    def __init__(self, seconds: float, patience: Patience, tell: Callable[[str], object], begun_s: float) -> None:
+        self._seconds, self._patience, self._tell, self._begun = seconds, patience, tell, begun_s
         self._settled = False
         self._made = self._first_batch = self._begin = self._end = self._sampled = math.nan
         self._before = self._after = np.empty(0)
@@ -244,8 +250,18 @@ class _Observer:
         return Profile(
             plan, self._begin - self._made, self._end - self._begin, fps, interval, levels,
             math.nan if plan.sample_only else lag_mean, math.nan if plan.sample_only else lag_max, self._settled,
-            begin_s=self._begin,
+            begin_s=self._begin, start=self._start(),
         )  # fmt: skip
+
+    def _start(self) -> dict[str, float]:
+        """As :attr:`Profile.start`."""
+        warm_up = Interval(self._names, np.zeros_like(self._before), self._before)
+        started = {kind: warm_up.column(kind, "starting") for kind in KINDS}
+        return {
+            **({} if math.isnan(self._begun) else {"before the run": self._made - self._begun}),
+            **{kind: float(seconds.max()) for kind, seconds in started.items() if len(seconds)},
+            "run to first batch": self._first_batch - self._made,
+        }
 
     def _warm_up(self, wires: Wires, now: float) -> bool:
         control = wires.control

@@ -21,7 +21,7 @@ def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottlen
         ceiling: Env steps per second that the machine could do at most; NaN where there is no such figure.
     """
     stores = [] if profile.plan.on_device else [_store_table(profile)]
-    for table in (_time_table(profile), *stores, _speed_table(profile, ceiling)):
+    for table in (_start_table(profile), _time_table(profile), *stores, _speed_table(profile, ceiling)):
         console.print(table)
     if not profile.settled:
         text = "Measured before the run had settled: it may have trained faster than it can sample. Use more --seconds."
@@ -38,6 +38,20 @@ def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottlen
     )
     for advice in bottleneck.advice:
         console.print(f"  try {advice}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _start_table(profile: Profile) -> Table:
+    labels = {
+        "before the run": "command, imports and plan",
+        "rollout": "  environments",
+        "policy": "  policy's kernels",
+        "learner": "  learner's kernels",
+        "run to first batch": "processes, to the first batch",
+    }
+    table = Table("start", "seconds", title="from the command to learning")
+    for part in sorted(profile.start, key=[*labels].index):
+        table.add_row(labels[part], f"{profile.start[part]:.2f}")
+    return table
 
 
 def _time_table(profile: Profile) -> Table:
@@ -95,6 +109,7 @@ def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str
             "env": profile.plan.config.env,
             "sample_only": profile.plan.sample_only,
             "seconds": profile.seconds,
+            "start_s": profile.start,
             "fps": profile.fps,
             "frames_per_s": profile.frames_per_s,
             "ceiling": ceiling,

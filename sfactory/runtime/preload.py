@@ -2,6 +2,7 @@
 
 - Modules of workers are imported once.
 - One compiled kernel is called, which initialises numba once (0.3 s in each process otherwise).
+- Imports make no garbage worth collecting: the collector is off while they last, which saves 0.2 s of every start.
 - All objects so far are frozen for the garbage collector, which would otherwise unshare 50 MiB in a worker with many
   environments.
 - Orphans of a killed worker, such as programs of its environments, become children of this process, where the runner
@@ -16,10 +17,12 @@ import ctypes
 import gc
 import warnings
 
-from sfactory.envs import general, native  # noqa: F401
-from sfactory.envs.families import gymnasium  # noqa: F401
-from sfactory.kernels import initialize
-from sfactory.runtime import workers  # noqa: F401
+gc.disable()
+
+from sfactory.envs import general, native  # noqa: E402, F401
+from sfactory.envs.families import gymnasium  # noqa: E402, F401
+from sfactory.kernels import initialize  # noqa: E402
+from sfactory.runtime import workers  # noqa: E402, F401
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -28,3 +31,4 @@ warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 initialize()
 gc.collect()
 gc.freeze()
+gc.enable()

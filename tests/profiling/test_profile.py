@@ -123,6 +123,9 @@ def test_a_profile_accounts_for_all_time_and_leaves_only_its_trace(place, capsys
         assert all(phases[phase] > 0 for phase in doing), (kind, phases)
         assert phases["starting"] == 0
         assert values["accounted_s"][kind] == pytest.approx(values["seconds"], abs=0.8)
+    assert list(values["start_s"]) == ["before the run", "rollout", "policy", "learner", "run to first batch"]
+    assert all(0 < seconds < 60 for seconds in values["start_s"].values())
+    assert values["start_s"]["learner"] < values["start_s"]["run to first batch"]
     assert 4 <= values["batch_mean"] <= 8
     assert values["lag_max"] >= 0
     assert [path.name for path in place.iterdir()] == ["trace.json"]
