@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -151,6 +152,8 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
         print(json.dumps(values))
     else:
         new_console().print(_table(options, result, sampled))
+    if args is None:
+        gc.freeze()  # as in sfactory.runtime.interrupts.as_program
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import logging
 import math
@@ -64,11 +65,11 @@ def _profile(options: ProfileOptions, config: Config, begun: float) -> int:
 
     _check(options, config)
     with contextlib.nullcontext() if config.serial else fork_server():
-        # Imports torch, which takes its time, while the server does the same.
-        from sfactory.runtime.planning import (
-            make_plan,
-        )
+        # As in sfactory.train.
+        gc.disable()
+        from sfactory.runtime.planning import make_plan
 
+        gc.enable()
         return _run(options, config, make_plan(config), begun)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -53,11 +54,11 @@ def _run(line: CommandLine[TrainOptions]) -> int:
     from sfactory.runtime.processes import fork_server
 
     with contextlib.nullcontext() if line.config.serial else fork_server():
-        # Imports torch, which takes its time, while the server does the same.
-        from sfactory.runtime.supervisor import (
-            run_resolved,
-        )
+        # Imports torch, which takes its time, while the server does the same; there is no garbage to be collected.
+        gc.disable()
+        from sfactory.runtime.supervisor import run_resolved
 
+        gc.enable()
         result = run_resolved(line.config)
     return 0 if result.status == "completed" else 128 + (result.signal or 2)
 
