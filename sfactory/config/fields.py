@@ -208,8 +208,9 @@ class RuntimeConfig:
     take most of the time, 0 is best."""
     env_threads: int = setting(1, between(1, 1024), resume=_PLACE)
     """Threads inside one vector environment that has its own (ALE, EnvPool)."""
-    spare_batches: int = setting(1, at_least(1), resume=safe("the lag's bound follows"))
-    """Training batches' worth of slots beyond those being filled: more keeps workers busier and raises the lag."""
+    spare_batches: int = setting(1, at_least(0), resume=safe("the lag's bound follows"))
+    """Training batches' worth of slots beyond those being filled: more keeps workers busier and raises the lag. With 0
+    no group of environments is ahead of the others: those that are done wait for the batch."""
     step_timeout_s: float = setting(300.0, above(0), resume=_GIVE_UP)
     """A rollout worker that has shown no sign of life for this long, as when an environment hangs, is replaced."""
     restarts: int = setting(10, at_least(0), resume=_GIVE_UP)

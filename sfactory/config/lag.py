@@ -13,12 +13,13 @@ def segments_per_batch(config: Config, rows: int) -> int:
 
 def slot_count(config: Config, rows: int) -> int:
     """Slots of the arena. Free slots are the only back-pressure, so this number sets how far sampling may run ahead:
-    exactly one batch where the lag must be 0, else one slot for each group and `spare_batches` batches."""
+    exactly one batch where the lag must be 0, else one slot for each group and `spare_batches` batches, at least
+    one batch."""
     per_batch = segments_per_batch(config, rows)
     if config.lag_free:
         return per_batch
     assert config.workers is not None, "workers must be set"
-    return config.workers * config.runtime.groups + per_batch * config.runtime.spare_batches
+    return max(per_batch, config.workers * config.runtime.groups + per_batch * config.runtime.spare_batches)
 
 
 def settling_steps(config: Config, rows: int) -> int:

@@ -20,6 +20,8 @@ _GRID: dict[str, Any] = {
     "loss": {"entropy_coef": 0.01},
 }
 """Small worlds of cells, whatever the model."""
+_SEEN_AS_CATEGORIES: dict[str, Any] = {"encoder": "mlp", "categories": 11}
+"""Of a cell: objects, colours and states, as MiniGrid numbers them."""
 _CLASSIC: dict[str, Any] = {
     "envs_per_worker": 32,
     "rollout": 32,
@@ -29,6 +31,7 @@ _CLASSIC: dict[str, Any] = {
 }
 """Classic control."""
 _MUJOCO: dict[str, Any] = {
+    "runtime": {"spare_batches": 0},
     "envs_per_worker": 16,
     "rollout": 128,
     "batch_size": 2048,
@@ -38,7 +41,7 @@ _MUJOCO: dict[str, Any] = {
     "model": {"normalize_obs": True},
 }
 """Gymnasium's MuJoCo, and walkers like those."""
-_WITH_CORE = {"classic": "classic_memory"}
+_WITH_CORE = {"classic": "classic_memory", "grid": "grid_memory"}
 """Families that have another preset where the model has a core, whose minibatches are of whole rows."""
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
@@ -47,7 +50,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss": {"entropy_coef": 0.01, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
-    "classic": _CLASSIC | {"epochs": 4, "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"}},
+    "classic": _CLASSIC
+    | {
+        "epochs": 4,
+        "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
+        "loss": _CLASSIC["loss"] | {"gamma": 0.995},
+    },
     "classic_memory": _CLASSIC | {"epochs": 2, "optim": {"lr": 2e-3, "minibatches": 4, "schedule": "linear"}},
     "pendulum": {
         "envs_per_worker": 16,
@@ -85,7 +93,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "optim": {"lr": 5e-4, "minibatches": 4, "schedule": "linear"},
         "loss": {"entropy_coef": 0.003, "normalize_returns": True},
     },
-    "grid": _GRID | {"model": {"encoder": "mlp", "categories": 11}},
+    "grid": _GRID | {"model": _SEEN_AS_CATEGORIES},
+    "grid_memory": _GRID
+    | {
+        "epochs": 4,
+        "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
+        "model": _SEEN_AS_CATEGORIES,
+    },
     "car_racing": {
         "envs_per_worker": 16,
         "rollout": 64,

@@ -28,11 +28,13 @@ class Pass(NamedTuple):
     """Layers that follow one another, up to their share of a network's outputs.
 
     Attributes:
+        hot: What stands for a category in the first layer's inputs.
         table: What each category adds to the first layer's outputs, ``[V, out]``.
         layers: Filled up with zeros to multiples of four; the last one has no activation.
         params, value: How many of the last layer's outputs are the first parameters of the policy, and then the value.
     """
 
+    hot: np.float32
     table: Array
     layers: tuple[Layer, ...]
     params: int
@@ -180,14 +182,15 @@ def _within(code, table):
 
 
 @njit(cache=True, nogil=True)
-def transpose(weight, table):
-    """Write the last columns of a weight ``[outputs, F + V]`` into the lines of a table ``[V, at least outputs]``."""
+def transpose(weight, hot, table):
+    """Write the last columns of a weight ``[outputs, F + V]``, times `hot`, into the lines of a table ``[V, at least
+    outputs]``."""
     columns = weight[:, weight.shape[1] - len(table) :]
     for begin in range(0, len(table), _TOGETHER):
         end = min(begin + _TOGETHER, len(table))
         for j in range(len(weight)):
             for v in range(begin, end):
-                table[v, j] = columns[j, v]
+                table[v, j] = hot * columns[j, v]
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
@@ -246,7 +249,8 @@ def backward(of_params, of_value, codes, passes, tanh, kept, found):
 
     Args:
         of_params, of_value: With respect to its results, likewise.
-        found: For each pass takes the gradients with respect to its table, weights and biases: arrays like these.
+        found: For each pass takes the gradients with respect to the weights that its table was made of, and to its
+            layers' weights and biases: arrays like these.
     """
     for i in range(len(passes)):
         of_table, of_layers = found[i]
@@ -256,13 +260,15 @@ def backward(of_params, of_value, codes, passes, tanh, kept, found):
             of_weight[:] = 0
             of_bias[:] = 0
         _backward_pass(of_params, of_value, codes, passes[i], tanh, kept[i], of_table, of_layers)
+        if len(of_table):
+            of_table *= passes[i].hot
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 def _forward_pass(x, codes, inputs, own_pass, tanh, kept, params, value):
     """One pass; the arguments are those of :func:`forward`."""
     mean, scale, limit = inputs
-    table, layers, own_params, own_value = own_pass
+    _, table, layers, own_params, own_value = own_pass
     rows, features = x.shape
     for tile in range(-(-rows // TILE)):
         begin = tile * TILE
@@ -293,7 +299,7 @@ def _forward_pass(x, codes, inputs, own_pass, tanh, kept, params, value):
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 def _backward_pass(of_params, of_value, codes, own_pass, tanh, kept, of_table, of_layers):
     """One pass; adds to the last two."""
-    _, layers, own_params, own_value = own_pass
+    _, _, layers, own_params, own_value = own_pass
     rows = len(of_value)
     widest = 0
     for weight, _ in layers:

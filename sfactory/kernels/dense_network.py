@@ -89,7 +89,7 @@ class DenseNetwork:
             weight, (_, bias) = first.weight.detach().numpy(), stacks[0][0]
             table = np.zeros((weight.shape[1] - self.columns.numbers, len(bias)), np.float32)
             self._tables.append((weight, table))
-            passes.append(Pass(table, tuple(layer for layer, _ in stacks), *share))
+            passes.append(Pass(self.columns.hot, table, tuple(layer for layer, _ in stacks), *share))
         self.passes = tuple(passes)
         self.refresh()
         self._scratch = self.tiles(1)
@@ -114,7 +114,7 @@ class DenseNetwork:
             np.copyto(place, source)
         for weight, table in self._tables:
             if len(table):
-                dense.transpose(weight, table)
+                dense.transpose(weight, self.columns.hot, table)
         np.clip(self.own_log_std, *LOG_STD_RANGE, out=self.log_std)
 
     def __call__(self, obs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -199,13 +199,14 @@ class _Columns:
 
     Attributes:
         numbers: Columns of numbers.
+        hot: What stands for a category.
         inputs: What is subtracted from these, and what they are then multiplied with.
     """
 
     def __init__(self, model: ActorCritic) -> None:
         flat, leaves = model.actor.encoders[0].flat, model.observation.leaves
         self._normalizer, self._number_leaves, self._category_leaves = model.normalizer, flat.numbers, flat.categories
-        self._offsets = flat.offsets.numpy().astype(np.int32)
+        self._offsets, self.hot = flat.offsets.numpy().astype(np.int32), np.float32(flat.hot)
         scales = zip(flat.numbers, flat.scales, strict=True)
         parts = [np.full(math.prod(leaves[i].shape), scale, np.float32) for i, scale in scales]
         scale = np.concatenate(parts) if parts else np.zeros(0, np.float32)

@@ -64,12 +64,15 @@ class PixelConv(nn.Conv2d):
 
 class FlatInput(nn.Module):
     """Leaves as float32 ``[N, out_features]``: first all numbers, uint8 divided by the largest value and floats as they
-    are, then all categories, one-hot.
+    are, then all categories, one-hot, divided by the root of their number: K entries that seldom change would else move
+    a unit of the next layer K times as far as a single one in each step of the optimizer, and saturate it.
 
     Attributes:
         numbers, categories: The leaves of each kind, by their positions.
         entries: Categories of all entries together.
         offsets: int64, where the categories of each entry begin among them.
+        hot: float32 scalar that stands for a category. It is saved where it is not 1: weights that were trained with
+            another are not taken for their like.
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
@@ -81,6 +84,7 @@ class FlatInput(nn.Module):
         self.out_features = sum(math.prod(leaves[i].shape) for i in self.numbers) + self.entries
         offsets = torch.tensor([0, *accumulate(sizes[:-1])]) if sizes else torch.zeros(0, dtype=torch.int64)
         self.register_buffer("offsets", offsets, persistent=False)
+        self.register_buffer("hot", torch.tensor(max(1, len(sizes)) ** -0.5), persistent=len(sizes) > 1)
 
     def forward(self, *obs: Tensor) -> Tensor:
         flat = [leaf.reshape(leaf.shape[0], -1) for leaf in obs]
@@ -91,7 +95,7 @@ class FlatInput(nn.Module):
         if self.entries:
             codes = torch.cat([flat[i] for i in self.categories], -1) + self.offsets
             hot = torch.zeros(codes.shape[0], self.entries, device=codes.device)
-            parts.append(hot.scatter_(1, codes, 1.0))
+            parts.append(hot.scatter_(1, codes, self.hot.expand(codes.shape)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 

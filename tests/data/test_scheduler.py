@@ -62,7 +62,7 @@ class TestSlotScheduler:
             env="x", workers=int(rng.integers(1, 5)), envs_per_worker=4, rollout=4, batch_size=8 * int(rng.integers(1,
             5)),
             epochs=int(rng.integers(1, 3)), optim=OptimConfig(minibatches=int(rng.integers(1, 3))),
-            runtime=RuntimeConfig(spare_batches=int(rng.integers(1, 4))),
+            runtime=RuntimeConfig(spare_batches=int(rng.integers(0, 4))),
         )  # fmt: skip
         rows, updates = 2, config.updates_per_batch
         limit = max_lag(config, rows) if seed % 2 else least_max_lag(config, rows)

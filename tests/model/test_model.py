@@ -230,7 +230,7 @@ def test_one_mlp_reads_all_leaves_but_images_numbers_first() -> None:
 def test_categories_enter_one_hot_and_bits_as_they_are() -> None:
     model = _model(OBSERVATIONS["multidiscrete"], hidden=())
     leaf = torch.tensor([[[1, 2], [3, 0]]], dtype=torch.int32)
-    assert model.actor.encoders[0](leaf).tolist() == [[0, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0]]
+    assert model.actor.encoders[0](leaf).tolist() == [[0, 0.5, 0, 0, 0.5, 0, 0, 0, 0.5, 0.5, 0]]
     bits = _model(OBSERVATIONS["bits"], hidden=())
     assert bits.actor.encoders[0](torch.tensor([[1, 0, 1, 1, 0]], dtype=torch.uint8)).tolist() == [[1, 0, 1, 1, 0]]
 
