@@ -127,7 +127,7 @@ def test_every_value_says_where_it_comes_from(capsys, tmp_path):
     for name, origin in {
         "env": "flag", "loss.clip": "flag", "sync": "flag", "seed": str(file), "optim.eps": str(file),
         "optim.lr": "preset classic", "epochs": "preset classic", "preset": "by the environment",
-        "loss.gamma": "default", "workers": "this machine", "batch_size": "fitted to the environment",
+        "loss.lam": "default", "workers": "this machine", "batch_size": "fitted to the environment",
     }.items():  # fmt: skip
         assert remarks[name] == origin, name
     assert (values["loss"]["clip"], values["seed"], values["batch_size"] % (32 * 3)) == (0.4, 4, 0)
