@@ -31,7 +31,6 @@ _CLASSIC: dict[str, Any] = {
 }
 """Classic control."""
 _MUJOCO: dict[str, Any] = {
-    "runtime": {"spare_batches": 0},
     "envs_per_worker": 16,
     "rollout": 128,
     "batch_size": 2048,
@@ -76,6 +75,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": {"normalize_obs": True},
     },
     "mujoco": _MUJOCO,
+    "mujoco_in_step": _MUJOCO | {"runtime": {"spare_batches": 0}},
     "mujoco_low_noise": _MUJOCO | {"model": _MUJOCO["model"] | {"initial_log_std": -1.0}},
     "atari": {
         "envs_per_worker": 8,
@@ -141,10 +141,11 @@ _FAMILIES = (
     ("car_racing", r"CarRacing-"),
     ("procgen", r"procgen-|procgen_gym/procgen-"),
     ("mujoco_low_noise", r"(Ant|HalfCheetah)-v\d"),
+    ("mujoco_in_step", r"Walker2d-v\d"),
     (
         "mujoco",
         r"(BipedalWalker(Hardcore)?|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|"
-        r"Swimmer|Walker2d)-v\d",
+        r"Swimmer)-v\d",
     ),
 )
 
