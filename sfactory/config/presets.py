@@ -20,8 +20,6 @@ _GRID: dict[str, Any] = {
     "loss": {"entropy_coef": 0.01},
 }
 """Small worlds of cells, whatever the model."""
-_SEEN_AS_CATEGORIES: dict[str, Any] = {"encoder": "mlp", "categories": 11}
-"""Of a cell: objects, colours and states, as MiniGrid numbers them."""
 _CLASSIC: dict[str, Any] = {
     "envs_per_worker": 32,
     "rollout": 32,
@@ -40,7 +38,7 @@ _MUJOCO: dict[str, Any] = {
     "model": {"normalize_obs": True},
 }
 """Gymnasium's MuJoCo, and walkers like those."""
-_WITH_CORE = {"classic": "classic_memory", "grid": "grid_memory"}
+_WITH_CORE = {"classic": "classic_memory"}
 """Families that have another preset where the model has a core, whose minibatches are of whole rows."""
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
@@ -93,12 +91,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "optim": {"lr": 5e-4, "minibatches": 4, "schedule": "linear"},
         "loss": {"entropy_coef": 0.003, "normalize_returns": True},
     },
-    "grid": _GRID | {"model": _SEEN_AS_CATEGORIES},
-    "grid_memory": _GRID
+    "grid": _GRID
     | {
         "epochs": 4,
         "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
-        "model": _SEEN_AS_CATEGORIES,
+        "model": {"encoder": "mlp", "categories": 11},
     },
     "car_racing": {
         "envs_per_worker": 16,
