@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import json
 import logging
 import math
@@ -61,15 +60,14 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.prof
 
 def _profile(options: ProfileOptions, config: Config, begun: float) -> int:
     """Check the options, and run. The command began at `begun` monotonic seconds."""
-    from sfactory.runtime.processes import fork_server
+    from sfactory.runtime.processes import fork_server, not_collecting
 
     _check(options, config)
     with contextlib.nullcontext() if config.serial else fork_server():
         # As in sfactory.train.
-        gc.disable()
-        from sfactory.runtime.planning import make_plan
+        with not_collecting():
+            from sfactory.runtime.planning import make_plan
 
-        gc.enable()
         return _run(options, config, make_plan(config), begun)
 
 
@@ -117,7 +115,9 @@ def _run(options: ProfileOptions, config: Config, plan: Plan, begun: float) -> i
         else:
             plan = dataclasses.replace(plan, sample_only=options.sample_only)
             settling_s = options.seconds / 2
-            profile = profile_run(plan, options.seconds, options.trace, settling_s=settling_s, tell=tell, begun_s=begun)
+            profile = profile_run(
+                plan, options.seconds, options.trace, settling_s=settling_s, tell=tell, command_s=begun
+            )
         ceiling = _ceiling(profile.plan, ceiling_s, tell)
     bottleneck = find_bottleneck(profile)
     show(console, profile, ceiling, bottleneck)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -51,14 +50,13 @@ def _run(line: CommandLine[TrainOptions]) -> int:
         planned = make_plan(line.config).config if line.config.env else line.config
         print(annotated_yaml(line.config, line.origins, planned))
         return 0
-    from sfactory.runtime.processes import fork_server
+    from sfactory.runtime.processes import fork_server, not_collecting
 
     with contextlib.nullcontext() if line.config.serial else fork_server():
-        # Imports torch, which takes its time, while the server does the same; there is no garbage to be collected.
-        gc.disable()
-        from sfactory.runtime.supervisor import run_resolved
+        # Imports torch, which takes its time, while the server does the same.
+        with not_collecting():
+            from sfactory.runtime.supervisor import run_resolved
 
-        gc.enable()
         result = run_resolved(line.config)
     return 0 if result.status == "completed" else 128 + (result.signal or 2)
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from sfactory.errors import ConfigError
 
+_UPDATES: dict[str, Any] = {"epochs": 4, "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"}}
+"""Many small ones: of the default, of classic control and of grid worlds."""
 _GRID: dict[str, Any] = {
     "envs_per_worker": 32,
     "rollout": 32,
@@ -41,18 +43,12 @@ _MUJOCO: dict[str, Any] = {
 _WITH_CORE = {"classic": "classic_memory"}
 """Families that have another preset where the model has a core, whose minibatches are of whole rows."""
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {
-        "epochs": 4,
-        "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
+    "default": _UPDATES
+    | {
         "loss": {"entropy_coef": 0.01, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
-    "classic": _CLASSIC
-    | {
-        "epochs": 4,
-        "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
-        "loss": _CLASSIC["loss"] | {"gamma": 0.995},
-    },
+    "classic": _CLASSIC | _UPDATES | {"loss": _CLASSIC["loss"] | {"gamma": 0.995}},
     "classic_memory": _CLASSIC | {"epochs": 2, "optim": {"lr": 2e-3, "minibatches": 4, "schedule": "linear"}},
     "pendulum": {
         "envs_per_worker": 16,
@@ -91,12 +87,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "optim": {"lr": 5e-4, "minibatches": 4, "schedule": "linear"},
         "loss": {"entropy_coef": 0.003, "normalize_returns": True},
     },
-    "grid": _GRID
-    | {
-        "epochs": 4,
-        "optim": {"lr": 1e-3, "minibatches": 8, "schedule": "linear"},
-        "model": {"encoder": "mlp", "categories": 11},
-    },
+    "grid": _GRID | _UPDATES | {"model": {"encoder": "mlp", "categories": 11}},
     "car_racing": {
         "envs_per_worker": 16,
         "rollout": 64,

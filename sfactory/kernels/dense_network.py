@@ -78,7 +78,7 @@ class DenseNetwork:
         self._linears, shares = [(hidden[0], heads)], [(params, 1)]
         if len(hidden) == 2:
             self._linears, shares = [(hidden[0], heads[:1]), (hidden[1], heads[1:])], [(params, 0), (0, 1)]
-        self._copies, passes, self._tables = [], [], []
+        self._copies, passes, self._first_weights = [], [], []
         for ((first, *others), last), share in zip(self._linears, shares, strict=True):
             inputs = [self.columns.numbers, *(linear.in_features for linear in (*others, last[0]))]
             stacks = [
@@ -88,7 +88,7 @@ class DenseNetwork:
             self._copies += [copy for _, copies in stacks for copy in copies]
             weight, (_, bias) = first.weight.detach().numpy(), stacks[0][0]
             table = np.zeros((weight.shape[1] - self.columns.numbers, len(bias)), np.float32)
-            self._tables.append((weight, table))
+            self._first_weights.append(weight)
             passes.append(Pass(self.columns.hot, table, tuple(layer for layer, _ in stacks), *share))
         self.passes = tuple(passes)
         self.refresh()
@@ -112,9 +112,9 @@ class DenseNetwork:
         """Take over the present weights alone."""
         for place, source in self._copies:
             np.copyto(place, source)
-        for weight, table in self._tables:
-            if len(table):
-                dense.transpose(weight, self.columns.hot, table)
+        for weight, each in zip(self._first_weights, self.passes, strict=True):
+            if len(each.table):
+                dense.transpose(weight, each.hot, each.table)
         np.clip(self.own_log_std, *LOG_STD_RANGE, out=self.log_std)
 
     def __call__(self, obs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:

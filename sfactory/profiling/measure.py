@@ -128,7 +128,7 @@ def profile_run(
     patience_s: float = PATIENCE_S,
     settling_s: float = math.inf,
     tell: Callable[[str], object] = str,
-    begun_s: float = math.nan,
+    command_s: float = math.nan,
 ) -> Profile:
     """Run a plan in a temporary folder and measure it. Nothing is shown, and nothing is kept.
 
@@ -140,7 +140,7 @@ def profile_run(
         patience_s: Seconds in which the first batch must be trained; what has not settled by then is measured as it is.
         settling_s: Seconds after the first batch within which the run must have settled, else likewise.
         tell: Is told how far it is.
-        begun_s: When the command began, in monotonic seconds; NaN: that does not matter.
+        command_s: When the command began, in monotonic seconds; NaN: that does not matter.
 
     Raises:
         Interrupted: After SIGINT or SIGTERM.
@@ -160,7 +160,7 @@ def profile_run(
         config = dataclasses.replace(plan.config, run=str(folder / "run"), overwrite=False, steps=ENDLESS, log=log)
         config = dataclasses.replace(config, eval=EvalConfig())
         patience = Patience(patience_s, settling_s, settling_steps(plan.config, plan.rows))
-        observer = _Observer(seconds, patience, tell, begun_s)
+        observer = _Observer(seconds, patience, tell, command_s)
         parts = folder / "trace" if trace is not None else None
         if parts is not None:
             parts.mkdir()
@@ -190,8 +190,8 @@ class Patience(NamedTuple):
 class _Observer:
     """Observes a run from its start to the end of the measurement."""
 
-    def __init__(self, seconds: float, patience: Patience, tell: Callable[[str], object], begun_s: float) -> None:
-        self._seconds, self._patience, self._tell, self._begun = seconds, patience, tell, begun_s
+    def __init__(self, seconds: float, patience: Patience, tell: Callable[[str], object], command_s: float) -> None:
+        self._seconds, self._patience, self._tell, self._command = seconds, patience, tell, command_s
         self._settled = False
         self._made = self._first_batch = self._begin = self._end = self._sampled = math.nan
         self._before = self._after = np.empty(0)
@@ -258,7 +258,7 @@ class _Observer:
         warm_up = Interval(self._names, np.zeros_like(self._before), self._before)
         started = {kind: warm_up.column(kind, "starting") for kind in KINDS}
         return {
-            **({} if math.isnan(self._begun) else {"before the run": self._made - self._begun}),
+            **({} if math.isnan(self._command) else {"before the run": self._made - self._command}),
             **{kind: float(seconds.max()) for kind, seconds in started.items() if len(seconds)},
             "run to first batch": self._first_batch - self._made,
         }

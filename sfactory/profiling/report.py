@@ -49,8 +49,8 @@ def _start_table(profile: Profile) -> Table:
         "run to first batch": "processes, to the first batch",
     }
     table = Table("start", "seconds", title="from the command to learning")
-    for part in sorted(profile.start, key=[*labels].index):
-        table.add_row(labels[part], f"{profile.start[part]:.2f}")
+    for part, seconds in profile.start.items():
+        table.add_row(labels[part], f"{seconds:.2f}")
     return table
 
 

@@ -2,7 +2,6 @@
 
 - Modules of workers are imported once.
 - One compiled kernel is called, which initialises numba once (0.3 s in each process otherwise).
-- Imports make no garbage worth collecting: the collector is off while they last, which saves 0.2 s of every start.
 - All objects so far are frozen for the garbage collector, which would otherwise unshare 50 MiB in a worker with many
   environments.
 - Orphans of a killed worker, such as programs of its environments, become children of this process, where the runner
@@ -17,18 +16,19 @@ import ctypes
 import gc
 import warnings
 
-gc.disable()
+from sfactory.runtime.processes import not_collecting
 
-from sfactory.envs import general, native  # noqa: E402, F401
-from sfactory.envs.families import gymnasium  # noqa: E402, F401
-from sfactory.kernels import initialize  # noqa: E402
-from sfactory.runtime import workers  # noqa: E402, F401
+with not_collecting():
+    from sfactory.envs import general, native  # noqa: F401
+    from sfactory.envs.families import gymnasium  # noqa: F401
+    from sfactory.kernels import initialize
+    from sfactory.runtime import workers  # noqa: F401
+
+    initialize()
 
 PR_SET_CHILD_SUBREAPER = 36
 
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # of such an orphan
-initialize()
 gc.collect()
 gc.freeze()
-gc.enable()
