@@ -25,7 +25,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.trai
         prog: The command, as messages name it.
 
     Returns:
-        The exit status: 0 done, 1 failed, 2 bad configuration, 130 or 143 interrupted after saving.
+        The exit status: 0 done, 1 failed, 2 bad configuration, 129, 130 or 143 interrupted after saving.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -23,14 +29,18 @@ class Command:
     Args:
         args: Of the Python interpreter.
         stdin: A script to feed it.
+        streams: Instead of pipes: further arguments of `subprocess.Popen`.
     """
 
-    def __init__(self, *args: str, stdin: str | None = None) -> None:
+    def __init__(self, *args: str, stdin: str | None = None, **streams: Any) -> None:
+        pipes = {
+            "stdin": subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
         self._process = subprocess.Popen(
-            [sys.executable, *args], stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT, env=ENVIRONMENT,
-        )  # fmt: skip
+            [sys.executable, *args], text=True, start_new_session=True, cwd=ROOT, env=ENVIRONMENT, **(streams or pipes)
+        )
         self.pid, self._script = self._process.pid, stdin
         self.output = self.errors = ""
 
@@ -65,6 +75,35 @@ class Command:
     def left_after(self, seconds: float) -> list[psutil.Process]:
         """Processes that are still there after so long; returns as soon as there are none."""
         return [] if wait_until(lambda: not self.left(), seconds) else self.left()
+
+
+class OnTerminal(Command):
+    """A command on a terminal of its own, whose output is read and forgotten until it is closed."""
+
+    def __init__(self, *args: str) -> None:
+        self._ours, theirs = pty.openpty()
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+        super().__init__(*args, **streams, preexec_fn=lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0))
+        os.close(theirs)
+        self._open = True
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self.close_terminal()
+
+    def close_terminal(self) -> None:
+        """What happens when a window is closed, or a connection is lost."""
+        self._open = False
+        self._reader.join()
+
+    def _read(self) -> None:
+        while self._open:
+            with contextlib.suppress(OSError):  # EIO once the command has ended
+                if select.select([self._ours], [], [], 0.05)[0]:
+                    os.read(self._ours, 65536)
+        os.close(self._ours)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> bool:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 import yaml
-from commands import Command, abandoned_shared_memory, wait_until
+from commands import Command, OnTerminal, abandoned_shared_memory, wait_until
 from environments import Counting
 from faults import Faulty
 from gymnasium import spaces
@@ -354,11 +354,13 @@ def test_nothing_outlives_a_killed_runner_and_the_same_command_goes_on(tmp_path,
         assert os.listdir(temporary) == []
 
 
-def test_a_stopped_worker_does_not_outlive_a_killed_runner(tmp_path):
-    """It cannot notice by itself that the runner is gone, and would keep the fork server, too."""
+@pytest.mark.parametrize("which", ["sf-rollout", ""], ids=["a worker", "all of them"])
+def test_stopped_processes_do_not_outlive_a_killed_runner(which, tmp_path):
+    """They cannot notice by themselves that the runner is gone."""
     with running(tmp_path) as command:
-        stopped = next(process for process in command.left() if process.name().startswith("sf-rollout"))
-        stopped.send_signal(signal.SIGSTOP)
+        for process in command.left():
+            if process.name().startswith(which):
+                process.send_signal(signal.SIGSTOP)
         os.kill(command.pid, signal.SIGKILL)
         assert command.left_after(5) == []
 
@@ -367,12 +369,12 @@ def test_a_stopped_worker_does_not_outlive_a_killed_runner(tmp_path):
 
 
 @contextlib.contextmanager
-def running(folder: Path, *flags: str):
+def running(folder: Path, *flags: str, kind: type[Command] = Command):
     """The command, training environments that have programs of their own, from when it has reported progress."""
     arguments = ["--env", "faults:WithProgram", "--steps", "1000000000", "--run", str(folder / "run"), *SMALL, *flags]
     metrics = folder / "run" / "metrics.csv"
     earlier = len(rows(folder / "run")) if metrics.exists() else 0
-    with Command("-m", "sfactory.train", *arguments) as command:
+    with kind("-m", "sfactory.train", *arguments) as command:
         assert wait_until(
             lambda: metrics.exists() and any(int(r["env_steps"]) > 0 for r in rows(folder / "run")[earlier:]), 60
         )
@@ -391,6 +393,28 @@ def test_an_interrupted_command_saves_and_leaves_nothing(number, status, tmp_pat
     assert values["status"] == "interrupted"
     assert saved_steps(tmp_path / "run") == values["env_steps"] > 0
     assert abandoned_shared_memory() <= shared
+
+
+def test_a_run_whose_terminal_is_closed_saves_and_leaves_nothing(tmp_path):
+    with running(tmp_path, kind=OnTerminal) as command:
+        command.close_terminal()
+        assert command.wait(20) == 128 + signal.SIGHUP
+        assert command.left_after(2) == []
+    assert summary(tmp_path / "run")["status"] == "interrupted"
+    assert saved_steps(tmp_path / "run") > 0
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with running(tmp_path, kind=OnTerminal) as command:
+            command.close_terminal()
+            reported = len(rows(tmp_path / "run"))
+            assert wait_until(lambda: len(rows(tmp_path / "run")) > reported + 2)
+            os.kill(command.pid, signal.SIGTERM)
+            assert command.wait(20) == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("model", ["--model.activation relu", "--model.core lstm"], ids=["compiled", "torch"])
@@ -473,7 +497,7 @@ def test_signals_to_other_processes_of_a_run_than_its_runner_change_nothing(tmp_
             sent.extend(
                 p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())
             )
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 for process in sent:
                     process.send_signal(number)
 

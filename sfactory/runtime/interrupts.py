@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM before and after a run, when there is nothing to save."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP before and after a run, when there is nothing to save."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from sfactory.runtime.processes import kill_tree
 from sfactory.runtime.temporary import remove_temporary_folders
 
 
+def interrupts() -> tuple[signal.Signals, ...]:
+    """SIGINT, SIGTERM, and SIGHUP, which tells that the terminal was closed, unless it is ignored as under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
+
+
 def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
     """End this process and all its descendants now, with exit status 128 + `number`."""
     kill_tree(os.getpid(), spare_root=True)
@@ -28,14 +34,14 @@ def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
 
 def ignore_interrupts() -> None:
     """Ignore interrupts at the end of a command, once its exit status is determined."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in interrupts():
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_at_once_when_interrupted() -> None:
-    """End the process without a traceback at SIGINT and SIGTERM, and ignore SIGUSR1 and SIGUSR2, until a run installs
-    its own handlers. SIGINT is handled even in a background command of a script, which starts with it ignored."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    """End the process without a traceback at an interrupt, and ignore SIGUSR1 and SIGUSR2, until a run installs its
+    own handlers. SIGINT is handled even in a background command of a script, which starts with it ignored."""
+    for number in interrupts():
         signal.signal(number, end_at_once)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

@@ -6,15 +6,21 @@
   environments.
 - Orphans of a killed worker, such as programs of its environments, become children of this process, where the runner
   finds them.
+- When the runner ends, the kernel continues this process, and it its children: a worker that was stopped, by SIGSTOP
+  for example, could not notice that end.
 
 Nothing here may start a thread: a fork does not copy threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import signal
 import warnings
+
+import psutil
 
 from sfactory.runtime.processes import not_collecting
 
@@ -26,8 +32,17 @@ with not_collecting():
 
     initialize()
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
+
+def _continue_children(*_: object) -> None:
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.send_signal(signal.SIGCONT)
+
+
+signal.signal(signal.SIGCONT, _continue_children)
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # of such an orphan
 gc.collect()

@@ -32,7 +32,7 @@ PRELOAD = "sfactory.runtime.preload"
 PIPE_BYTES = 1 << 20
 DYING_S = 5.0
 """Seconds that a killed server may take to die."""
-RUNNER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+RUNNER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 _lock = threading.RLock()
 _users = 0
 _started_here = False
@@ -80,9 +80,10 @@ def server_pid() -> int | None:
 def _start_server() -> None:
     """Start the server with the runner's signals blocked; workers inherit that from their first instruction."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD])
-    resource_tracker.ensure_running()  # else the start of the server would start it and unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, RUNNER_SIGNALS)
     try:
+        resource_tracker.ensure_running()  # which unblocks SIGINT and SIGTERM
+        signal.pthread_sigmask(signal.SIG_BLOCK, RUNNER_SIGNALS)
         with _no_main_module():
             forkserver.ensure_running()
     finally:
@@ -128,19 +129,6 @@ def kill_tree(pid: int, spare_root: bool = False) -> None:
         for process in (*(() if spare_root else (root,)), *root.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-
-
-def kill_stopped(parent: int, names: str) -> None:
-    """Kill those children of a process that are stopped, by SIGSTOP for example, and cannot end by themselves.
-
-    Args:
-        names: How their names begin.
-    """
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(parent).children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() == psutil.STATUS_STOPPED and process.name().startswith(names):
-                    kill_tree(process.pid)
 
 
 @contextlib.contextmanager

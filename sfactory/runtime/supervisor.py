@@ -24,7 +24,7 @@ from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_folder import OUTPUT, VIDEOS, RunFolder, open_run
 from sfactory.runtime import workers
 from sfactory.runtime.budgets import FaultBudget, RestartBudget
-from sfactory.runtime.interrupts import end_at_once
+from sfactory.runtime.interrupts import end_at_once, interrupts
 from sfactory.runtime.observed_state import observe, remove_status, write_report, write_status
 from sfactory.runtime.output import PrintedLines
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
@@ -77,8 +77,8 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
         callbacks: Called with every :class:`sfactory.telemetry.metrics.Report`. Returning False interrupts the run.
 
     Returns:
-        The result of the run. After Ctrl-C, SIGTERM or a callback's False its status is interrupted, and the run is
-        saved.
+        The result of the run. After Ctrl-C, SIGTERM, SIGHUP or a callback's False its status is interrupted, and the
+        run is saved.
 
     Raises:
         ConfigError: If the configuration cannot work, before anything has started; names every problem.
@@ -193,22 +193,24 @@ class _Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Handle signals: the first SIGINT or SIGTERM saves and ends the run, the second ends it at once; SIGUSR1
-        requests a checkpoint, SIGUSR2 a report of the stacks of all processes."""
+        """Handle signals: the first interrupt saves and ends the run, the second ends it at once, unless it is a
+        SIGHUP, which comes twice where a shell ends with its terminal; SIGUSR1 requests a checkpoint, SIGUSR2 a report
+        of the stacks of all processes."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def interrupt(number: int, frame: types.FrameType | None) -> None:
-            if self._signal is not None:
+            if self._signal is None:
+                self._signal = number
+            elif number != signal.SIGHUP:
                 end_at_once(number)
-            self._signal = number
 
         def ask_for_report(number: int, frame: types.FrameType | None) -> None:
             self._report_asked = True
 
         handlers = {
-            signal.SIGINT: interrupt, signal.SIGTERM: interrupt,
+            **dict.fromkeys(interrupts(), interrupt),
             signal.SIGUSR1: lambda *_: self._wires.control.request_save(),
             signal.SIGUSR2: ask_for_report,
         }  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import signal
@@ -34,7 +35,7 @@ from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime.allocator import keep_freed_memory
 from sfactory.runtime.output import print_into
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
-from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_stopped, kill_tree
+from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_tree
 from sfactory.runtime.stacks import explain_exit, keep_stacks
 from sfactory.runtime.training import make_training
 from sfactory.runtime.wires import Wires, inline_wires
@@ -43,8 +44,6 @@ from sfactory.telemetry.events import Failure, KernelsChosen
 
 COMPILER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sfactory" / "inductor"
 """Where what torch.compile has made outlasts a run, unless TORCHINDUCTOR_CACHE_DIR names another place."""
-WORKER = "sf-"
-"""How the names of worker processes begin."""
 DEVICE_FAILED = 71
 """Exit status of a worker whose device failed or ran out of memory; it is started anew."""
 POLL_S = 0.05
@@ -178,18 +177,21 @@ def settle_process(name: str, folder: str) -> None:
         name: Name of the process.
         folder: Temporary files of this process and of its children belong there.
     """
-    Path("/proc/self/comm").write_text(f"{WORKER}{name}")  # the name shown by top and ps
+    Path("/proc/self/comm").write_text(f"sf-{name}")  # the name shown by top and ps
+    runner_group = os.getpgrp()
     os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds children of environments by it
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    # Handled rather than ignored: programs that environments start, and their forks, must still end at a SIGTERM.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)
+    # Handled rather than ignored: programs that environments start, and their forks, must still end by them.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+        os.register_at_fork(after_in_child=functools.partial(signal.signal, number, signal.SIG_DFL))
     keep_stacks(folder)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILER_CACHE))  # torch's own would lie in the folder
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(folder, runner_group), daemon=True).start()
 
 
 def process_main(
@@ -241,12 +243,13 @@ def _schedule_as_batch() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _end_with_parent(folder: str) -> None:
-    """Wait for the end of the runner; then end this process, its descendants, and other workers that are stopped and
-    cannot notice; and remove their temporary files."""
+def _end_with_parent(folder: str, runner_group: int) -> None:
+    """Wait for the end of the runner; then end this process and its descendants, remove their temporary files, and
+    continue what is stopped of the runner's process group, such as the resource tracker, so that it ends, too."""
     connection.wait([parent_process().sentinel])
     kill_tree(os.getpid(), spare_root=True)
-    kill_stopped(os.getppid(), WORKER)
+    with contextlib.suppress(OSError):
+        os.killpg(runner_group, signal.SIGCONT)
     # The runner has had no time to remove the folders of the workers and of the fork server.
     for left in (Path(folder).parent, get_temp_dir()):
         shutil.rmtree(left, ignore_errors=True)

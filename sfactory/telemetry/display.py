@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import sys
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from sfactory.telemetry.metrics import METRICS, Metric, Report
@@ -28,7 +31,7 @@ _EXTRAS = 8
 
 
 class Display:
-    """Shows reports on standard output.
+    """Shows reports on standard output, as long as somebody can read it.
 
     The live panel is redrawn only on updates, without a thread, and the cursor stays visible. So the terminal stays
     intact however the process ends.
@@ -75,25 +78,40 @@ class Display:
         self.returns.add(report.episode_return_mean)
         if not math.isnan(report.eval_return_mean):
             self._evaluation = report.eval_return_mean
-        if self.mode == "plain":
-            print(self._line(report), flush=True)
-        elif self.mode == "live" and self._notebook is not None:
-            self._notebook.show(*self._cells(report))
-        elif self.mode == "live":
-            self._running().update(self._panel(report), refresh=True)
+        with self._while_read():
+            if self.mode == "plain":
+                print(self._line(report), flush=True)
+            elif self.mode == "live" and self._notebook is not None:
+                self._notebook.show(*self._cells(report))
+            elif self.mode == "live":
+                self._running().update(self._panel(report), refresh=True)
 
     def note(self, text: str) -> None:
         """Show a line of text, above the live panel."""
-        if self.mode == "plain" or (self.mode == "live" and self._notebook is not None):
-            print(text, flush=True)
-        elif self.mode == "live":
-            self._running().console.print(text, markup=False, highlight=False)
+        with self._while_read():
+            if self.mode == "plain" or (self.mode == "live" and self._notebook is not None):
+                print(text, flush=True)
+            elif self.mode == "live":
+                self._running().console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
         """Leave the last panel on the terminal, with the cursor below it. May be called twice."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        with self._while_read():
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+    @contextlib.contextmanager
+    def _while_read(self) -> Iterator[None]:
+        """Show nothing more after the terminal was closed, or the program that read a pipe has ended: the run goes on
+        without."""
+        try:
+            yield
+        except OSError:
+            self.mode, self._live = "none", None
+            # What standard output still holds must not fail at the end of the process.
+            with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
     def _running(self) -> Live:
         if self._live is None:

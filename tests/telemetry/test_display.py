@@ -125,6 +125,19 @@ def test_auto_is_plain_where_there_is_no_terminal_and_none_is_silent(capsys: pyt
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_reader_that_ends_ends_the_display_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `head` does. What is left in the buffer fails nothing either."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        shown = display("plain")
+        shown.update(REPORT)
+        shown.note("saved")
+        shown.close()
+    assert shown.mode == "none"
+
+
 def test_the_time_left_follows_the_recent_speed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = display("plain")
     for fps in [1.0] + [125_000.0] * 6:
