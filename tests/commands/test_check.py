@@ -72,6 +72,7 @@ def test_what_is_broken_is_found(env, check, says, tmp_path):
         (broken.Unseeded, "determinism", "the seed makes no difference"),
         (broken.Endless, "episodes", "no episode ended"),
         (broken.Sparse, "rewards", "sparse: the reward was 0"),
+        (broken.Slow, "memory", "not judged"),
     ],
 )
 def test_what_is_unusual_is_told_as_a_note(env, check, says, tmp_path):
@@ -82,7 +83,7 @@ def test_what_is_unusual_is_told_as_a_note(env, check, says, tmp_path):
 
 FACTS = Facts(
     "single", 1, 1, 1000, Spread.of([1e-5]), Spread.of([1e-5]), 1.0, 50, 20.0, 1.0, 1.0, 0.0, 1.0, -1.0, 1.0, 0.0, 0.5,
-    1.0, 0.0,
+    1.0,
 )  # fmt: skip
 
 

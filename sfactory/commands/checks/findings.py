@@ -81,7 +81,6 @@ class Facts:
         reward_usual: The most frequent reward.
         reward_share: Share of env steps with another one.
         observation_max: Largest magnitude of an observation that is no image.
-        growth_mib: Growth of resident memory over the second half of the steps.
     """
 
     kind: str
@@ -102,7 +101,6 @@ class Facts:
     reward_usual: float
     reward_share: float
     observation_max: float
-    growth_mib: float
 
     @property
     def sparse(self) -> bool:

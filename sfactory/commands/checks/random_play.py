@@ -22,6 +22,10 @@ WALK_STEPS = 10_000
 """Steps over which memory, rewards and durations are observed, if there is time for so many."""
 LOOKED_AT = 1_000
 """Steps whose observations are all looked at; later, one in ten is."""
+READ_EVERY = 100
+"""Steps between two readings of memory."""
+LEAST_READINGS = 4
+"""Readings in half of the steps that are too few to judge by below this."""
 LEAK_MIB = 4.0
 """Growth of memory over half of the steps that counts as a leak."""
 
@@ -76,17 +80,16 @@ def random_play(subject: Subject, seconds: float, output: Path, tell: Callable[[
         if autoreset is not None:
             autoreset.look_at(step)
         calls += 1
-        if calls % 100 == 0:
+        if calls % READ_EVERY == 0:
             resident.append(process.memory_info().rss / 2**20)
-    growth = _steady_growth(resident[len(resident) // 2 :])
     waits = process.num_ctx_switches().voluntary - waits
-    facts = _facts(subject, tally, growth, waits / calls)
+    facts = _facts(subject, tally, waits / calls)
     tell(facts)
     yield from _spaces_findings(tally)
     yield from _episode_findings(subject, tally, facts)
     if autoreset is not None:
         yield autoreset.finding()
-    yield _memory_finding(growth, calls)
+    yield _memory_finding(resident[len(resident) // 2 :], calls)
     yield from _reward_findings(tally, facts)
     if (more := os.path.getsize(output) - printed) > 0:
         lines = output.read_bytes()[printed:].count(b"\n") or 1
@@ -99,7 +102,7 @@ def random_play(subject: Subject, seconds: float, output: Path, tell: Callable[[
         )
 
 
-def _facts(subject: Subject, tally: _Tally, growth: float, waits: float) -> Facts:
+def _facts(subject: Subject, tally: _Tally, waits: float) -> Facts:
     rewards = np.concatenate(tally.rewards) if tally.rewards else np.zeros(1)
     rewards = rewards[np.isfinite(rewards)] if np.isfinite(rewards).any() else np.zeros(1)
     values, counts = np.unique(rewards, return_counts=True)
@@ -124,7 +127,6 @@ def _facts(subject: Subject, tally: _Tally, growth: float, waits: float) -> Fact
         reward_usual=float(values[counts.argmax()]),
         reward_share=1 - float(counts.max() / counts.sum()),
         observation_max=tally.largest,
-        growth_mib=growth,
     )
 
 
@@ -157,15 +159,21 @@ def _episode_findings(subject: Subject, tally: _Tally, facts: Facts) -> Iterator
 
 def _steady_growth(resident: list[float]) -> float:
     """MiB by which memory grows along the line that fits its readings, 0 if most of it is one jump."""
-    if len(resident) < 4:
-        return 0.0
     rises = np.diff(resident)
     slope = np.polyfit(np.arange(len(resident)), resident, 1)[0] * len(resident)
     steady = np.count_nonzero(rises > 0) >= 0.2 * len(rises) or rises.max(initial=0) < 0.5 * max(slope, 1e-9)
     return float(slope) if steady else 0.0
 
 
-def _memory_finding(growth: float, calls: int) -> Finding:
+def _memory_finding(resident: list[float], calls: int) -> Finding:
+    if len(resident) < LEAST_READINGS:
+        needed = 2 * LEAST_READINGS * READ_EVERY
+        return Finding(
+            "memory",
+            "note",
+            f"not judged: there was time for {calls} steps of {needed}; --seconds gives it more",
+        )
+    growth = _steady_growth(resident)
     if growth > LEAK_MIB:
         per_million = growth / (calls / 2) * 1e6 / 1024
         return Finding(
