@@ -69,7 +69,7 @@ TASKS = {
     "identity": Task(small_tasks.Identity, 30_000, 98.0, {"space": spaces.Discrete(10)}),
     "identity-multi": Task(small_tasks.Identity, 30_000, 98.0, {"space": spaces.MultiDiscrete([4, 3])}),
     "umbrella": Task(
-        small_tasks.UmbrellaChain, 240_000, 0.95, episodes=1000, score=lambda result: result.extras["right"]
+        small_tasks.UmbrellaChain, 400_000, 0.95, episodes=1000, score=lambda result: result.extras["right"]
     ),
     "frozen-lake": Task("FrozenLake-v1", 60_000, 1.0, {"is_slippery": False}),
     "picked": Task(small_tasks.Picked, 80_000, 18.5),
