@@ -78,12 +78,20 @@ class Command:
 
 
 class OnTerminal(Command):
-    """A command on a terminal of its own, whose output is read and forgotten until it is closed."""
+    """A command on a terminal of its own, whose output is read and forgotten until it is closed.
 
-    def __init__(self, *args: str) -> None:
+    Args:
+        hangup: What SIGHUP does at first; SIG_IGN is what nohup makes of it.
+    """
+
+    def __init__(self, *args: str, hangup: signal.Handlers = signal.SIG_DFL) -> None:
         self._ours, theirs = pty.openpty()
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-        super().__init__(*args, **streams, preexec_fn=lambda: fcntl.ioctl(theirs, termios.TIOCSCTTY, 0))
+
+        def attach() -> None:
+            fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+            signal.signal(signal.SIGHUP, hangup)
+
+        super().__init__(*args, **dict.fromkeys(("stdin", "stdout", "stderr"), theirs), preexec_fn=attach)
         os.close(theirs)
         self._open = True
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import os
 import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import commands
@@ -369,7 +371,7 @@ def test_stopped_processes_do_not_outlive_a_killed_runner(which, tmp_path):
 
 
 @contextlib.contextmanager
-def running(folder: Path, *flags: str, kind: type[Command] = Command):
+def running(folder: Path, *flags: str, kind: Callable[..., Command] = Command):
     """The command, training environments that have programs of their own, from when it has reported progress."""
     arguments = ["--env", "faults:WithProgram", "--steps", "1000000000", "--run", str(folder / "run"), *SMALL, *flags]
     metrics = folder / "run" / "metrics.csv"
@@ -405,16 +407,12 @@ def test_a_run_whose_terminal_is_closed_saves_and_leaves_nothing(tmp_path):
 
 
 def test_a_run_under_nohup_outlives_its_terminal(tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with running(tmp_path, kind=OnTerminal) as command:
-            command.close_terminal()
-            reported = len(rows(tmp_path / "run"))
-            assert wait_until(lambda: len(rows(tmp_path / "run")) > reported + 2)
-            os.kill(command.pid, signal.SIGTERM)
-            assert command.wait(20) == 128 + signal.SIGTERM
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with running(tmp_path, kind=functools.partial(OnTerminal, hangup=signal.SIG_IGN)) as command:
+        command.close_terminal()
+        reported = len(rows(tmp_path / "run"))
+        assert wait_until(lambda: len(rows(tmp_path / "run")) > reported + 2)
+        os.kill(command.pid, signal.SIGTERM)
+        assert command.wait(20) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("model", ["--model.activation relu", "--model.core lstm"], ids=["compiled", "torch"])
