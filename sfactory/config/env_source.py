@@ -75,10 +75,17 @@ def source_of_id(entry_point: str | Callable[..., Any]) -> EnvSource:
 
 
 def env_name(env: Any) -> str:
-    """The name under which an environment is reported: its id, or a callable's qualified name."""
+    """The name under which an environment is reported: its id, a callable's qualified name, or ``module:name`` of what
+    a callable without a telling name wraps."""
     if isinstance(env, str):
         return env
-    return getattr(env, "__qualname__", type(env).__qualname__).replace("<", "").replace(">", "")
+    named = _namesake(env)
+    return qualified_name(named) if named is function_of(env) else name_of(named)
+
+
+def qualified_name(thing: Any) -> str:
+    """The qualified name of a callable, or of the class of an object."""
+    return getattr(thing, "__qualname__", type(thing).__qualname__).replace("<", "").replace(">", "")
 
 
 def folder_name(env: Any) -> str:

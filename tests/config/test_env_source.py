@@ -18,7 +18,7 @@ from short_runs import short_run
 from whole_runs import saved_steps
 
 from sfactory import Config
-from sfactory.config.env_source import folder_name
+from sfactory.config.env_source import env_name, folder_name
 from sfactory.errors import ConfigError
 
 
@@ -54,6 +54,12 @@ def with_longest(longest: int):
         return Counting(longest)
 
     return make
+
+
+def test_a_callable_is_reported_by_a_name_that_tells_something():
+    assert env_name(Counting) == env_name(functools.partial(Counting, length=3)) == "Counting"
+    assert env_name(wrapped(Counting)) == "environments:Counting"
+    assert env_name("CartPole-v1") == "CartPole-v1"
 
 
 def local_class(size: int):
