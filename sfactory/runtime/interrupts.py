@@ -19,9 +19,10 @@ from sfactory.runtime.temporary import remove_temporary_folders
 
 
 def interrupts() -> tuple[signal.Signals, ...]:
-    """SIGINT, SIGTERM, and SIGHUP, which tells that the terminal was closed, unless it is ignored as under nohup."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
+    """SIGINT, SIGTERM, and SIGHUP, which tells that the terminal was closed, unless that is ignored, as under nohup, or
+    the user's program handles it."""
+    free = signal.getsignal(signal.SIGHUP) in (signal.SIG_DFL, end_at_once)
+    return (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if free else ()))
 
 
 def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
