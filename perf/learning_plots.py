@@ -1,8 +1,8 @@
 """The learning curves of perf/data/learning, with peers beside them where they have run.
 
-    python -m perf.learning_plots [--all] [--out FILE]
+    python -m perf.learning_plots [--all | --only NAME ...] [--out FILE]
 
-A panel for each reference that a peer has learned on this machine, too, or with `--all` for every one: training return
+A panel for each reference that a peer has learned on this machine, too, for every one, or for some: training return
 against wall time, a line for each seed, and below it against env steps, where lines are interquartile means over seeds
 with bootstrap intervals, as `sfactory plot` draws them.
 """
@@ -110,11 +110,14 @@ def _add(panel: Axes, trainer: str, seeds: Sequence[Curve], axis: Axis, colour: 
 def main() -> int:
     """Exit status 1 if there is nothing to draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="references without a peer's curve, too")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="references without a peer's curve, too")
+    which.add_argument("--only", nargs="+", choices=BY_NAME, metavar="NAME", default=())
     parser.add_argument("--out", type=Path, metavar="FILE", default=FIGURE)
     args = parser.parse_args()
     curves = read(CURVES)
-    chosen = curves if args.all else with_peers(curves)
+    names = args.only or (curves if args.all else with_peers(curves))
+    chosen = {name: curves[name] for name in names if name in curves}
     if not chosen:
         print("no curves of a peer; python -m perf.learning --peer makes them", file=sys.stderr)
         return 1
