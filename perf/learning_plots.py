@@ -2,9 +2,9 @@
 
     python -m perf.learning_plots [--all | --only NAME ...] [--out FILE]
 
-A panel for each reference that a peer has learned on this machine, too, for every one, or for some: training return
-against wall time, a line for each seed, and below it against env steps, where lines are interquartile means over seeds
-with bootstrap intervals, as `sfactory plot` draws them.
+A panel for each reference that a peer has learned on this machine, too; with `--all` for every one, with `--only` for
+those that are named. It shows training return against wall time, a line for each seed, and below it against env steps,
+where lines are interquartile means over seeds with bootstrap intervals, as `sfactory plot` draws them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def main() -> int:
     names = args.only or (curves if args.all else with_peers(curves))
     chosen = {name: curves[name] for name in names if name in curves}
     if not chosen:
-        print("no curves of a peer; python -m perf.learning --peer makes them", file=sys.stderr)
+        print("no such curves; python -m perf.learning --record, or --peer, makes them", file=sys.stderr)
         return 1
     args.out.parent.mkdir(parents=True, exist_ok=True)
     draw(chosen, args.out)

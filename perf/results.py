@@ -125,13 +125,13 @@ METHODS = (
     ),
     (
         "time to score", "from the command to the end of an evaluation (CartPole), or to a mean of 20 training "
-        "episodes (HalfCheetah)", "`python -m perf.peers --to-score`", "time_to_score.csv",
+        "episodes (all others)", "`python -m perf.peers --to-score`", "time_to_score.csv",
     ),
     (
         "learning", "presets, seeds that tuned nothing: [LEARNING.md](LEARNING.md)", "`python -m perf.learning`",
         "learning.csv, learning/",
     ),
-    ("forced lag", "training return over the last quarter, means of seeds 21 to 23", "`python -m perf.lag`", "lag/"),
+    ("forced lag", "training return over the last quarter, means of seeds from 21 on", "`python -m perf.lag`", "lag/"),
     ("core time in a run", "by kind of worker", "`python -m sfactory.profile`", "costs.csv"),
     ("kernels", "speed with all kernels by that without one, or without any", "`python -m perf.gains`", "gains.csv"),
     ("one change", "two checkouts or settings by turns", "`perf.fps.measure(flags, seconds)`", "changes.csv"),

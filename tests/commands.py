@@ -29,17 +29,17 @@ class Command:
     Args:
         args: Of the Python interpreter.
         stdin: A script to feed it.
-        streams: Instead of pipes: further arguments of `subprocess.Popen`.
+        popen: Further arguments of `subprocess.Popen`, instead of pipes for its streams.
     """
 
-    def __init__(self, *args: str, stdin: str | None = None, **streams: Any) -> None:
+    def __init__(self, *args: str, stdin: str | None = None, **popen: Any) -> None:
         pipes = {
             "stdin": subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
         }
         self._process = subprocess.Popen(
-            [sys.executable, *args], text=True, start_new_session=True, cwd=ROOT, env=ENVIRONMENT, **(streams or pipes)
+            [sys.executable, *args], text=True, start_new_session=True, cwd=ROOT, env=ENVIRONMENT, **(popen or pipes)
         )
         self.pid, self._script = self._process.pid, stdin
         self.output = self.errors = ""

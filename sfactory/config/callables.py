@@ -30,13 +30,18 @@ def hashed(text: str) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
+def qualified_name(thing: Any) -> str:
+    """The qualified name of a class or function; of any other object, that of its class."""
+    return getattr(thing, "__qualname__", type(thing).__qualname__)
+
+
 def name_of(thing: Any) -> str:
     """``module:qualified.name`` of a class or function; a script has the same module whether it is run or imported."""
     module = getattr(thing, "__module__", None) or ""
     if module == "__main__":  # which has no file in a notebook
         file = getattr(sys.modules["__main__"], "__file__", None)
         module = Path(file).stem if file else ""
-    return f"{module}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+    return f"{module}:{qualified_name(thing)}"
 
 
 def function_of(maker: Any) -> Any:

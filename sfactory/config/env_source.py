@@ -26,6 +26,7 @@ from sfactory.config.callables import (
     hashed,
     is_lambda,
     name_of,
+    qualified_name,
 )
 
 
@@ -80,12 +81,12 @@ def env_name(env: Any) -> str:
     if isinstance(env, str):
         return env
     named = _namesake(env)
-    return qualified_name(named) if named is function_of(env) else name_of(named)
+    return without_brackets(qualified_name(named) if named is function_of(env) else name_of(named))
 
 
-def qualified_name(thing: Any) -> str:
-    """The qualified name of a callable, or of the class of an object."""
-    return getattr(thing, "__qualname__", type(thing).__qualname__).replace("<", "").replace(">", "")
+def without_brackets(name: str) -> str:
+    """A qualified name without those of ``<locals>`` and ``<lambda>``."""
+    return name.replace("<", "").replace(">", "")
 
 
 def folder_name(env: Any) -> str:

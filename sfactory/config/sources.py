@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sfactory.config.callables import qualified_name
 from sfactory.config.declaring import changed, given_names, types_of
-from sfactory.config.env_source import qualified_name
+from sfactory.config.env_source import without_brackets
 from sfactory.config.fields import Config
 from sfactory.config.flags import plain_yaml
 from sfactory.config.presets import preset_for
@@ -108,7 +109,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, numbers.Real):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
-    return f"<{qualified_name(value)}>"
+    return f"<{without_brackets(qualified_name(value))}>"
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:

@@ -143,7 +143,7 @@ def profile_run(
         command_s: When the command began, in monotonic seconds; NaN: that does not matter.
 
     Raises:
-        Interrupted: After SIGINT or SIGTERM.
+        Interrupted: After SIGINT, SIGTERM or SIGHUP.
         EnvironmentFault, RunFailed: As :func:`sfactory.train`; RunFailed also if no batch was trained in time.
     """
     with temporary_folder() as folder, contextlib.nullcontext() if plan.config.serial else fork_server():

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.util import get_temp_dir
 from types import FrameType
 from typing import NoReturn
@@ -18,11 +18,22 @@ from sfactory.runtime.processes import kill_tree
 from sfactory.runtime.temporary import remove_temporary_folders
 
 
-def interrupts() -> tuple[signal.Signals, ...]:
+def interrupting_signals() -> tuple[signal.Signals, ...]:
     """SIGINT, SIGTERM, and SIGHUP, which tells that the terminal was closed, unless that is ignored, as under nohup, or
     the user's program handles it."""
     free = signal.getsignal(signal.SIGHUP) in (signal.SIG_DFL, end_at_once)
     return (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if free else ()))
+
+
+@contextlib.contextmanager
+def handling(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None], object]]) -> Iterator[None]:
+    """Handle signals by these functions, and afterwards as before. Only a main thread can."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
@@ -35,14 +46,14 @@ def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
 
 def ignore_interrupts() -> None:
     """Ignore interrupts at the end of a command, once its exit status is determined."""
-    for number in interrupts():
+    for number in interrupting_signals():
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_at_once_when_interrupted() -> None:
     """End the process without a traceback at an interrupt, and ignore SIGUSR1 and SIGUSR2, until a run installs its
     own handlers. SIGINT is handled even in a background command of a script, which starts with it ignored."""
-    for number in interrupts():
+    for number in interrupting_signals():
         signal.signal(number, end_at_once)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

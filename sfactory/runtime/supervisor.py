@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_folder import OUTPUT, VIDEOS, RunFolder, open_run
 from sfactory.runtime import workers
 from sfactory.runtime.budgets import FaultBudget, RestartBudget
-from sfactory.runtime.interrupts import end_at_once, interrupts
+from sfactory.runtime.interrupts import end_at_once, handling, interrupting_signals
 from sfactory.runtime.observed_state import observe, remove_status, write_report, write_status
 from sfactory.runtime.output import PrintedLines
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
@@ -191,14 +191,12 @@ class _Supervisor:
             raise (EnvironmentFault if self._failure.environment_fault else RunFailed)(_describe(self._failure))
         return result
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
         """Handle signals: the first interrupt saves and ends the run, the second ends it at once, unless it is a
         SIGHUP, which comes twice where a shell ends with its terminal; SIGUSR1 requests a checkpoint, SIGUSR2 a report
         of the stacks of all processes."""
         if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+            return contextlib.nullcontext()
 
         def interrupt(number: int, frame: types.FrameType | None) -> None:
             if self._signal is None:
@@ -209,17 +207,13 @@ class _Supervisor:
         def ask_for_report(number: int, frame: types.FrameType | None) -> None:
             self._report_asked = True
 
-        handlers = {
-            **dict.fromkeys(interrupts(), interrupt),
-            signal.SIGUSR1: lambda *_: self._wires.control.request_save(),
-            signal.SIGUSR2: ask_for_report,
-        }  # fmt: skip
-        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return handling(
+            {
+                **dict.fromkeys(interrupting_signals(), interrupt),
+                signal.SIGUSR1: lambda *_: self._wires.control.request_save(),
+                signal.SIGUSR2: ask_for_report,
+            }
+        )
 
     def _fail(self, error: Exception) -> None:
         """Record an error of this process as the failure of the run, unless there is one already."""

@@ -182,7 +182,7 @@ def settle_process(name: str, folder: str) -> None:
     os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds children of environments by it
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCONT, signal.SIG_DFL)
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # only the fork server passes it on
     # Handled rather than ignored: programs that environments start, and their forks, must still end by them.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)

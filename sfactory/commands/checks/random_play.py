@@ -25,7 +25,7 @@ LOOKED_AT = 1_000
 READ_EVERY = 100
 """Steps between two readings of memory."""
 LEAST_READINGS = 4
-"""Readings in half of the steps that are too few to judge by below this."""
+"""Fewest readings in the second half of the steps by which memory is judged."""
 LEAK_MIB = 4.0
 """Growth of memory over half of the steps that counts as a leak."""
 

@@ -9,7 +9,6 @@ import os
 import signal
 import time
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from sfactory.commands.sweeps.trials import Note, Trial, Trials, value_text
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
 from sfactory.runs.run_folder import is_held
+from sfactory.runtime.interrupts import handling
 
 POLL_S = 0.2
 REPORT_EVERY_S = 1.0
@@ -128,8 +128,7 @@ class Scheduler:
     def _living(self) -> list[Run]:
         return [run for begun in self._begun for run, _ in begun.living]
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
         """SIGINT and SIGTERM have the runs save and end; a second one has them end at once."""
 
         def interrupt(number: int, frame: types.FrameType | None) -> None:
@@ -138,12 +137,7 @@ class Scheduler:
             self.signal = self.signal or number
             self._interrupts += 1
 
-        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return handling({signal.SIGINT: interrupt, signal.SIGTERM: interrupt})
 
     def _pass_interrupts_on(self) -> None:
         for run in self._living():
