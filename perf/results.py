@@ -64,7 +64,7 @@ WORKLOADS = (
     "cartpole-preset", "lunarlander-preset", "hopper-preset", "pong-preset",
 )  # fmt: skip
 """Those of perf/fps.py in its order, which is that of the tables."""
-COSTS = ("cartpole", "pong", "halfcheetah", "vizdoom-basic")
+COSTS = ("cartpole", "pong", "halfcheetah")
 """Workloads whose core time is shown."""
 WHERE = ("run", "ceiling", "bound")
 """Whose core time it is: of a whole run, of the part alone, or of what the part cannot do without."""
