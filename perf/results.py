@@ -65,7 +65,7 @@ WORKLOADS = (
 )  # fmt: skip
 """Those of perf/fps.py in its order, which is that of the tables."""
 COSTS = ("cartpole", "pong", "halfcheetah")
-"""Workloads whose core time is shown."""
+"""Workloads whose core time is shown; costs.csv has others, too."""
 WHERE = ("run", "ceiling", "bound")
 """Whose core time it is: of a whole run, of the part alone, or of what the part cannot do without."""
 STARTED = datetime.datetime.now(datetime.UTC)
@@ -81,8 +81,8 @@ measurements and what failed: [docs/decisions](../docs/decisions/README.md).
 ## Method
 
 A cell is the median of the newest session, with the range and the number of runs in brackets. The machines are shared
-and have no GPU: single figures vary by a fifth, so ratios count, not digits. Machine classes: *AMD AVX-512 bf16*, an
-EPYC whose vectors multiply bfloat16; *Intel AMX*, a Xeon with matrix units for bfloat16; 2 cores and 24 GiB each.
+and have no GPU: single figures vary by a fifth, so ratios count, not digits. Machines are named by maker and widest
+instructions: AVX2, AVX-512 bf16 (vectors that multiply bfloat16), AMX (matrix units for it); 2 cores, 24 GiB each.
 Python 3.11, torch 2.13 for the CPU, NumPy 2.4.
 """
 THROUGHPUT = """\
