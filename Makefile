@@ -4,7 +4,6 @@
 # make lint    check format and style
 # make types   check the annotations of the public API
 # make docs    build the site of documentation strictly into build/site
-# make commands  every command of sfactory's that README and docs print, with few env steps (5 minutes)
 # make learn   the longer small tasks, and references whose seeds take ten minutes at most (two hours, resumable)
 # make lag     what policy lag costs, with parts of the objective left out (two hours, resumable)
 # make bench   throughput of the standard workloads
@@ -20,18 +19,19 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 RUN ?= runs/cartpole
 WHEELS ?= wheels
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal # each process takes up to 1.5 GiB, and starts runs of its own
 
-.PHONY: train test test-plain lint types docs commands learn lag bench peers screenshot package starts gpu-wheels soak clean
+.PHONY: train test test-plain lint types docs learn lag bench peers screenshot package starts gpu-wheels soak clean
 
 train: .venv/user
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --run $(RUN)
 	$(BIN)/python -m sfactory.eval --run $(RUN) --episodes 20
 
 test: .venv/dev
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" $(PARALLEL)
 
 test-plain: .venv/dev
-	SFACTORY_KERNELS=off $(BIN)/python -m pytest -m "not long"
+	SFACTORY_KERNELS=off $(BIN)/python -m pytest -m "not long" $(PARALLEL)
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .
@@ -46,11 +46,8 @@ types: .venv/dev
 docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-commands: .venv/dev
-	$(BIN)/python -m pytest -m long tests/test_printed_commands.py
-
 learn: .venv/dev
-	$(BIN)/python -m pytest -m long --ignore tests/test_packaging.py --ignore tests/test_printed_commands.py
+	$(BIN)/python -m pytest -m long --ignore tests/test_packaging.py
 	$(BIN)/python -m perf.learning --record
 	$(BIN)/python -m perf.results
 	$(BIN)/python -m perf.learning_plots --all

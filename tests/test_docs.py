@@ -192,16 +192,6 @@ def test_every_program_runs(page, tmp_path, monkeypatch, cartpole):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_first_run_goes_as_its_page_says(tmp_path, monkeypatch, server):
-    pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    for words in pages.commands(ROOT / "docs" / "first-run.md"):
-        if words[0] == "sfactory":
-            assert main(pages.few(words[1:])) == 0, words
-    assert (tmp_path / "runs" / "cartpole" / "report.html").exists()
-    assert (tmp_path / "seeds.svg").exists()
-
-
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_page_of_declarations_is_fresh(name):
     text = (ROOT / "docs" / f"{name}.md").read_text()

@@ -135,9 +135,10 @@ def profile_run(
     Args:
         plan: From :func:`sfactory.runtime.planning.make_plan`; its number of steps does not matter.
         seconds: Seconds to measure after the warm-up: the start, the compilation of kernels and the env steps until the
-            run has settled (:func:`sfactory.config.lag.settling_steps`).
+            run has settled (:func:`sfactory.config.lag.settling_steps`). Longer if no batch is trained in them.
         trace: File to write a trace of the measured time to.
-        patience_s: Seconds in which the first batch must be trained; what has not settled by then is measured as it is.
+        patience_s: Seconds in which the first batch must be trained, and by which a measurement may be longer; what
+            has not settled by then is measured as it is.
         settling_s: Seconds after the first batch within which the run must have settled, else likewise.
         tell: Is told how far it is.
         command_s: When the command began, in monotonic seconds; NaN: that does not matter.
@@ -216,11 +217,17 @@ class _Observer:
             return self._warm_up(wires, now)
         if not now - self._sampled < SAMPLE_EVERY_S:
             self._sample(wires, now)
-        if now - self._begin < self._seconds:
-            self._tell(f"measuring: {now - self._begin:.0f} of {self._seconds:g} s")
+        measured = now - self._begin
+        if measured < self._seconds:
+            self._tell(f"measuring: {measured:.0f} of {self._seconds:g} s")
             return True
         if math.isnan(self._end):
-            self._end, self._after = now, wires.control.snapshot()
+            after = wires.control.snapshot()
+            trained = not math.isnan(Interval(self._names, self._before, after).rate("learner"))
+            if not trained and measured < self._seconds + self._patience.first_batch_s:
+                self._tell(f"measuring: {measured:.0f} s, until a batch is trained")
+                return True
+            self._end, self._after = now, after
         return False
 
     def profile(self, plan: Plan) -> Profile:
@@ -238,8 +245,7 @@ class _Observer:
         fps = interval.rate("learner")
         if math.isnan(fps):
             raise RunFailed(
-                f"no batch was trained in the {self._seconds:g} s that were measured; measure for longer, or lower "
-                "batch_size, "
+                f"no batch was trained in the {self._end - self._begin:.0f} s that were measured; lower batch_size, "
                 f"now {plan.config.batch_size}"
             )
         levels = {

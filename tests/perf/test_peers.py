@@ -204,6 +204,7 @@ def test_a_run_of_sfactory_is_measured_and_ended(monkeypatch: pytest.MonkeyPatch
     """Here a small program that writes metrics stands in for the trainer."""
     program = tmp_path / "sfactory" / "train.py"
     program.parent.mkdir()
+    (program.parent / "__init__.py").touch()
     program.write_text(
         "import os, pathlib, signal, sys, time\n"
         "assert sys.argv[sys.argv.index('--device') + 1] == 'cpu'\n"

@@ -105,6 +105,16 @@ def test_a_run_that_does_not_settle_in_time_is_measured_as_it_is_and_says_so(mon
     assert any(text.startswith("measuring: ") for text in told)
 
 
+def test_a_measurement_that_is_shorter_than_a_batch_waits_for_one():
+    small = ["--preset", "none", "--workers", "1", "--envs-per-worker", "4", "--rollout", "8", "--batch-size", "32"]
+    plan = make_plan(from_command_line(["--env", "broken:Slow", *small, "--device", "cpu"], "test"))
+    told: list[str] = []
+    profile = profiling.profile_run(plan, 0.01, tell=told.append)
+    assert 0 < profile.fps < 60  # a batch takes at least 0.64 s
+    assert profile.seconds > 0.01
+    assert told[-1].endswith("until a batch is trained")
+
+
 def test_a_profile_accounts_for_all_time_and_leaves_only_its_trace(place, capsys):
     values = profile(capsys, "--env", "CartPole-v1", *SMALL, "--seconds", "2", "--trace", "trace.json")
     assert values["fps"] > 0
