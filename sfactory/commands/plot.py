@@ -27,6 +27,8 @@ DESCRIPTION = """Draw curves of run folders and CSV files. Runs of one group are
 mean (with less than four, their mean), the band its 95 % interval by a stratified bootstrap."""
 POINTS = 300
 """Points of a curve at which the runs of a group are compared."""
+NEAR = 0.1
+"""Share by which runs with one report each may differ in its place, and still share it."""
 WAYS = ("config", "none")
 IGNORED = re.compile(r"(seed|run|overwrite|(log|eval)\..*)$")
 """Settings by which groups do not differ."""
@@ -209,7 +211,8 @@ def _bands(groups: dict[str, list[Curve]], x: str, y: str, smooth: float) -> lis
     """A band for each group that has the column."""
     found = [band for label, curves in groups.items() if (band := band_of(label, curves, x, y, smooth)) is not None]
     if not found:
-        raise ConfigError(f"no run has both {_axis(x, y)} and {y}; wait for more reports, or name another column")
+        axis = _axis(x, y)
+        raise ConfigError(f"there is no curve of {y} by {axis} yet; wait for more reports, or name another column")
     return found
 
 
@@ -240,12 +243,12 @@ def band_of(label: str, curves: Sequence[Curve], x: str, y: str, smooth: float) 
     begin, end = max(h[0] for _, h, _ in series), min(h[-1] for _, h, _ in series)
     longest = max(h[-1] for _, h, _ in series)
     shortest = min(series, key=lambda one: one[1][-1])[0]
-    if begin > end:
+    if end < (1 - NEAR) * begin:
         _say(f"the runs of {label} have no {x} in common; plot them with --group none")
         return None
     if end < 0.95 * longest:
         _say(f"{label}, {y}: drawn to {end:,.0f}, where {shortest.name} ends, of {longest:,.0f}; --group none has all")
-    points = np.linspace(begin, end, POINTS) if end > begin else np.array([begin])
+    points = np.linspace(begin, end, POINTS) if end > begin else np.array([end])
     values = smoothed(np.stack([np.interp(points, h, v) for _, h, v in series]), smooth)
     if len(series) == 1:
         return Band(label, 1, points, values[0], None)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from sfactory.commands import main
-from sfactory.commands.plot import grouped
+from sfactory.commands.plot import band_of, grouped
 from sfactory.errors import ConfigError
-from sfactory.runs.curves import Curve
+from sfactory.runs.curves import Curve, read_curve
 
 
 def curve(name: str, **settings: Any) -> Curve:
@@ -65,6 +65,17 @@ def test_png_and_svg_are_drawn_with_seeds_of_other_lengths(tmp_path: Path, capsy
     assert "drawn to 20, where a_1 ends, of 40" in shown.err
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     assert ElementTree.parse(tmp_path / "out.svg").getroot().tag.endswith("svg")
+
+
+def test_runs_with_one_report_meet_if_it_is_near(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = files(tmp_path, a_1=[(9081, 20)], a_2=[(9065, 22)], a_3=[(4000, 30)])
+    band = band_of("a", [read_curve(run) for run in runs[:2]], "env_steps", "episode_return_mean", 0.0)
+    assert band is not None and (band.runs, list(band.x), list(band.line)) == (2, [9065], [21])
+    assert main(["plot", *runs, "--group", "(a)_", "--out", str(tmp_path / "none.svg")]) == 2
+    said = capsys.readouterr().err
+    assert "the runs of a have no env_steps in common; plot them with --group none" in said
+    assert "there is no curve of episode_return_mean by env_steps yet" in said
+    assert not (tmp_path / "none.svg").exists()
 
 
 def test_several_columns_are_panels_and_time_is_an_axis(tmp_path: Path) -> None:
