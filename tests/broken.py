@@ -175,6 +175,9 @@ class PrintsInConstructor(Sound):
     def __init__(self):
         print("welcome to my simulator")
 
+    def _reward(self):
+        return 1e5 * self.place  # there is advice for such rewards, whatever the machine
+
 
 class Exits(Sound):
     def step(self, action):

@@ -243,7 +243,7 @@ def test_files_are_made_in_the_run_folder_only(way, tmp_path):
     assert files_below(temporary) == set()
     assert abandoned_shared_memory() <= shared
     assert {path for path in files_below(here) if not path.startswith("my/run/")} == {"my", "my/run"}
-    killed = {"status.json"} if way == "interrupted twice" else set()
+    killed = {"status.json"} if way == "interrupted twice" else set()  # it ends at once, as if killed
     assert {path.name for path in run.iterdir()} <= killed | {
         ".lock", "config.yaml", "spaces.json", "metrics.csv", "summary.json", "report.html", "checkpoints",
         *(p.name for p in run.glob("events.out.*")),

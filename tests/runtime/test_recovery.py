@@ -198,18 +198,30 @@ def test_only_restarts_in_a_row_without_progress_count():
 # The learner and the fork server
 
 
+class Unhurried(Faulty):
+    """Gives reports time to show every thousand env steps of a run."""
+
+    def step(self, action):
+        time.sleep(0.001)
+        return super().step(action)
+
+
 def test_a_killed_learner_is_restarted_from_the_last_checkpoint(tmp_path, capsys):
+    seen: list[int] = []
     saved: list[int] = []
 
     def kill(report):
-        if not saved and 1000 < saved_steps(tmp_path / "run") < report.env_steps - 2000:
+        seen.append(report.env_steps)
+        if not saved and 0 < saved_steps(tmp_path / "run") < report.env_steps - 500:
             (learner := worker_process("learner")).suspend()  # what it has saved by now is the last
             saved.append(saved_steps(tmp_path / "run"))
             learner.kill()
 
-    log = dataclasses.replace(PLAIN, save_every_s=0.5)
-    result = train(config_for(tmp_path, Faulty, steps=100_000, log=log), [kill])
-    assert (result.status, result.env_steps >= 100_000) == ("completed", True)
+    log = dataclasses.replace(PLAIN, save_every_s=3)
+    result = train(config_for(tmp_path, Unhurried, steps=10_000, log=log), [kill])
+    assert (result.status, result.env_steps >= 10_000) == ("completed", True)
+    drop = next(i for i in range(1, len(seen)) if seen[i] < seen[i - 1])
+    assert saved[0] <= seen[drop] < 10_000
     assert saved_steps(result.run_dir) == result.env_steps
     said = capsys.readouterr().out
     assert "learner: killed by SIGKILL" in said
