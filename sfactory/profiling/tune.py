@@ -21,7 +21,7 @@ import yaml
 from sfactory.config import Config, devices, fitted_anew, merged, resolve, to_dict
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
-from sfactory.profiling.measure import Interrupted, Profile, profile_run
+from sfactory.profiling.measure import PATIENCE_S, Interrupted, Profile, profile_run
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.planning import make_plan
 
@@ -296,12 +296,13 @@ class _Search:
         return fitted_anew(merged(self._plan.config, values), env.agents, env.observation.has_images)
 
     def _run(self, settings: Settings, seconds: float, first: bool) -> float:
-        """Env steps per second of a run with some settings; NaN if they cannot run. An error of the first run is
-        raised."""
+        """Env steps per second of a run with some settings; NaN if they cannot run. The first run has time to begin,
+        whatever is left: nothing can be compared without it, and its error is raised."""
         begin = monotonic()
+        patience_s = max(15.0, min(60.0, self._left()))
         try:
             plan = dataclasses.replace(self._plan, config=make_plan(self._fit(settings)).config)
-            profile = profile_run(plan, seconds, patience_s=max(15.0, min(60.0, self._left())))
+            profile = profile_run(plan, seconds, patience_s=PATIENCE_S if first else patience_s, settling_s=patience_s)
         except (ConfigError, RunFailed) as problem:
             if first:
                 raise

@@ -369,16 +369,18 @@ def test_the_two_halves_of_a_process_that_infers_inline_are_one_stage(monkeypatc
 class FakeRuns:
     """Stands for real runs: a speed by a formula, and a clock that they take."""
 
-    def __init__(self, monkeypatch, ends_at: int | None = None) -> None:
-        self.now, self.seen, self._ends_at = 0.0, [], ends_at
+    def __init__(self, monkeypatch, ends_at: int | None = None, first_batch_s: float = 2) -> None:
+        self.now, self.seen, self._ends_at, self._first_batch_s = 0.0, [], ends_at, first_batch_s
         monkeypatch.setattr(tuning_module, "profile_run", self)
         monkeypatch.setattr(tuning_module, "monotonic", lambda: self.now)
         monkeypatch.setattr("sfactory.config.devices.cores", lambda: 4)
 
-    def __call__(self, plan, seconds: float, patience_s: float) -> Profile:
+    def __call__(self, plan, seconds: float, patience_s: float, settling_s: float) -> Profile:
         config = plan.config
-        self.now += seconds + 2
+        self.now += min(self._first_batch_s, patience_s) + seconds
         self.seen.append(config)
+        if self._first_batch_s > patience_s:
+            raise RunFailed("no batch was trained in time")
         if len(self.seen) == self._ends_at:
             raise Interrupted(2)
         if config.runtime.groups == 1:
@@ -405,6 +407,12 @@ def test_tuning_finds_the_fastest_within_its_time_and_keeps_what_is_learned(monk
     assert len(found.trials) == len(runs.seen)
     assert any("no batch" in trial.note for trial in found.trials)
     assert max(trial.fps for trial in found.trials if not math.isnan(trial.fps)) == found.profile.fps
+
+
+def test_the_first_run_of_a_search_has_time_to_begin(monkeypatch):
+    FakeRuns(monkeypatch, first_batch_s=20)
+    found = tune(plan_for(), 8)
+    assert [trial.fps for trial in found.trials] == [found.profile.fps]
 
 
 def test_an_interrupted_search_keeps_the_best_so_far(monkeypatch):
