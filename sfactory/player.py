@@ -24,7 +24,7 @@ from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_e
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError
 from sfactory.policy import Checkpoint, Policy, load_policy
-from sfactory.runs.run_folder import read_config
+from sfactory.runs.run_files import read_config
 from sfactory.runs.space_codec import check_spaces
 from sfactory.runs.video import VideoRecorder, prepare_rendering
 

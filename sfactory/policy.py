@@ -26,7 +26,7 @@ from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, Sfac
 from sfactory.model import build_model
 from sfactory.model.normalizer import CriticUnits
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runs.run_folder import CHECKPOINTS, SPACES, read_config
+from sfactory.runs.run_files import CHECKPOINTS, SPACES, read_config
 from sfactory.runs.space_codec import check_spaces, load_spec
 from sfactory.spaces import ActionSpec, ObservationSpec, Reading
 

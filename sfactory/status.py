@@ -22,8 +22,8 @@ from rich.text import Text
 from sfactory.config.command_line import flag_as_word
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.runs.report_page import read_json
-from sfactory.runs.run_folder import CONFIG, SUMMARY, is_held
-from sfactory.runtime.observed_state import RunState, read_status
+from sfactory.runs.run_files import CONFIG, SUMMARY, is_held
+from sfactory.runs.run_state import RunState, read_status
 from sfactory.telemetry.console import new_console
 from sfactory.telemetry.sparkline import sparkline
 

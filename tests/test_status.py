@@ -21,7 +21,8 @@ from sfactory import train
 from sfactory.config import LogConfig, RuntimeConfig
 from sfactory.errors import ConfigError
 from sfactory.runs.run_folder import open_run
-from sfactory.runtime.observed_state import ProcessState, RunState, write_report, write_status
+from sfactory.runs.run_state import ProcessState, RunState, write_status
+from sfactory.runtime.observed_state import write_report
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.watchdog import Watchdog

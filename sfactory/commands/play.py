@@ -22,7 +22,7 @@ from sfactory.envs.factory import close_quietly, is_vector, make_environment
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, counted, shown, telling_errors
 from sfactory.player import Evaluation, Player, request_of
-from sfactory.runs.run_folder import read_config
+from sfactory.runs.run_files import read_config
 from sfactory.runs.video import has_display
 from sfactory.telemetry.console import new_console
 

@@ -18,7 +18,7 @@ from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.files import write_atomically
 from sfactory.runs.report_page import write_page
-from sfactory.runs.run_folder import CONFIG, EVALUATION, VIDEOS
+from sfactory.runs.run_files import CONFIG, EVALUATION, VIDEOS
 
 DESCRIPTION = """Write report.html into a run folder: curves, configuration, machine, phases, and the last evaluation
 with its video. The page needs no other file and no network."""

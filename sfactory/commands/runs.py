@@ -19,7 +19,7 @@ from rich.table import Table
 from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, SfactoryError, telling_errors
 from sfactory.runs.curves import read_table
-from sfactory.runs.run_folder import CONFIG, METRICS, read_config
+from sfactory.runs.run_files import CONFIG, METRICS, read_config
 from sfactory.status import status
 from sfactory.telemetry.console import new_console
 

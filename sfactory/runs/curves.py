@@ -19,7 +19,7 @@ import numpy as np
 
 from sfactory.config import flattened, load_yaml
 from sfactory.errors import ConfigError
-from sfactory.runs.run_folder import CONFIG, METRICS, is_held
+from sfactory.runs.run_files import CONFIG, METRICS, is_held
 
 STEPS = "env_steps"
 RESAMPLES = 2000

@@ -16,7 +16,7 @@ from sfactory.errors import ConfigError
 from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
 from sfactory.runs.curves import Curve, read_curve
-from sfactory.runs.run_folder import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS
+from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS
 
 MOST_VIDEO_BYTES = 16 * 2**20
 """Videos beyond this are linked: they show only beside their files."""

@@ -11,26 +11,38 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from sfactory.config import Config, check_types, from_dict, load_yaml, to_dict
+from sfactory.config import Config, to_dict
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.files import TEMPORARY, write_atomically
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.resume_rules import check_environment, check_resume
+from sfactory.runs.run_files import (
+    CHECKPOINTS,
+    CONFIG,
+    EVALUATION,
+    LOCK,
+    LOGGER_IDS,
+    METRICS,
+    OUTPUT,
+    PAGE,
+    REPORTS,
+    SPACES,
+    STATUS,
+    SUMMARY,
+    TENSORBOARD,
+    VIDEOS,
+    saved_values,
+    try_lock,
+)
 from sfactory.runs.space_codec import load_spec, save_spec
 
-CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
-CHECKPOINTS, LOCK = "checkpoints", ".lock"
 LOCK_S = 0.2
-"""How long a start waits for the folder: whoever asks whether a run lives there (:func:`is_held`) holds it for a
-moment."""
-STATUS, REPORTS = "status.json", "stall-*.txt"
-TENSORBOARD, LOGGER_IDS = "events.out.tfevents.*", "logger-*.id"
-PAGE, EVALUATION, VIDEOS, OUTPUT = "report.html", "evaluation.json", "videos", "output.log"
+"""How long a start waits for the folder: whoever asks whether a run lives there
+(:func:`sfactory.runs.run_files.is_held`) holds it for a moment."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +118,10 @@ def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:
     path = config.run_dir
     with _telling_of(path):
         path.mkdir(parents=True, exist_ok=True)
-        _saved_values(path)  # before the lock's file is put into a folder that is not a run's
+        saved_values(path)  # before the lock's file is put into a folder that is not a run's
         lock = _take_lock(path)
     try:
-        saved = _saved_values(path)
+        saved = saved_values(path)
         if saved is not None and config.overwrite:
             _remove_run(path)
         resumed = (path / METRICS).exists() or not CheckpointStore(path / CHECKPOINTS).is_empty()
@@ -150,46 +162,6 @@ def _save_config(path: Path, config: Config) -> None:
     write_atomically(path / CONFIG, yaml.safe_dump(values, sort_keys=False).encode())
 
 
-def read_config(folder: str | os.PathLike[str]) -> Config:
-    """The config of the run in a folder. A callable `env` comes back as its name in angle brackets.
-
-    Raises:
-        ConfigError: If the folder holds no run, or one of an sfactory with other fields, or has been tampered with.
-    """
-    saved = _saved_values(Path(folder))
-    if saved is None:
-        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder, for example runs/cartpole")
-    try:
-        config = from_dict(saved)
-        check_types(config)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{Path(folder) / CONFIG} is of an sfactory with other fields; use that version, or correct the file:",
-            *(f"  {problem}" for problem in error.problems),
-        ) from None
-    if not isinstance(config.env, str):
-        raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a string")
-    return config
-
-
-def _saved_values(path: Path) -> dict[str, Any] | None:
-    """The saved config, or None where no run has begun in the folder.
-
-    Raises:
-        ConfigError: If the folder holds something else.
-    """
-    if (path / CONFIG).exists():
-        values = load_yaml(path / CONFIG)
-        if isinstance(runtime := values.get("runtime"), dict):
-            runtime.pop("spin", None)  # of version 0.1, where it had no effect
-        if all(f.name in values for f in dataclasses.fields(Config) if f.name in ("env", "steps", "seed", "log")):
-            return values
-        raise ConfigError(f"{path / CONFIG} is not the config of a run; name another folder with --run")
-    if path.is_dir() and any(entry.name != LOCK and not entry.name.startswith(TEMPORARY) for entry in path.iterdir()):
-        raise ConfigError(f"the folder {path} is not empty and holds no run (no {CONFIG}); name another one with --run")
-    return None
-
-
 def _take_lock(path: Path) -> int:
     """Lock the folder until the returned descriptor is closed, at the latest when this process ends, however it
     ends."""
@@ -200,7 +172,7 @@ def _take_lock(path: Path) -> int:
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     deadline = time.monotonic() + LOCK_S
     try:
-        while not _try_lock(descriptor, fcntl.LOCK_EX):
+        while not try_lock(descriptor, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
                 raise ConfigError(
@@ -214,27 +186,6 @@ def _take_lock(path: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
     return descriptor
-
-
-def is_held(folder: str | os.PathLike[str]) -> bool:
-    """Whether a living process has the run in a folder."""
-    try:
-        descriptor = os.open(Path(folder) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not _try_lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int, kind: int) -> bool:
-    """Lock a file if no other process holds it; says whether it is locked."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _remove_run(path: Path) -> None:

@@ -15,7 +15,8 @@ from sfactory.errors import said
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.machine import describe_machine
 from sfactory.runs.report_page import write_page
-from sfactory.runs.run_folder import PAGE, RunFolder
+from sfactory.runs.run_files import PAGE
+from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
 from sfactory.telemetry.events import TERM, Episodes, Evaluated, KernelsChosen, Progress

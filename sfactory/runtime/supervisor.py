@@ -21,11 +21,13 @@ from sfactory.config import Config, devices, resolve
 from sfactory.data.arena import FINISHED, FREE
 from sfactory.errors import EnvironmentFault, RunFailed, SfactoryError, check_platform, said
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runs.run_folder import OUTPUT, VIDEOS, RunFolder, open_run
+from sfactory.runs.run_files import OUTPUT, VIDEOS
+from sfactory.runs.run_folder import RunFolder, open_run
+from sfactory.runs.run_state import remove_status, write_status
 from sfactory.runtime import workers
 from sfactory.runtime.budgets import FaultBudget, RestartBudget
 from sfactory.runtime.interrupts import end_at_once, handling, interrupting_signals
-from sfactory.runtime.observed_state import observe, remove_status, write_report, write_status
+from sfactory.runtime.observed_state import observe, write_report
 from sfactory.runtime.output import PrintedLines
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.planning import check_fit, make_plan, note_on_slow_steps, notes_on

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from short_runs import short_run
 
 import sfactory
 from sfactory.commands import COMMANDS, main, runs
@@ -41,6 +43,20 @@ def test_every_command_is_a_module_that_runs(name: str) -> None:
         [sys.executable, "-m", COMMANDS[name].module, "--help"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and "usage" in done.stdout.lower()
+
+
+@pytest.mark.parametrize("name", ["status", "runs", "plot", "report"])
+def test_a_command_that_reads_answers_before_torch_could_be_imported(name: str, tmp_path: Path) -> None:
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    script = """
+import sys
+from sfactory.commands import main
+assert main(sys.argv[1:]) == 0
+assert not {"torch", "numba"} & set(sys.modules), "imported in vain"
+"""
+    command = [sys.executable, "-c", script, name, str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])

@@ -10,7 +10,8 @@ from short_runs import short_run
 
 from sfactory.commands import main
 from sfactory.commands.runs import list_runs
-from sfactory.runs.run_folder import open_run, read_config
+from sfactory.runs.run_files import read_config
+from sfactory.runs.run_folder import open_run
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,8 @@ from sfactory.config import Config, LogConfig, LossConfig, ModelConfig, OptimCon
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.runs import checkpoint as checkpoint_module
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runs.run_folder import open_run, read_config
+from sfactory.runs.run_files import read_config
+from sfactory.runs.run_folder import open_run
 
 SUFFIXES = (".safetensors", ".opt.pt", ".json")
 

@@ -18,7 +18,8 @@ from sfactory import Config, LogConfig
 from sfactory.commands import main
 from sfactory.config.command_line import from_command_line
 from sfactory.errors import ConfigError
-from sfactory.runs.run_folder import open_run, read_config
+from sfactory.runs.run_files import read_config
+from sfactory.runs.run_folder import open_run
 from sfactory.telemetry import loggers
 from sfactory.telemetry.loggers import Logger, Loggers, kept_id
 from sfactory.telemetry.metrics import Report

@@ -18,7 +18,7 @@ from sfactory.config import ModelConfig, env_name
 from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.policy import Checkpoint, load_policy
-from sfactory.runs.run_folder import read_config
+from sfactory.runs.run_files import read_config
 
 DESCRIPTION = """Write the policy of a run as one file, with normalisation, memory and action masks inside: ONNX, or an
 archive for torch.export.load. Or as a folder for the Hugging Face Hub: weights, configuration, model card, curve."""

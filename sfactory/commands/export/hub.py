@@ -17,7 +17,7 @@ from sfactory.eval import evaluate
 from sfactory.files import write_atomically
 from sfactory.policy import Checkpoint, Policy, load_snapshot
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runs.run_folder import CHECKPOINTS, CONFIG, SPACES, read_config
+from sfactory.runs.run_files import CHECKPOINTS, CONFIG, SPACES, read_config
 
 CARD, CURVE, VIDEO = "README.md", "curve.png", "replay.mp4"
 """Files of the folder beside those of a run. The names of the card and the video are the Hub's."""

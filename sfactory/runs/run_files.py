@@ -1,0 +1,80 @@
+"""The files of a run folder by name, and what a reader asks of it: its config, and whether a run lives in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+from sfactory.config import Config, check_types, from_dict, load_yaml
+from sfactory.errors import ConfigError
+from sfactory.files import TEMPORARY
+
+CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
+CHECKPOINTS, LOCK = "checkpoints", ".lock"
+STATUS, REPORTS = "status.json", "stall-*.txt"
+TENSORBOARD, LOGGER_IDS = "events.out.tfevents.*", "logger-*.id"
+PAGE, EVALUATION, VIDEOS, OUTPUT = "report.html", "evaluation.json", "videos", "output.log"
+
+
+def read_config(folder: str | os.PathLike[str]) -> Config:
+    """The config of the run in a folder. A callable `env` comes back as its name in angle brackets.
+
+    Raises:
+        ConfigError: If the folder holds no run, or one of an sfactory with other fields, or has been tampered with.
+    """
+    saved = saved_values(Path(folder))
+    if saved is None:
+        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder, for example runs/cartpole")
+    try:
+        config = from_dict(saved)
+        check_types(config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{Path(folder) / CONFIG} is of an sfactory with other fields; use that version, or correct the file:",
+            *(f"  {problem}" for problem in error.problems),
+        ) from None
+    if not isinstance(config.env, str):
+        raise ConfigError(f"env is {config.env!r} in {Path(folder) / CONFIG}; it must be a string")
+    return config
+
+
+def saved_values(path: Path) -> dict[str, Any] | None:
+    """The saved config, or None where no run has begun in the folder.
+
+    Raises:
+        ConfigError: If the folder holds something else.
+    """
+    if (path / CONFIG).exists():
+        values = load_yaml(path / CONFIG)
+        if isinstance(runtime := values.get("runtime"), dict):
+            runtime.pop("spin", None)  # of version 0.1, where it had no effect
+        if all(f.name in values for f in dataclasses.fields(Config) if f.name in ("env", "steps", "seed", "log")):
+            return values
+        raise ConfigError(f"{path / CONFIG} is not the config of a run; name another folder with --run")
+    if path.is_dir() and any(entry.name != LOCK and not entry.name.startswith(TEMPORARY) for entry in path.iterdir()):
+        raise ConfigError(f"the folder {path} is not empty and holds no run (no {CONFIG}); name another one with --run")
+    return None
+
+
+def is_held(folder: str | os.PathLike[str]) -> bool:
+    """Whether a living process has the run in a folder."""
+    try:
+        descriptor = os.open(Path(folder) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not try_lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Lock a file if no other process holds it; says whether it is locked."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
