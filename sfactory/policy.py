@@ -23,7 +23,7 @@ from sfactory.distributions import Distribution
 from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
 from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError
-from sfactory.model import build_model
+from sfactory.model import build_uninitialized
 from sfactory.model.normalizer import CriticUnits
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_files import CHECKPOINTS, SPACES, read_config
@@ -258,7 +258,7 @@ def _build(folder: Path, spec: EnvSpec, config: ModelConfig, snapshot: Snapshot)
         CheckpointError: If they do not fit.
     """
     try:
-        model = build_model(spec.observation, spec.action, config)
+        model = build_uninitialized(spec.observation, spec.action, config)
         model.load_state_dict(snapshot.model)
         returns = snapshot.trainer.get("returns", {})
         CriticUnits(model, normalize=bool(returns)).load_state_dict(returns)

@@ -13,7 +13,7 @@ from sfactory.model.contracts import checked_core, checked_model, construct
 from sfactory.model.cores import Core, GRUCore, LSTMCore
 from sfactory.model.encoders import build_encoders
 from sfactory.model.heads import PolicyHead, ValueHead
-from sfactory.model.initialization import orthogonal
+from sfactory.model.initialization import orthogonal, skip_orthogonal
 from sfactory.model.layers import ACTIVATIONS, Dense
 from sfactory.model.normalizer import ObservationNormalizer, ValueUnit
 from sfactory.model.precision import full_precision
@@ -174,6 +174,13 @@ def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelC
         if not hasattr(model, name):
             setattr(model, name, value)
     return model
+
+
+def build_uninitialized(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> nn.Module:
+    """As :func:`build_model`, but sooner, for whoever asks for sizes or loads weights: learning does not begin with
+    those that it has."""
+    with skip_orthogonal():
+        return build_model(observation, action, config)
 
 
 def describe(model: nn.Module) -> str:

@@ -33,7 +33,7 @@ from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels, lower_weights
 from sfactory.learner import Learner
-from sfactory.model import build_model
+from sfactory.model import build_model, build_uninitialized
 from sfactory.runtime import workers
 from sfactory.runtime.allocator import keep_freed_memory
 from sfactory.runtime.plan import PickledPlan, Plan
@@ -398,7 +398,7 @@ def _forward(plan: Plan, rows: int) -> Repetition:
     config, env, rng = plan.config, plan.env, np.random.default_rng(0)
     device = devices.inference_device(config)
     autocast = devices.autocast_dtype(config, env.observation.has_images, device)
-    model = build_model(env.observation, env.action, config.model).to(device).eval()
+    model = build_uninitialized(env.observation, env.action, config.model).to(device).eval()
     if device.type == "cpu":
         Kernels(config, model, device, autocast).optimize()
         lower_weights(model, autocast)

@@ -15,7 +15,7 @@ import torch
 from sfactory.data.weights import FlatWeights
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import SfactoryError, said
-from sfactory.model import build_model
+from sfactory.model import build_uninitialized
 from sfactory.player import Player, rendering
 from sfactory.policy import Policy
 from sfactory.runtime.plan import EVALUATOR, Plan
@@ -51,7 +51,7 @@ class Evaluator:
         self._control, self._emit = wires.control, wires.events.put
         self._watch = wires.control.stopwatch(EVALUATOR)
         with torch.random.fork_rng(devices=[]):  # a serial run goes on as it would without this model
-            model = build_model(plan.env.observation, plan.env.action, plan.config.model)
+            model = build_uninitialized(plan.env.observation, plan.env.action, plan.config.model)
         self._flat = FlatWeights(model)
         self._seed = int(np.random.SeedSequence(plan.config.seed, spawn_key=(_SEED_BRANCH,)).generate_state(1)[0])
         self._policy = _WatchedPolicy(self, plan, model, self._seed)

@@ -17,7 +17,7 @@ from sfactory.config.validation import minibatch_problem, validate
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.interface import TENSORS, TOGETHER, EnvRequest, EnvSpec
 from sfactory.errors import ConfigError, counted
-from sfactory.model import build_model, shares_trunk
+from sfactory.model import build_model, build_uninitialized, shares_trunk
 from sfactory.model.encoders import KNOWN
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.video import check_video
@@ -77,7 +77,7 @@ def make_plan(config: Config) -> Plan:
     runtime = dataclasses.replace(config.runtime, policy_workers=devices.policy_processes(config))
     config = changed(config, runtime=runtime)
     plan = Plan(config, env, source, device_reason="" if choice is None else choice.reason)
-    model = build_model(env.observation, env.action, config.model)
+    model = build_uninitialized(env.observation, env.action, config.model)
     if (problem := minibatch_problem(config, recurrent=model.state_size > 0)) is not None:
         raise ConfigError(problem)
     check_extensions(config, model)
@@ -184,7 +184,7 @@ def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
             f"{folder} holds an exported policy, without the optimizer's state that a run goes on with; name another "
             "folder with --run"
         )
-    model = build_model(plan.env.observation, plan.env.action, plan.config.model)
+    model = build_uninitialized(plan.env.observation, plan.env.action, plan.config.model)
     asked = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     saved = {name: tuple(tensor.shape) for name, tensor in snapshot.model.items()}
     differing = [name for name in (*saved, *(asked.keys() - saved.keys())) if saved.get(name) != asked.get(name)]

@@ -11,7 +11,7 @@ from sfactory.data.plane import DataPlane
 from sfactory.data.queues import IndexQueue, LocalQueue, PipeQueue, Queue
 from sfactory.data.shared_memory import SharedArray
 from sfactory.data.weights import FlatWeights, PublishedWeights
-from sfactory.model import build_model
+from sfactory.model import build_uninitialized
 from sfactory.runtime.plan import Plan
 from sfactory.telemetry.control_block import ControlBlock
 from sfactory.telemetry.events import Event
@@ -53,7 +53,7 @@ def make_wires(plan: Plan, local: bool) -> Wires:
         local: Whether all workers live in this process. Otherwise every process brings an `events` of its own.
     """
     config = plan.config
-    model = build_model(plan.env.observation, plan.env.action, config.model)
+    model = build_uninitialized(plan.env.observation, plan.env.action, config.model)
     slots = plan.slots
     requests, ready = ([], []) if plan.inline_inference and not local else _sampling_queues(plan, local)
     size = FlatWeights(model).vector.numel()

@@ -29,7 +29,7 @@ from sfactory.envs.interface import EnvRequest
 from sfactory.errors import EnvironmentFault, SfactoryError
 from sfactory.inference import InferenceSettings, PolicyWorker
 from sfactory.kernels import Kernels
-from sfactory.model import build_model
+from sfactory.model import build_uninitialized
 from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime.allocator import keep_freed_memory
@@ -86,7 +86,7 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     config, watch = plan.config, wires.control.stopwatch(f"policy-{index}")
     device = devices.inference_device(config, index)
     devices.prepare_device(device, config)
-    model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
+    model = build_uninitialized(plan.env.observation, plan.env.action, config.model).to(device)
     autocast = devices.autocast_dtype(config, plan.env.observation.has_images, device)
     seed = plan.seed(generation) + 1 + index
     settings = InferenceSettings(device, autocast, seed, config.runtime.cuda_graphs)

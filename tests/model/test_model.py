@@ -21,6 +21,7 @@ from sfactory.model import (
     ObservationNormalizer,
     RunningMeanStd,
     build_model,
+    build_uninitialized,
     describe,
 )
 from sfactory.model.recurrence import GRUScan, LSTMScan, _blocks_backward
@@ -252,6 +253,18 @@ def test_initial_policy_is_near_uniform_with_the_given_std() -> None:
         assert params[:, :5].abs().max() < 0.1
         torch.testing.assert_close(params[:, 5:], torch.full((8, 2), -0.7), atol=0.1, rtol=0)
         assert bool((params[:, 5:] == params[0, 5:]).all()) is not adaptive
+
+
+def test_the_weights_of_hidden_layers_are_orthogonal_unless_they_are_soon_replaced() -> None:
+    asked = (ObservationSpec.from_space(OBSERVATIONS["vector"]), ACTION, ModelConfig(hidden=(16, 16)))
+    model, other = build_model(*asked), build_uninitialized(*asked)
+    weights = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear) and layer.out_features == 16]
+    assert weights
+    for weight in weights:
+        narrow = weight if weight.shape[0] <= weight.shape[1] else weight.T
+        torch.testing.assert_close(narrow @ narrow.T, 2 * torch.eye(len(narrow)))
+    other.load_state_dict(model.state_dict())
+    assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
 
 
 def test_the_policy_std_is_bounded() -> None:
