@@ -75,8 +75,8 @@ def python_of(page: Path) -> str:
     return re.sub(r"\bepisodes=\d+", "episodes=2", re.sub(r"\bsteps=[\d_]+", "steps=2048", text))
 
 
-def few(words: list[str], steps: int = 100_000) -> list[str]:
+def few(words: list[str]) -> list[str]:
     """A command with few env steps, episodes and seconds, and reports in spite of that."""
-    small = {"--steps": str(steps), "--episodes": "2", "--seconds": "8"}
+    small = {"--steps": "4096", "--episodes": "2", "--seconds": "4"}
     reports = ["--log.report-every-s", "0.2"] if "--steps" in words else []
     return [small.get(flag, word) for flag, word in zip(["", *words], words, strict=False)] + reports

@@ -39,7 +39,7 @@ def few(words: list[str]) -> list[str]:
     """A command that is soon done; a policy is shown as a video, since a test has no terminal."""
     if words[0] == "train" and "--steps" not in words:
         words = [*words, "--steps", "0"]
-    words = pages.few(words, steps=8192)
+    words = pages.few(words)
     return [*words, "--video", "shown"] if words[0] == "play" else words
 
 
@@ -62,7 +62,7 @@ def desk(tmp_path: Path, trained: Path) -> Path:
         b.text for b in pages.blocks(ROOT / "docs" / "sweeps.md") if b.language == "yaml" and "search" in b.text
     )
     values = yaml.safe_load(space) | {"trials": 2, "seeds": [101]}
-    values["base"]["steps"] = 8192
+    values["base"]["steps"] = 4096
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(values))
     return tmp_path
 

@@ -227,7 +227,7 @@ def _measure_main(
     plan: Plan, wires: Wires, flags: SharedArray, process: int, seconds: Mapping[Workload, float]
 ) -> None:
     """Measure at the same time as the other processes: all begin when all are ready, and none stops working while
-    another still measures."""
+    another still measures. After the last workload they are killed at work: a repetition may take seconds."""
     keep_freed_memory()
 
     def meet(stage: int, meanwhile: Callable[[], object]) -> None:
@@ -246,8 +246,9 @@ def _measure_main(
         for stage, (workload, repeat) in enumerate(repetitions.items(), 1):
             torch.set_num_threads(_torch_threads(plan, workload))
             speeds.append(_speed(repeat, seconds[workload], device_of(plan, workload)))
+            if stage == len(seconds):
+                wires.events.put(speeds)
             meet(stage, repeat)
-        wires.events.put(speeds)
 
 
 def _torch_threads(plan: Plan, workload: Workload) -> int:
