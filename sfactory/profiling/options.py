@@ -13,7 +13,7 @@ class ProfileOptions(CommandOptions):
     """Flags of ``sfactory profile`` besides those of a run."""
 
     seconds: float = 30.0
-    """To measure; warm-up and the ceiling take about as long again at most. With --tune: for the whole search."""
+    """To measure; warm-up and the ceiling take about as long again. With --tune: for the whole search."""
     sample_only: Switch = False
     """Rollout and policy workers at full speed, without learning."""
     json: Switch = False
