@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -132,6 +133,7 @@ def main() -> int:
     parser.add_argument("--peer", choices=SHORT, help="another trainer instead of sfactory")
     parser.add_argument("--venvs", type=Path, default=VENVS, help="where the peers are built")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the run is ended with it
     table = Table("environment", "env steps", "expected", "scores", "seconds")
     any_missed = False
     for reference in chosen(args.only, args.minutes, args.peer):
