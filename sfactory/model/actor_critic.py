@@ -177,8 +177,8 @@ def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelC
 
 
 def build_uninitialized(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> nn.Module:
-    """As :func:`build_model`, but sooner, for whoever asks for sizes or loads weights: learning does not begin with
-    those that it has."""
+    """As :func:`build_model`, but without the orthogonal weights that learning begins with, which take most of its
+    time: for whoever asks for sizes, or loads weights."""
     with skip_orthogonal():
         return build_model(observation, action, config)
 

@@ -12,12 +12,13 @@ from torch import nn
 
 HIDDEN_GAIN = math.sqrt(2)
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
-_skipped = ContextVar("skipped", default=False)
+_skipping_orthogonal = ContextVar("_skipping_orthogonal", default=False)
 
 
 def orthogonal(layer: Layer, gain: float = HIDDEN_GAIN) -> Layer:
-    """Give a layer orthogonal weights of a gain and a zero bias (Saxe et al. 2014), in place."""
-    if not _skipped.get():
+    """Give a layer orthogonal weights of a gain and a zero bias (Saxe et al. 2014), in place; nothing within
+    :func:`skip_orthogonal`."""
+    if not _skipping_orthogonal.get():
         nn.init.orthogonal_(layer.weight, gain)
         nn.init.zeros_(layer.bias)
     return layer
@@ -25,10 +26,10 @@ def orthogonal(layer: Layer, gain: float = HIDDEN_GAIN) -> Layer:
 
 @contextlib.contextmanager
 def skip_orthogonal() -> Iterator[None]:
-    """Leave layers that are made here with torch's own weights, which are quickly drawn: a layer of 3136 x 512 takes a
-    tenth of a second to be made orthogonal."""
-    token = _skipped.set(True)
+    """Leave layers made within it with torch's own weights, which are quickly drawn: to make a layer of 3136 x 512
+    orthogonal takes a tenth of a second."""
+    token = _skipping_orthogonal.set(True)
     try:
         yield
     finally:
-        _skipped.reset(token)
+        _skipping_orthogonal.reset(token)

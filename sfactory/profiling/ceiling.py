@@ -433,7 +433,8 @@ def _answer(plan: Plan, groups: int) -> Repetition:
 
 
 def _publish_first_weights(plan: Plan, wires: Wires) -> None:
-    wires.weights.publish(FlatWeights(build_model(plan.env.observation, plan.env.action, plan.config.model)).vector, 0)
+    model = build_uninitialized(plan.env.observation, plan.env.action, plan.config.model)
+    wires.weights.publish(FlatWeights(model).vector, 0)
 
 
 # Training

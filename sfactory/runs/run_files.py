@@ -17,6 +17,10 @@ CHECKPOINTS, LOCK = "checkpoints", ".lock"
 STATUS, REPORTS = "status.json", "stall-*.txt"
 TENSORBOARD, LOGGER_IDS = "events.out.tfevents.*", "logger-*.id"
 PAGE, EVALUATION, VIDEOS, OUTPUT = "report.html", "evaluation.json", "videos", "output.log"
+FILES = (SPACES, METRICS, SUMMARY, STATUS, PAGE, EVALUATION, OUTPUT)
+"""What a run writes beside its config, folders, and the lock."""
+PATTERNS = (REPORTS, TENSORBOARD, LOGGER_IDS)
+"""Of what it may write several times."""
 
 
 def read_config(folder: str | os.PathLike[str]) -> Config:

@@ -23,17 +23,13 @@ from sfactory.runs.resume_rules import check_environment, check_resume
 from sfactory.runs.run_files import (
     CHECKPOINTS,
     CONFIG,
-    EVALUATION,
+    FILES,
     LOCK,
-    LOGGER_IDS,
     METRICS,
     OUTPUT,
-    PAGE,
-    REPORTS,
+    PATTERNS,
     SPACES,
-    STATUS,
     SUMMARY,
-    TENSORBOARD,
     VIDEOS,
     saved_values,
     try_lock,
@@ -191,9 +187,8 @@ def _take_lock(path: Path) -> int:
 def _remove_run(path: Path) -> None:
     """Remove a run's files. The config goes last: until then the folder is still known as a run's."""
     CheckpointStore(path / CHECKPOINTS).clear()
-    several = [file for pattern in (REPORTS, TENSORBOARD, LOGGER_IDS, f"{TEMPORARY}*") for file in path.glob(pattern)]
+    several = [file for pattern in (*PATTERNS, f"{TEMPORARY}*") for file in path.glob(pattern)]
     if not (path / VIDEOS).is_symlink():
         shutil.rmtree(path / VIDEOS, ignore_errors=True)
-    single = (path / name for name in (SPACES, METRICS, SUMMARY, STATUS, PAGE, EVALUATION, OUTPUT))
-    for file in (*single, *several, path / CONFIG):
+    for file in (*(path / name for name in FILES), *several, path / CONFIG):
         file.unlink(missing_ok=True)
