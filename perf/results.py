@@ -80,10 +80,9 @@ measurements and what failed: [docs/decisions](../docs/decisions/README.md).
 
 ## Method
 
-A cell is the median of the newest session, with the range and the number of runs in brackets. The machines are shared
-and have no GPU: single figures vary by a fifth, so ratios count, not digits. Machines are named by maker and widest
-instructions: AVX2, AVX-512 bf16 (vectors that multiply bfloat16), AMX (matrix units for it); 2 cores, 24 GiB each.
-Python 3.11, torch 2.13 for the CPU, NumPy 2.4.
+A cell is the median of the newest session, with range and number of runs in brackets. The machines are shared: single
+figures vary by a fifth, so ratios count. They are named by maker and widest instructions: AVX2, AVX-512 bf16 (vectors
+that multiply bfloat16), AMX (matrix units for it); 2 cores, 24 GiB, no GPU, Python 3.11, torch 2.13, NumPy 2.4.
 """
 THROUGHPUT = """\
 ## Throughput
@@ -402,9 +401,9 @@ def lag(data: Path = lag_curves.DATA) -> list[str]:
     return table(header, ([task, *(cell(task, lag) for lag in lag_curves.LAGS)] for task in tasks))
 
 
-def changes(rows: Sequence[Row], count: int = 3) -> list[str]:
+def changes(rows: Sequence[Row], count: int = 4) -> list[str]:
     """The last changes whose speed was measured, the newest first: medians before and after, and their ratio."""
-    rows = select(rows, unit="env steps/s")
+    rows = [row for row in rows if row["unit"] == "env steps/s" or row["quantity"] in ("whole command", "whole call")]
 
     def cell(workload: str, here: Sequence[Row]) -> str:
         before, after = (
@@ -443,7 +442,7 @@ def report(load: Callable[[str], Sequence[Row]] = read) -> str:
         lines += ["", f"**{machine}**", "", *throughput(machine, runs, peers)]
     lines += ["", "## Time to score", "", *scores(score_runs)]
     lines += ["", "## Forced lag in batches: without and with `loss.tv_limit`", "", *lag()]
-    lines += ["", "## The last changes, in env steps/s", "", *changes(changed)]
+    lines += ["", "## The last changes, in env steps/s, or in seconds of a whole command", "", *changes(changed)]
     lines += ["", "## By what each kernel makes a run faster", "", *gains(gained)]
     lines += ["", "## Where the core time of an env step goes, in microseconds"]
     for workload in COSTS:
