@@ -87,9 +87,8 @@ that multiply bfloat16), AMX (matrix units for it); 2 cores, 24 GiB, no GPU, Pyt
 THROUGHPUT = """\
 ## Throughput
 
-Beside peers: sfactory in the rounds of Sample Factory. A peer's cell: its speed, and how many times as fast sfactory
-was in the same round. CartPole is Gymnasium's vector environment for sfactory and PufferLib, single environments for
-the others.
+Beside peers: in the rounds of Sample Factory. A peer's cell: its speed, and how many times as fast sfactory was in the
+same round. CartPole is Gymnasium's vector environment for sfactory and PufferLib, single environments for others.
 """
 LEARNING_METHOD = """\
 # Learning references
@@ -401,7 +400,7 @@ def lag(data: Path = lag_curves.DATA) -> list[str]:
     return table(header, ([task, *(cell(task, lag) for lag in lag_curves.LAGS)] for task in tasks))
 
 
-def changes(rows: Sequence[Row], count: int = 4) -> list[str]:
+def changes(rows: Sequence[Row], count: int = 5) -> list[str]:
     """The last changes whose speed was measured, the newest first: medians before and after, and their ratio."""
     rows = [row for row in rows if row["unit"] == "env steps/s" or row["quantity"] in ("whole command", "whole call")]
 
