@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from perf import learning_plots
+from perf import learning_plots, results
 from perf.references import BY_NAME, REFERENCES
 
 
 def test_every_curve_is_of_a_score_that_is_shown() -> None:
-    curves = learning_plots.read(learning_plots.CURVES)
+    curves, runs = learning_plots.read(learning_plots.CURVES), results.read("learning")
     assert set(curves) <= set(BY_NAME)
-    assert {"sfactory", "sfactory --sync"} <= set(curves["hopper"])
-    assert len(curves["hopper"]["sfactory"]) == 3
+    for trainer in ("sfactory", "sfactory --sync"):
+        shown = [row["seed"] for row in results.scores_of(runs, BY_NAME["hopper"], trainer)]
+        assert [curve.name.rsplit("-", 1)[1] for curve in curves["hopper"][trainer]] == shown
 
 
 def test_all_references_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
