@@ -41,6 +41,7 @@ _FAMILIES = (
     "families.atari",
     "families.vizdoom",
     "families.mujoco",
+    "families.classic_control",
     "families.envpool",
     "general",
 )

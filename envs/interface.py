@@ -41,7 +41,7 @@ GOES_ON_KEY = "goes_on"
 
 TENSORS = "tensors"
 """Family of environments that a run steps on its learner's device."""
-TOGETHER = ("vector", "native", "envpool")
+TOGETHER = ("vector", "native", "envpool", "classic_control")
 """Families whose environments step together, so that many in one worker cost less than a few in each of several."""
 
 

@@ -4,42 +4,24 @@ All environments of a group share one simulation, which is put into each one's s
 processor's caches, where as many simulations as environments would not, and there is only one to load. What they
 observe and earn is computed for all of them at once (:mod:`sfactory.envs.families.mujoco_tasks`). On two cores
 HalfCheetah trains twice as fast as with single environments.
-
-Gymnasium's own environment holds the simulation, takes all its arguments and begins the episodes; each row plays as it
-would there.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Sequence
-from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 
-from sfactory.envs.factory import find_spec, make_environment
-from sfactory.envs.families import vector
 from sfactory.envs.families.mujoco_tasks import TASKS, Scene
+from sfactory.envs.families.shared_env import SharedEnv, is_one_of, read_spec, shared_group
 from sfactory.envs.families.vector import VectorGroup
 from sfactory.envs.interface import EnvRequest, EnvSpec
-from sfactory.errors import ConfigError, EnvironmentFault
 
 
 def handles(request: EnvRequest) -> bool:
-    """Ids of these environments; a video needs environments that draw one by one."""
-    if (
-        not isinstance(request.env, str)
-        or request.backend != "auto"
-        or request.render_mode is not None
-        or "render_mode" in request.kwargs
-    ):
-        return False
-    spec = find_spec(request.env)
-    return spec.entry_point in TASKS and not spec.additional_wrappers
+    """Ids of these environments."""
+    return is_one_of(request, TASKS)
 
 
 def probe(request: EnvRequest) -> EnvSpec:
@@ -48,27 +30,16 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If mujoco is missing or `env_kwargs` do not fit.
     """
-    env = _make(request, 1)
-    try:
-        return dataclasses.replace(vector.read_spec(env, request), family="mujoco")
-    except EnvironmentFault as fault:
-        raise ConfigError(str(fault)) from fault
-    finally:
-        env.close()
+    return read_spec(request, SharedSimulation, "mujoco")
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> VectorGroup:
     """A group of `count` environments. Raises as `probe` does."""
-    return VectorGroup([_make(request, count)], lambda seeds: _make(request, count), request, spec, first_index, seed)
+    return shared_group(request, SharedSimulation, spec, count, first_index, seed)
 
 
-def _make(request: EnvRequest, count: int) -> SharedSimulation:
-    return SharedSimulation(make_environment(request, 1), count)
-
-
-class SharedSimulation(VectorEnv):
-    """Environments that share one simulation. Each begins its next episode in the step that ends the one before
-    (SAME_STEP).
+class SharedSimulation(SharedEnv):
+    """Environments that share one simulation.
 
     Args:
         env: One of those that `TASKS` knows, as ``gymnasium.make`` gives it.
@@ -78,16 +49,8 @@ class SharedSimulation(VectorEnv):
     def __init__(self, env: gymnasium.Env, num_envs: int) -> None:
         import mujoco
 
-        self.num_envs = num_envs
-        self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
-        self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
-        self.observation_space = batch_space(env.observation_space, num_envs)
-        self.action_space = batch_space(env.action_space, num_envs)
+        super().__init__(env, num_envs)
         self._mujoco = mujoco
-        self._env = env.unwrapped
-        self._limit = env.spec.max_episode_steps or np.inf
-        self._ages = np.zeros(num_envs, np.int64)
-        self._randoms: list[np.random.Generator] = []
         model, data, parts = self._env.model, self._env.data, mujoco.mjtState
         self._parts = parts.mjSTATE_FULLPHYSICS.value | parts.mjSTATE_WARMSTART.value
         self._states = np.zeros((num_envs, mujoco.mj_stateSize(model, self._parts)))
@@ -101,41 +64,17 @@ class SharedSimulation(VectorEnv):
         arguments.apply_defaults()
         self._task = task(self._env, Scene(qpos, qvel, **needed), **arguments.arguments)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin all first episodes. A list has a seed for each environment; one number is the first one's, the others
-        follow from it."""
-        seeds = (
-            seed
-            if isinstance(seed, Sequence)
-            else [None if seed is None else seed + row for row in range(self.num_envs)]
-        )
-        self._randoms = [np.random.default_rng() for _ in range(self.num_envs)]
-        for row, own in enumerate(seeds):
-            self._begin(row, own)
-        return self._task.observations(), {}
+    def _keep(self, row: int) -> None:
+        self._mujoco.mj_getState(self._env.model, self._env.data, self._states[row], self._parts)
+        self._keep_needed(row)
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def _play(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         before = self._task.places()
         self._simulate(actions)
-        self._ages += 1
-        reward, terminated, quantities = self._task.judge(before, actions)
-        truncated = self._ages >= self._limit
-        observations = self._task.observations()
-        ended = np.flatnonzero(terminated | truncated)
-        if not len(ended):
-            return observations, reward, terminated, truncated, {}
-        for row in ended.tolist():
-            self._begin(row)
-        return (
-            self._task.observations(),
-            reward,
-            terminated,
-            truncated,
-            {"final_obs": observations, "final_info": quantities},
-        )
+        return self._task.judge(before, actions)
 
-    def close_extras(self, **kwargs: Any) -> None:
-        self._env.close()
+    def _observations(self) -> np.ndarray:
+        return self._task.observations()
 
     def _simulate(self, actions: np.ndarray) -> None:
         put, get, step, parts = self._mujoco.mj_setState, self._mujoco.mj_getState, self._mujoco.mj_step, self._parts
@@ -154,13 +93,3 @@ class SharedSimulation(VectorEnv):
         """Copy what the task needs of the simulation besides its state."""
         for field, kept in self._needed:
             kept[row] = field
-
-    def _begin(self, row: int, seed: int | None = None) -> None:
-        """Begin an environment's next episode, its first one with a seed."""
-        env = self._env
-        env.np_random = self._randoms[row]
-        env.reset(seed=seed)
-        self._randoms[row] = env.np_random
-        self._ages[row] = 0
-        self._mujoco.mj_getState(env.model, env.data, self._states[row], self._parts)
-        self._keep_needed(row)

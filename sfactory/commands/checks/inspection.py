@@ -95,7 +95,7 @@ def _probed(request: EnvRequest) -> EnvSpec:
 
 def _plain(request: EnvRequest, spec: EnvSpec) -> EnvRequest:
     """The request for an environment as its own package has it, where sfactory steps it in a way of its own."""
-    own = spec.family in ("atari", "mujoco", "vizdoom", "envpool")
+    own = spec.family in ("atari", "mujoco", "classic_control", "vizdoom", "envpool")
     return dataclasses.replace(request, backend="gymnasium") if own and request.backend == "auto" else request
 
 
