@@ -48,7 +48,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss": {"entropy_coef": 0.01, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
-    "classic": _CLASSIC | _UPDATES | {"loss": _CLASSIC["loss"] | {"gamma": 0.995}},
+    "classic": _CLASSIC | _UPDATES | {"loss": _CLASSIC["loss"] | {"gamma": 0.995}, "runtime": {"spare_batches": 0}},
     "classic_memory": _CLASSIC | {"epochs": 2, "optim": {"lr": 2e-3, "minibatches": 4, "schedule": "linear"}},
     "pendulum": {
         "envs_per_worker": 16,
