@@ -80,9 +80,8 @@ measurements and what failed: [docs/decisions](../docs/decisions/README.md).
 
 ## Method
 
-A cell is the median of the newest session, with range and number of runs in brackets. The machines are shared: single
-figures vary by a fifth, so ratios count. They are named by maker and widest instructions: AVX2, AVX-512 bf16 (vectors
-that multiply bfloat16), AMX (matrix units for it); 2 cores, 24 GiB, no GPU, Python 3.11, torch 2.13, NumPy 2.4.
+A cell is the median of the newest session, with range and runs in brackets. Machines are shared, so ratios count; they
+are named by maker and widest instructions (AVX-512 bf16, AMX: bfloat16). 2 cores, no GPU, torch 2.13, NumPy 2.4.
 """
 THROUGHPUT = """\
 ## Throughput

@@ -1,8 +1,7 @@
-"""Gymnasium's classic control without a vector environment of its own (Acrobot, MountainCar, Pendulum), with
-env_backend auto.
+"""Gymnasium's Acrobot and MountainCar, which have no vector environment of their own, with env_backend auto.
 
 One compiled pass steps all environments of a group (:mod:`sfactory.envs.kernels.classic_control`), where Gymnasium's
-Python takes 20 to 180 us for each.
+Python takes 20 to 180 us for each. Pendulum is not among them (docs/decisions/034-compiled-classic-control.md).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ TASKS = {
     _MODULE + "acrobot:AcrobotEnv": "ACROBOT",
     _MODULE + "continuous_mountain_car:Continuous_MountainCarEnv": "CONTINUOUS_MOUNTAIN_CAR",
     _MODULE + "mountain_car:MountainCarEnv": "MOUNTAIN_CAR",
-    _MODULE + "pendulum:PendulumEnv": "PENDULUM",
 }
 """Of each entry point the name of its compiled task."""
 

@@ -131,27 +131,6 @@ def _observe_car(state, out):
         out[row, 0], out[row, 1] = state[row, 0], state[row, 1]
 
 
-@njit(cache=True, nogil=True)
-def _step_pendulum(state, actions, constants, reward, terminated):
-    g, mass, length, dt, max_speed, max_torque = constants
-    for row in range(len(state)):
-        angle, velocity = state[row, 0], state[row, 1]
-        torque = min(max(float(actions[row, 0]), -max_torque), max_torque)
-        from_upright = (angle + math.pi) % (2 * math.pi) - math.pi
-        reward[row] = -(from_upright**2 + 0.1 * velocity**2 + 0.001 * torque**2)
-        terminated[row] = False
-        velocity += (3 * g / (2 * length) * math.sin(angle) + 3.0 / (mass * length**2) * torque) * dt
-        velocity = min(max(velocity, -max_speed), max_speed)
-        state[row, 0] = angle + velocity * dt
-        state[row, 1] = velocity
-
-
-@njit(cache=True, nogil=True)
-def _observe_pendulum(state, out):
-    for row in range(len(state)):
-        out[row, 0], out[row, 1], out[row, 2] = math.cos(state[row, 0]), math.sin(state[row, 0]), state[row, 1]
-
-
 _CAR = "max_speed", "min_position", "max_position", "goal_position", "goal_velocity"
 _LINKS = "LINK_MASS_1", "LINK_MASS_2", "LINK_LENGTH_1", "LINK_COM_POS_1", "LINK_COM_POS_2"
 ACROBOT = Task(("dt", *_LINKS, "MAX_VEL_1", "MAX_VEL_2", "LINK_MOI"), _step_acrobot, _observe_acrobot)
@@ -159,4 +138,3 @@ MOUNTAIN_CAR = Task(("force", "gravity", *_CAR), _step_mountain_car, _observe_ca
 CONTINUOUS_MOUNTAIN_CAR = Task(
     ("power", "min_action", "max_action", *_CAR), _step_continuous_mountain_car, _observe_car
 )
-PENDULUM = Task(("g", "m", "l", "dt", "max_speed", "max_torque"), _step_pendulum, _observe_pendulum)

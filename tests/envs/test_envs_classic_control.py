@@ -14,11 +14,10 @@ from sfactory.envs.families.classic_control import TASKS, ClassicControl
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError
 
-NAMES = ("Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+NAMES = ("Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0")
 OTHER_ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
     ("MountainCar-v0", {"goal_velocity": 0.03}),
     ("MountainCarContinuous-v0", {"goal_velocity": 0.02}),
-    ("Pendulum-v1", {"g": 4.0}),
 ]
 ROWS, LIMIT = 4, 150
 
@@ -52,8 +51,6 @@ def test_each_environment_plays_as_gymnasiums_does(name: str, kwargs: dict[str, 
 
 def _eager(name: str, seen: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Actions beyond the bounds, too, and such that all that ends an episode happens."""
-    if name == "Pendulum-v1":
-        return random.uniform(-3, 3, (ROWS, 1)).astype(np.float32)
     along = np.sign(seen[:, 4] if name == "Acrobot-v1" else seen[:, 1])  # pump energy in
     if name == "MountainCarContinuous-v0":
         return (along * random.uniform(0.5, 1.5, ROWS)).astype(np.float32)[:, None]
@@ -80,7 +77,7 @@ def test_a_group_is_seeded_and_squashed_as_one_of_single_environments(name: str)
 
 
 def test_truncated_rows_hand_over_their_final_observations() -> None:
-    with Play("Pendulum-v1", 2, {"max_episode_steps": 5}) as play:
+    with Play("MountainCarContinuous-v0", 2, {"max_episode_steps": 5}) as play:
         for _ in range(4):
             play.step(np.ones(2))
             assert play.group.finals is None
