@@ -1,7 +1,8 @@
 """Gymnasium's Acrobot and MountainCar, which have no vector environment of their own, with env_backend auto.
 
 One compiled pass steps all environments of a group (:mod:`sfactory.envs.kernels.classic_control`), where Gymnasium's
-Python takes 17 to 62 us for each on a quiet core. Pendulum is not among them (docs/decisions/034-compiled-classic-control.md).
+Python takes 17 to 62 us for each on a quiet core. Pendulum is not among them
+(docs/decisions/034-compiled-classic-control.md).
 """
 
 from __future__ import annotations
