@@ -40,8 +40,7 @@ _FAMILIES = (
     "native",
     "families.atari",
     "families.vizdoom",
-    "families.mujoco",
-    "families.classic_control",
+    "families.shared",
     "families.envpool",
     "general",
 )

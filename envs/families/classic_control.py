@@ -10,9 +10,7 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 
-from sfactory.envs.families.shared_env import SharedEnv, is_one_of, read_spec, shared_group
-from sfactory.envs.families.vector import VectorGroup
-from sfactory.envs.interface import EnvRequest, EnvSpec
+from sfactory.envs.families.shared_env import SharedEnv
 
 _MODULE = "gymnasium.envs.classic_control."
 TASKS = {
@@ -23,25 +21,6 @@ TASKS = {
 """Of each entry point the name of its compiled task."""
 
 
-def handles(request: EnvRequest) -> bool:
-    """Ids of these environments."""
-    return is_one_of(request, TASKS)
-
-
-def probe(request: EnvRequest) -> EnvSpec:
-    """Make one environment, read its spec, and close it.
-
-    Raises:
-        ConfigError: If `env_kwargs` do not fit.
-    """
-    return read_spec(request, ClassicControl, "classic_control")
-
-
-def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> VectorGroup:
-    """A group of `count` environments. Raises as `probe` does."""
-    return shared_group(request, ClassicControl, spec, count, first_index, seed)
-
-
 class ClassicControl(SharedEnv):
     """Environments of one compiled task.
 
@@ -50,22 +29,24 @@ class ClassicControl(SharedEnv):
         num_envs: How many there are.
     """
 
+    family = "classic_control"
+    entry_points = TASKS
+
     def __init__(self, env: gymnasium.Env, num_envs: int) -> None:
         from sfactory.envs.kernels import classic_control
 
         super().__init__(env, num_envs)
         self._task: classic_control.Task = getattr(classic_control, TASKS[env.spec.entry_point])
         self._constants = tuple(float(getattr(self._env, name)) for name in self._task.constants)
-        self._env.reset()
-        self._states = np.zeros((num_envs, len(self._env.state)))
-        self._rewards, self._terminated = np.zeros(num_envs, np.float32), np.zeros(num_envs, bool)
+        self._states = np.zeros((num_envs, self._task.size))
 
     def _keep(self, row: int) -> None:
         self._states[row] = self._env.state
 
     def _play(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-        self._task.step(self._states, actions, self._constants, self._rewards, self._terminated)
-        return self._rewards, self._terminated, {}
+        rewards, terminated = np.empty(self.num_envs, np.float32), np.empty(self.num_envs, bool)
+        self._task.step(self._states, actions, self._constants, rewards, terminated)
+        return rewards, terminated, {}
 
     def _observations(self) -> np.ndarray:
         observations = np.empty((self.num_envs, *self.single_observation_space.shape), np.float32)

@@ -14,28 +14,7 @@ import gymnasium
 import numpy as np
 
 from sfactory.envs.families.mujoco_tasks import TASKS, Scene
-from sfactory.envs.families.shared_env import SharedEnv, is_one_of, read_spec, shared_group
-from sfactory.envs.families.vector import VectorGroup
-from sfactory.envs.interface import EnvRequest, EnvSpec
-
-
-def handles(request: EnvRequest) -> bool:
-    """Ids of these environments."""
-    return is_one_of(request, TASKS)
-
-
-def probe(request: EnvRequest) -> EnvSpec:
-    """Make one environment, read its spec, and close it.
-
-    Raises:
-        ConfigError: If mujoco is missing or `env_kwargs` do not fit.
-    """
-    return read_spec(request, SharedSimulation, "mujoco")
-
-
-def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> VectorGroup:
-    """A group of `count` environments. Raises as `probe` does."""
-    return shared_group(request, SharedSimulation, spec, count, first_index, seed)
+from sfactory.envs.families.shared_env import SharedEnv
 
 
 class SharedSimulation(SharedEnv):
@@ -45,6 +24,9 @@ class SharedSimulation(SharedEnv):
         env: One of those that `TASKS` knows, as ``gymnasium.make`` gives it.
         num_envs: How many share it.
     """
+
+    family = "mujoco"
+    entry_points = TASKS
 
     def __init__(self, env: gymnasium.Env, num_envs: int) -> None:
         import mujoco

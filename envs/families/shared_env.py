@@ -1,26 +1,19 @@
-"""Vector environments whose rows share one of Gymnasium's single environments.
+"""Base of vector environments whose rows share one of Gymnasium's single environments.
 
 The single environment takes all its arguments and begins the episodes, so each row plays as it would there; how all
-rows are stepped is each family's own (:mod:`~sfactory.envs.families.mujoco`,
+rows are stepped is each kind's own (:mod:`~sfactory.envs.families.mujoco`,
 :mod:`~sfactory.envs.families.classic_control`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-
-from sfactory.envs.factory import find_spec, make_environment
-from sfactory.envs.families import vector
-from sfactory.envs.families.vector import VectorGroup
-from sfactory.envs.interface import EnvRequest, EnvSpec
-from sfactory.errors import ConfigError, EnvironmentFault
 
 
 class SharedEnv(VectorEnv):
@@ -29,7 +22,14 @@ class SharedEnv(VectorEnv):
     Args:
         env: As ``gymnasium.make`` gives it.
         num_envs: How many rows share it.
+
+    Attributes:
+        family: Name of the kind in an :class:`~sfactory.envs.interface.EnvSpec`.
+        entry_points: Of the environments that can be shared, as Gymnasium registers them.
     """
+
+    family: ClassVar[str]
+    entry_points: ClassVar[Container[Any]]
 
     def __init__(self, env: gymnasium.Env, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -91,47 +91,3 @@ class SharedEnv(VectorEnv):
     def _observations(self) -> np.ndarray:
         """Of all rows, in a new array."""
         raise NotImplementedError
-
-
-def is_one_of(request: EnvRequest, entry_points: Container[Any]) -> bool:
-    """Whether an id makes one of these environments without wrappers of its own; a video needs environments that draw
-    one by one."""
-    if (
-        not isinstance(request.env, str)
-        or request.backend != "auto"
-        or request.render_mode is not None
-        or "render_mode" in request.kwargs
-    ):
-        return False
-    spec = find_spec(request.env)
-    return spec.entry_point in entry_points and not spec.additional_wrappers
-
-
-def read_spec(request: EnvRequest, kind: type[SharedEnv], family: str) -> EnvSpec:
-    """Make one environment, read its spec, and close it.
-
-    Raises:
-        ConfigError: If a package is missing or `env_kwargs` do not fit.
-    """
-    env = _make(request, kind, 1)
-    try:
-        return dataclasses.replace(vector.read_spec(env, request), family=family)
-    except EnvironmentFault as fault:
-        raise ConfigError(str(fault)) from fault
-    finally:
-        env.close()
-
-
-def shared_group(
-    request: EnvRequest, kind: type[SharedEnv], spec: EnvSpec, count: int, first_index: int, seed: int
-) -> VectorGroup:
-    """A group of `count` environments. Raises as :func:`read_spec` does."""
-
-    def make(seeds: Sequence[int] = ()) -> SharedEnv:
-        return _make(request, kind, count)
-
-    return VectorGroup([make()], make, request, spec, first_index, seed)
-
-
-def _make(request: EnvRequest, kind: type[SharedEnv], count: int) -> SharedEnv:
-    return kind(make_environment(request, 1), count)

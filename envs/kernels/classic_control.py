@@ -22,11 +22,13 @@ class Task(NamedTuple):
     """One of the environments.
 
     Attributes:
+        size: Numbers of a row's state.
         constants: Attributes of Gymnasium's environment, numbers, in the order in which `step` takes them.
         step: Called with state, actions ``[rows]`` or ``[rows, 1]``, constants, rewards and terminations.
         observe: Called with state and the observations, float32 ``[rows, ...]``, that it writes.
     """
 
+    size: int
     constants: tuple[str, ...]
     step: Callable[..., None]
     observe: Callable[..., None]
@@ -133,8 +135,8 @@ def _observe_car(state, out):
 
 _CAR = "max_speed", "min_position", "max_position", "goal_position", "goal_velocity"
 _LINKS = "LINK_MASS_1", "LINK_MASS_2", "LINK_LENGTH_1", "LINK_COM_POS_1", "LINK_COM_POS_2"
-ACROBOT = Task(("dt", *_LINKS, "MAX_VEL_1", "MAX_VEL_2", "LINK_MOI"), _step_acrobot, _observe_acrobot)
-MOUNTAIN_CAR = Task(("force", "gravity", *_CAR), _step_mountain_car, _observe_car)
+ACROBOT = Task(4, ("dt", *_LINKS, "MAX_VEL_1", "MAX_VEL_2", "LINK_MOI"), _step_acrobot, _observe_acrobot)
+MOUNTAIN_CAR = Task(2, ("force", "gravity", *_CAR), _step_mountain_car, _observe_car)
 CONTINUOUS_MOUNTAIN_CAR = Task(
-    ("power", "min_action", "max_action", *_CAR), _step_continuous_mountain_car, _observe_car
+    2, ("power", "min_action", "max_action", *_CAR), _step_continuous_mountain_car, _observe_car
 )
