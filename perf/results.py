@@ -81,7 +81,7 @@ measurements and what failed: [docs/decisions](../docs/decisions/README.md).
 ## Method
 
 A cell is the median of the newest session, with range and runs in brackets. Machines are shared, so ratios count; they
-are named by maker and widest instructions (AVX-512 bf16, AMX: bfloat16). 2 cores, no GPU, torch 2.13, NumPy 2.4.
+are named by maker and widest instructions; AVX-512 bf16 and AMX multiply bfloat16. No GPU, torch 2.13, NumPy 2.4.
 """
 THROUGHPUT = """\
 ## Throughput
