@@ -26,7 +26,7 @@ from sfactory.profiling.measure import profile_run
 from sfactory.profiling.report import values
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import fork_server
-from sfactory.runtime.supervisor import run_resolved
+from sfactory.runtime.runner import run_resolved
 
 NATIVE = (
     "--env sfactory/CartPole --preset none --model.shared-critic True --workers 8 --envs-per-worker 4096 --rollout 32 "

@@ -46,7 +46,7 @@ from sfactory.learner import Learner
 from sfactory.losses import Targets, batch_stats, weighted_advantages
 from sfactory.objective import Estimates
 from sfactory.runtime import training
-from sfactory.runtime.supervisor import train
+from sfactory.runtime.runner import train
 from sfactory.telemetry.metrics import Report
 
 SEEDS = (21, 22, 23)

@@ -21,7 +21,7 @@ _HOME = {
     "LogConfig": "sfactory.config",
     "EvalConfig": "sfactory.config",
     "ConfigError": "sfactory.errors",
-    "train": "sfactory.runtime.supervisor",
+    "train": "sfactory.runtime.runner",
     "evaluate": "sfactory.eval",
     "load_policy": "sfactory.policy",
     "register_env": "sfactory.envs",

@@ -55,7 +55,7 @@ def _run(line: CommandLine[TrainOptions]) -> int:
     with contextlib.nullcontext() if line.config.serial else fork_server():
         # Imports torch, which takes its time, while the server does the same.
         with not_collecting():
-            from sfactory.runtime.supervisor import run_resolved
+            from sfactory.runtime.runner import run_resolved
 
         result = run_resolved(line.config)
     return 0 if result.status == "completed" else 128 + (result.signal or 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sfactory.config import Config, LogConfig
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runtime.supervisor import train
+from sfactory.runtime.runner import train
 
 
 def short_run(folder: Path, env: Any, **changes: Any) -> Path:

@@ -201,7 +201,7 @@ def test_slots_are_conserved_and_none_is_torn(tmp_path):
 
 
 def test_seeded_training_in_one_process_repeats_bit_for_bit(tmp_path):
-    from sfactory.runtime.supervisor import train
+    from sfactory.runtime.runner import train
 
     def weights(name: str, seed: int):
         from sfactory.runs.checkpoint import CheckpointStore

@@ -32,7 +32,7 @@ from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.data.weights import WeightPublisher
 from sfactory.errors import ConfigError
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runtime import supervisor
+from sfactory.runtime import monitor
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.training import Training
 from sfactory.train import main
@@ -250,8 +250,8 @@ def test_inference_is_inline_where_several_rollout_workers_share_a_cpu_with_it(
 
 def test_no_slot_is_lost_or_doubled_and_every_sample_counts_once(tmp_path, monkeypatch):
     made = []
-    make = supervisor.make_wires
-    monkeypatch.setattr(supervisor, "make_wires", lambda plan, local: made.append(make(plan, local)) or made[-1])
+    make = monitor.make_wires
+    monkeypatch.setattr(monitor, "make_wires", lambda plan, local: made.append(make(plan, local)) or made[-1])
     sums = []
 
     def look(report):

@@ -20,7 +20,7 @@ from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.errors import RunFailed, SfactoryError
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.processes import fork_server
-from sfactory.runtime.supervisor import run_plan
+from sfactory.runtime.runner import run_plan
 from sfactory.runtime.temporary import temporary_folder
 from sfactory.runtime.wires import Wires
 from sfactory.telemetry.metrics import Report

@@ -24,13 +24,9 @@ class RestartBudget:
 
     Args:
         limit: Allowed restarts in a row without progress.
-
-    Attributes:
-        total: Restarts so far.
     """
 
     def __init__(self, limit: int) -> None:
-        self.total = 0
         self._limit, self._in_a_row, self._progress = limit, 0, -1
 
     def allow(self, progress: int) -> bool:
@@ -41,7 +37,6 @@ class RestartBudget:
         """
         self._in_a_row = self._in_a_row + 1 if progress == self._progress else 1
         self._progress = progress
-        self.total += 1
         return self._in_a_row <= self._limit
 
 

@@ -20,7 +20,7 @@ from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.resume_rules import RULES, markdown
 from sfactory.runs.run_files import read_config
 from sfactory.runs.run_folder import open_run
-from sfactory.runtime.supervisor import train
+from sfactory.runtime.runner import train
 
 BASE = {"env": "CartPole-v1", "steps": 128, "preset": "none", "device": "cpu", "model": {"core": "gru", "core_size": 8}}
 OTHERS: dict[str, Any] = {

@@ -1,0 +1,286 @@
+"""The monitor: what the runner knows of a run. It takes the workers' events, reports, and says when the run has to
+end."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import psutil
+
+from sfactory.data.arena import FINISHED, FREE
+from sfactory.errors import EnvironmentFault, RunFailed
+from sfactory.runs.checkpoint import Snapshot
+from sfactory.runs.run_folder import RunFolder
+from sfactory.runs.run_state import RunState, write_status
+from sfactory.runtime.budgets import FaultBudget
+from sfactory.runtime.observed_state import observe, write_report
+from sfactory.runtime.plan import EVALUATOR, Plan
+from sfactory.runtime.planning import note_on_slow_steps
+from sfactory.runtime.processes import WorkerProcesses
+from sfactory.runtime.reporting import Reporter, Result, Status
+from sfactory.runtime.wires import Wires, make_wires
+from sfactory.telemetry.events import (
+    CheckpointResult,
+    Episodes,
+    Evaluated,
+    Event,
+    Failure,
+    KernelsChosen,
+    Note,
+    Progress,
+    SurvivedFaults,
+    TrainingEnded,
+)
+from sfactory.telemetry.metrics import Report
+from sfactory.telemetry.stopwatch import COLUMNS, Interval
+
+Callback = Callable[[Report], bool | None]
+Observer = Callable[[Wires], bool]
+STATUS_EVERY_S = 1.0
+
+
+class Monitor:
+    """Watches one run, from its start to its summary.
+
+    Args:
+        plan: Plan of the run.
+        folder: Run folder.
+        callbacks: Called with every report. Returning False interrupts the run.
+        observer: Called with the wires whenever events are taken. Returning False interrupts the run.
+
+    Attributes:
+        reporter: Makes the reports.
+        processes: The worker processes; a serial run starts none.
+        wires: What the workers share; renewed with workers that are replaced.
+        ended: The learner's last event, once it has come.
+        failure: Why the run has failed, else None.
+        signal: The signal that interrupts the run, else None.
+        stacks_asked: Whether somebody waits for a report of the stacks of all processes.
+        restarts: How often workers have been replaced.
+        evaluations: Evaluations so far.
+        evaluator_failure: What the evaluator has said of its own failure.
+    """
+
+    def __init__(
+        self, plan: Plan, folder: RunFolder, callbacks: Sequence[Callback] = (), observer: Observer | None = None
+    ) -> None:
+        self._plan, self._folder, self._callbacks, self._observer = plan, folder, callbacks, observer
+        self.reporter = Reporter(plan, folder)
+        self.processes = WorkerProcesses()
+        self.wires: Wires
+        self.ended: TrainingEnded | None = None
+        self.failure: Failure | None = None
+        self.signal: int | None = None
+        self.stacks_asked = False
+        self.restarts = self.evaluations = 0
+        self.evaluator_failure = ""
+        self._faults = FaultBudget(plan.config.runtime.env_fault_rate, self.note)
+        self._error: Exception | None = None
+        self._cancelled = self._told_of_speed = False
+
+    def begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
+        """Make the wires and begin to report, at the start and whenever the learner is replaced.
+
+        Args:
+            snapshot: Checkpoint to continue from, or None.
+            wall_s: Seconds that the run has taken so far.
+        """
+        self.reporter.begin(snapshot, wall_s)
+        self.wires = make_wires(self._plan, local=self._plan.config.serial)
+        self._reported = self._status = (time.monotonic(), self.wires.control.snapshot())
+
+    def note(self, text: str) -> None:
+        """Show the user a line of text."""
+        self.reporter.note(text)
+
+    # How the run ends
+
+    @property
+    def ending(self) -> bool:
+        """Whether a signal, a failure or a callback ends the run."""
+        return self.signal is not None or self.failure is not None or self._cancelled
+
+    def fail(self, failure: Failure) -> None:
+        """End the run for this reason, unless it has failed already."""
+        self.failure = self.failure or failure
+
+    def fail_with(self, error: Exception) -> None:
+        """End the run for an error of this process, which :attr:`exception` then is, unless it has failed already."""
+        if self.failure is None:
+            self._error = error
+            message = f"{type(error).__name__}: {error}"
+            self.failure = Failure("runner", message, "", isinstance(error, EnvironmentFault))
+
+    @property
+    def exception(self) -> Exception | None:
+        """What the caller of a failed run gets raised, else None."""
+        if self._error is not None or self.failure is None:
+            return self._error
+        return (EnvironmentFault if self.failure.environment_fault else RunFailed)(_describe(self.failure))
+
+    def close(self) -> Result:
+        """Write the summary of the run."""
+        self._faults.flush()
+        status: Status = "completed" if self.ended is not None and self.ended.completed else "interrupted"
+        if self.failure is not None:
+            status = "failed"
+        env_steps = self.ended.env_steps if self.ended else self.reporter.progress.env_steps
+        error = _describe(self.failure) if self.failure else None
+        return self.reporter.close(status, env_steps, error, self.signal, self._phases())
+
+    def _phases(self) -> dict[str, dict[str, float]]:
+        """Share of every phase in the time of each kind of worker, since the workers' start."""
+        control = self.wires.control
+        table = control.snapshot()
+        whole = Interval(control.names, np.zeros_like(table), table)
+        return {kind: whole.phases(kind) for kind in dict.fromkeys(name.split("-")[0] for name in control.names)}
+
+    # What the workers say
+
+    def watch(self, events: list[Event], report: bool = True) -> None:
+        """Take events.
+
+        Args:
+            events: From the workers.
+            report: Whether to report what is due, too.
+        """
+        for event in events:
+            self._take(event)
+        if report and time.monotonic() - self._reported[0] >= self._plan.config.log.report_every_s:
+            self._report()
+        if report and time.monotonic() - self._status[0] >= STATUS_EVERY_S:
+            self._write_status()
+            self._tell_of_slow_steps()
+        if self.stacks_asked:
+            self.stacks_asked = False
+            self.write_stacks("asked for by SIGUSR2")
+        if report and self._observer is not None:
+            self._cancelled |= not self._observer(self.wires)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Episodes():
+                self.reporter.add_episodes(event)
+            case SurvivedFaults():
+                self._survive_faults(event)
+            case Progress():
+                self.reporter.add_progress(event)
+            case KernelsChosen():
+                self.reporter.add_kernels(event)
+            case CheckpointResult(error=str() as error):
+                self.note(error)
+            case Evaluated():
+                self._add_evaluation(event)
+            case Note():
+                self.note(event.text)
+            case Failure(process=process) if process == EVALUATOR:
+                self.evaluator_failure = event.message
+            case TrainingEnded():
+                self.ended = event
+                if event.unsaved:
+                    self.fail(Failure("learner", f"{event.unsaved}; what was learned since the last one is lost", ""))
+            case Failure() if not self.ending:
+                self.fail(event)
+
+    def _add_evaluation(self, event: Evaluated) -> None:
+        """Put an evaluation into the next report, after one that waits for it."""
+        if self.reporter.has_evaluation:
+            self._report()
+        self.evaluations += 1
+        self.reporter.add_evaluation(event)
+
+    def _survive_faults(self, event: SurvivedFaults) -> None:
+        """Show faults of environments, and end the run if there are too many."""
+        self._faults.add(event)
+        self.reporter.news = True
+        faults, env_steps = map(int, self._sampling_totals("env_faults", "rows"))
+        if (problem := self._faults.excess(faults, env_steps)) and not (self.ending or self.ended):
+            self.fail(Failure("runner", problem, "", environment_fault=True))
+
+    def _sampling_totals(self, *columns: str) -> list[float]:
+        """Totals of the workers that step environments."""
+        control, kind = self.wires.control, "learner" if self._plan.on_device else "rollout"
+        names = [name for name in control.names if name.startswith(kind)]
+        return [sum(control.total(name, column) for name in names) for column in columns]
+
+    # What the user is told
+
+    def report_rest(self) -> None:
+        """Report what is new since the last report: the last episodes arrive after the learner's last event."""
+        if self.reporter.news:
+            self._report()
+
+    def write_stacks(self, reason: str) -> None:
+        """Write a report of what every process does.
+
+        Args:
+            reason: Why it is written.
+        """
+        path = write_report(self._folder.path, reason, self._state(), self.processes)
+        self.note(
+            f"what every process does is in {path}"
+            if path
+            else "the report of what every process does could not be written"
+        )
+
+    def _report(self) -> None:
+        """Write a report, show it, and call the callbacks."""
+        report = self.reporter.report(self._load())
+        self.wires.control.episode_return = self.reporter.settled_return
+        if self._error is not None:
+            return
+        try:
+            for callback in self._callbacks:
+                self._cancelled |= callback(report) is False
+        except Exception as error:
+            self.fail_with(error)
+
+    def _load(self) -> dict[str, float]:
+        """Fields of a report about the load of the workers since the last report, and about slots."""
+        table, (_, old) = self.wires.control.snapshot(), self._reported
+        self._reported = (time.monotonic(), table)
+        interval = Interval(self.wires.control.names, old, table)
+        batches = interval.column("policy", "batches").sum()
+        slots = self.wires.arena.state
+        return {
+            **{f"{kind}_busy": interval.busy(kind) for kind in ("rollout", "policy", "learner")},
+            "batch_fill": float(interval.column("policy", "rows").sum() / batches) if batches else float("nan"),
+            "free_slots": int((slots == FREE).sum()),
+            "finished_slots": int((slots == FINISHED).sum()),
+            "restarts": self.restarts,
+            "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
+            "env_faults": int(table[:, COLUMNS.index("env_faults")].sum()),
+            "rss_mb": math.nan
+            if self.processes.ended
+            else (psutil.Process().memory_info().rss + self.processes.resident_bytes()) / 2**20,
+        }
+
+    def _state(self) -> RunState:
+        return observe(self.wires, self.processes, self._status[1], self.reporter.figures())
+
+    def _write_status(self) -> None:
+        """Write the state of the run for `python -m sfactory.status`."""
+        write_status(self._folder.path, dataclasses.replace(self._state(), returns=self.reporter.returns()))
+        self._status = (time.monotonic(), self.wires.control.snapshot())
+
+    def _tell_of_slow_steps(self) -> None:
+        """Say once how long a batch takes where env steps are slow."""
+        if self._told_of_speed:
+            return
+        seconds, steps = self._sampling_totals("environment", "rows")
+        if not steps:
+            return
+        self._told_of_speed = True
+        if (note := note_on_slow_steps(self._plan, seconds / steps)) is not None:
+            self.note(note)
+
+
+def _describe(failure: Failure) -> str:
+    """A failure as shown to the user. The message of an environment's fault includes its traceback already."""
+    if failure.environment_fault or not failure.traceback:
+        return f"{failure.process}: {failure.message}"
+    return f"{failure.process}: {failure.message}\n{failure.traceback}"

@@ -1,0 +1,83 @@
+"""Serial mode: all workers of a run take turns in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from sfactory.config import devices
+from sfactory.errors import EnvironmentFault, SfactoryError, said
+from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runs.run_files import VIDEOS
+from sfactory.runs.run_folder import RunFolder
+from sfactory.runtime import workers
+from sfactory.runtime.monitor import Monitor
+from sfactory.runtime.plan import Plan
+from sfactory.runtime.training import make_training
+from sfactory.telemetry.events import Failure
+
+if TYPE_CHECKING:
+    from sfactory.runtime.evaluator import Evaluator
+
+
+def run_serial(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor) -> None:
+    """Run all workers in turn until the end of training, or until the monitor says that the run ends."""
+    torch.manual_seed(plan.config.seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(devices.learner_torch_threads(plan.config))
+    wires, generation = monitor.wires, monitor.reporter.progress.env_steps
+    training = make_training(plan, wires, store)
+    policies = [workers.make_policy_worker(plan, wires, i, generation) for i in range(len(wires.requests))]
+    rollouts = [workers.make_rollout_worker(plan, wires, i, generation) for i in range(plan.rollouts)]
+    evaluation = _Evaluation(plan, folder.path / VIDEOS, monitor)
+    end = training.rescue
+    try:
+        training.learner.start()
+        for rollout in rollouts:
+            rollout.start()
+        while not training.learner.done and not monitor.ending:
+            for worker in (*policies, *rollouts, training.learner):
+                worker.poll(0)
+            training.evaluate_if_due()
+            evaluation.poll()
+            training.save_if_due()
+            monitor.watch(wires.events.take())
+        if not monitor.ending:
+            training.evaluate_last(evaluation.poll)
+        end = training.finish
+    except SfactoryError as error:
+        monitor.fail(Failure("serial", str(error), "", isinstance(error, EnvironmentFault)))
+    except Exception as error:
+        monitor.fail_with(devices.explained(error, plan.config))
+    finally:
+        for rollout in rollouts:
+            rollout.report()
+            rollout.close()
+        end()
+        wires.control.close()
+        monitor.watch(wires.events.take(), report=False)
+        torch.set_num_threads(threads)
+
+
+class _Evaluation:
+    """The evaluator's turns, if the run has one. Where its environments fail, the run goes on without it."""
+
+    def __init__(self, plan: Plan, videos: Path, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._evaluator: Evaluator | None = None
+        if plan.evaluates:
+            from sfactory.runtime.evaluator import Evaluator
+
+            self._evaluator = Evaluator(plan, monitor.wires, videos)
+
+    def poll(self) -> bool:
+        """Let the evaluator take its turn, and tell whether it is still there."""
+        try:
+            if self._evaluator is not None:
+                self._evaluator.poll(0)
+        except Exception as error:
+            self._monitor.note(f"the run goes on without evaluation, which has failed: {said(error)}")
+            self._evaluator = None
+        return self._evaluator is not None
