@@ -17,7 +17,7 @@ from sfactory.envs.seeds import env_seed
 if TYPE_CHECKING:
     import torch
 
-    from sfactory.envs.factory import register_env, resolve_env
+    from sfactory.envs.registry import register_env, resolve_env
     from sfactory.envs.tensors.group import TensorGroup
 
 __all__ = [
@@ -51,7 +51,7 @@ the first that handles an environment gets it."""
 def __getattr__(name: str) -> Any:
     """What needs Gymnasium is imported on first use: a saved policy is played without it."""
     if name in ("register_env", "resolve_env"):
-        return getattr(importlib.import_module("sfactory.envs.factory"), name)
+        return getattr(importlib.import_module("sfactory.envs.registry"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -95,7 +95,7 @@ def make_tensor_group(request: EnvRequest, spec: EnvSpec, count: int, device: to
 
 def _dispatch(request: EnvRequest) -> tuple[EnvRequest, Any]:
     """The request with a registered name replaced by its factory, and the module of its family."""
-    from sfactory.envs.factory import resolve_env
+    from sfactory.envs.registry import resolve_env
 
     request = dataclasses.replace(request, env=resolve_env(request.env))
     for name in _FAMILIES:

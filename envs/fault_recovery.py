@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from sfactory.envs.factory import ENV_ERRORS, environment_fault
+from sfactory.envs.faults import ENV_ERRORS, environment_fault
 from sfactory.envs.interface import SurvivedFault
 from sfactory.errors import ConfigError, EnvironmentFault
 

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sfactory.config.env_source import EnvSource, source_of, source_of_id
-from sfactory.envs.factory import find_spec, is_parallel, is_vector, make_environment, make_environments
+from sfactory.envs.factory import is_parallel, is_vector, make_environment, make_environments
 from sfactory.envs.families import gymnasium, multiagent, vector
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group
 from sfactory.envs.observations import new_step_buffers
+from sfactory.envs.registry import find_spec
 from sfactory.errors import ConfigError, EnvironmentFault
 
 

@@ -19,7 +19,7 @@ import torch
 from sfactory.config import Config, ModelConfig, env_name
 from sfactory.config.importing import is_harmless
 from sfactory.envs import make_group, probe
-from sfactory.envs.factory import environment_fault
+from sfactory.envs.faults import environment_fault
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError

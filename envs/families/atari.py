@@ -34,7 +34,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from sfactory.envs.factory import find_spec, make_environment
+from sfactory.envs.factory import make_environment
 from sfactory.envs.families import vector
 from sfactory.envs.families.atari_games import (
     ENV_KWARGS,
@@ -48,6 +48,7 @@ from sfactory.envs.families.atari_games import (
 from sfactory.envs.families.gymnasium import SingleGroup, read_spec
 from sfactory.envs.families.vector import VectorGroup
 from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Group
+from sfactory.envs.registry import find_spec
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.spaces import ActionSpec, ObservationSpec

@@ -8,17 +8,9 @@ from typing import Any
 import numpy as np
 
 from sfactory.config import env_name
-from sfactory.envs.factory import (
-    ENV_ERRORS,
-    Maker,
-    check_reset,
-    close_quietly,
-    environment_fault,
-    environment_name,
-    read_spaces,
-    render_fps,
-)
+from sfactory.envs.factory import Maker, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
+from sfactory.envs.faults import ENV_ERRORS, check_reset, close_quietly, environment_fault, environment_name
 from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
 from sfactory.envs.observations import ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed

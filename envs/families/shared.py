@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from sfactory.envs.factory import find_spec, make_environment
+from sfactory.envs.factory import make_environment
 from sfactory.envs.families import vector
 from sfactory.envs.families.classic_control import ClassicControl
 from sfactory.envs.families.mujoco import SharedSimulation
 from sfactory.envs.families.shared_env import SharedEnv
 from sfactory.envs.families.vector import VectorGroup
 from sfactory.envs.interface import EnvRequest, EnvSpec
+from sfactory.envs.registry import find_spec
 from sfactory.errors import ConfigError, EnvironmentFault
 
 _KINDS: tuple[type[SharedEnv], ...] = (SharedSimulation, ClassicControl)

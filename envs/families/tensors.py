@@ -18,8 +18,9 @@ from torch import Tensor
 from sfactory.config import env_name
 from sfactory.config.env_source import source_of
 from sfactory.config.presets import takes_device
-from sfactory.envs.factory import environment_name, make_environment
+from sfactory.envs.factory import make_environment
 from sfactory.envs.families import vector
+from sfactory.envs.faults import environment_name
 from sfactory.envs.general import probe_made
 from sfactory.envs.interface import TENSORS, EnvRequest, EnvSpec, Group
 from sfactory.envs.tensors.group import TensorGroup

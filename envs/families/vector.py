@@ -10,17 +10,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from sfactory.config import env_name
-from sfactory.envs.factory import (
-    ENV_ERRORS,
-    Maker,
-    check_reset,
-    close_quietly,
-    environment_fault,
-    environment_name,
-    read_spaces,
-    render_fps,
-)
+from sfactory.envs.factory import Maker, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
+from sfactory.envs.faults import ENV_ERRORS, check_reset, close_quietly, environment_fault, environment_name
 from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Finals, Outcome, StepBuffers, whole_ends
 from sfactory.envs.observations import NO_MASK, ObservationWriter, numeric_extras
 from sfactory.envs.seeds import env_seed

@@ -13,8 +13,8 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sfactory.envs.factory import ON_DEVICE
 from sfactory.envs.interface import EnvRequest, EnvSpec
+from sfactory.envs.registry import ON_DEVICE
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError
 from sfactory.spaces import ActionSpec, ObservationSpec

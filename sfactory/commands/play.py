@@ -18,7 +18,8 @@ from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config import env_name
 from sfactory.config.command_line import Switch
 from sfactory.envs import resolve_env
-from sfactory.envs.factory import close_quietly, is_vector, make_environment
+from sfactory.envs.factory import is_vector, make_environment
+from sfactory.envs.faults import close_quietly
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, counted, shown, telling_errors
 from sfactory.player import Evaluation, Player, request_of

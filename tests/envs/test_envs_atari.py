@@ -350,6 +350,7 @@ from sfactory.envs.families import envpool
 from sfactory.envs.families import vizdoom
 from sfactory.envs import native
 from sfactory.envs.interface import EnvRequest
+from sfactory.errors import ConfigError
 assert not {"ale_py", "vizdoom", "envpool", "numba", "cv2"} & set(sys.modules), "imported too early"
 sys.modules |= {"ale_py": None, "vizdoom": None, "envpool": None}
 cases = [("ALE/Pong-v5", "auto", "atari"), ("PongNoFrameskip-v4", "gymnasium", "atari")]
@@ -357,7 +358,7 @@ cases += [("VizdoomBasic-v1", "auto", "vizdoom"), ("CartPole-v1", "envpool", "en
 for env, backend, extra in cases:
     try:
         envs.probe(EnvRequest(env, {}, backend=backend))
-    except envs.factory.ConfigError as error:
+    except ConfigError as error:
         assert f'pip install -e ".[{extra}]"' in str(error), error
     else:
         raise AssertionError(env)

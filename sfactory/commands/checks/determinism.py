@@ -11,7 +11,7 @@ import numpy as np
 
 from sfactory.commands.checks.findings import Finding
 from sfactory.commands.checks.subjects import Subject, make_subject
-from sfactory.envs.factory import close_quietly
+from sfactory.envs.faults import close_quietly
 from sfactory.envs.interface import EnvRequest, EnvSpec
 
 COMPARED = 300

@@ -20,8 +20,10 @@ from sfactory.commands.checks.findings import Finding, Stage, Unmakeable
 from sfactory.commands.checks.random_play import random_play
 from sfactory.commands.checks.subjects import Subject, make_subject
 from sfactory.envs import probe, resolve_env
-from sfactory.envs.factory import ENV_ERRORS, close_quietly, find_spec, make_environment
+from sfactory.envs.factory import make_environment
+from sfactory.envs.faults import ENV_ERRORS, close_quietly
 from sfactory.envs.interface import EnvRequest, EnvSpec
+from sfactory.envs.registry import find_spec
 from sfactory.errors import ConfigError, EnvironmentFault, said
 
 LONG_CONSTRUCTION_S = 5.0

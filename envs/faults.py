@@ -1,0 +1,58 @@
+"""What an environment does wrong, as the error that its user reads: with its name, the call and its own traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from sfactory.config import env_name
+from sfactory.envs.interface import EnvRequest
+from sfactory.errors import EnvironmentFault, said, shown
+
+ENV_ERRORS = (Exception, SystemExit)
+"""Exceptions of an environment that count as its fault. SystemExit is one, because an environment that calls exit()
+must not end the worker."""
+
+
+def environment_name(request: EnvRequest, index: int) -> str:
+    """Name of environment number `index` of the run in error messages."""
+    return f"environment {index} ({env_name(request.env)})"
+
+
+def environment_fault(name: str, doing: str, error: BaseException, row: int | None = None) -> EnvironmentFault:
+    """The fault for an exception of an environment, with the environment's own traceback.
+
+    Args:
+        name: Name of the environment.
+        doing: The call that raised, for example ``step(1)``.
+        error: The exception.
+        row: The row at fault, if it is a single one.
+    """
+    frames = error.__traceback__ and (error.__traceback__.tb_next or error.__traceback__)
+    lines = "".join(traceback.format_exception(type(error), error, frames))
+    return EnvironmentFault(f"{name} raised {type(error).__name__} in {doing}: {said(error)}\n{lines.rstrip()}", row)
+
+
+def close_quietly(env: Any) -> None:
+    """Close an environment and ignore its exceptions."""
+    with contextlib.suppress(*ENV_ERRORS):
+        env.close()
+
+
+def check_reset(name: str, reset: Callable[[], Any], row: int | None = None) -> tuple[Any, dict[str, Any]]:
+    """Call reset(); gives (observation, info).
+
+    Raises:
+        EnvironmentFault: If it raises, or returns something else.
+    """
+    try:
+        result = reset()
+    except ENV_ERRORS as error:
+        raise environment_fault(name, "reset()", error, row) from error
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise EnvironmentFault(
+            f"{name}: reset() returned {shown(result)}; it must return the two values observation, info (a dict)", row
+        )
+    return result
