@@ -31,19 +31,8 @@ from sfactory.config import Config, devices, env_name
 from sfactory.config.command_line import from_command_line
 from sfactory.config.validation import validate
 from sfactory.errors import ConfigError, SfactoryError
-from sfactory.profiling.ceiling import (
-    SIMULATION,
-    TRAINING,
-    Ceiling,
-    Workload,
-    device_of,
-    inference_workloads,
-    measure,
-    measure_ceiling,
-    precision_of,
-    rows_of,
-    with_threads,
-)
+from sfactory.profiling.ceiling import Ceiling, measure, measure_ceiling, precision_of, with_threads
+from sfactory.profiling.workloads import SIMULATION, TRAINING, Workload, device_of, inference_workloads, rows_of
 from sfactory.runtime.interrupts import end_at_once_when_interrupted
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.planning import make_plan

@@ -35,7 +35,7 @@ from sfactory.kernels import Kernels
 from sfactory.learner import Learner
 from sfactory.model import build_model
 from sfactory.objective import Objective
-from sfactory.profiling.ceiling import invent_experience
+from sfactory.profiling.workloads import invent_experience
 from sfactory.runtime.wires import LocalEvents
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.telemetry.stopwatch import COLUMNS, Stopwatch

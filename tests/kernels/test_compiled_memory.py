@@ -10,7 +10,7 @@ from numba.core.runtime import _nrt_python, rtsys
 from small_plans import small_plan
 
 from sfactory.config import LossConfig, ModelConfig, OptimConfig
-from sfactory.profiling.ceiling import SIMULATION, TRAINING, inference_workloads, prepare
+from sfactory.profiling.workloads import SIMULATION, TRAINING, inference_workloads, prepare
 
 CASES = {
     "dense": {"env": "sfactory/CartPole"},

@@ -11,16 +11,8 @@ from small_plans import small_config, small_plan
 
 from sfactory.config import ModelConfig, OptimConfig
 from sfactory.errors import RunFailed
-from sfactory.profiling.ceiling import (
-    SIMULATION,
-    TRAINING,
-    Ceiling,
-    inference_workloads,
-    measure,
-    measure_ceiling,
-    prepare,
-    rows_of,
-)
+from sfactory.profiling.ceiling import Ceiling, measure, measure_ceiling
+from sfactory.profiling.workloads import SIMULATION, TRAINING, inference_workloads, prepare, rows_of
 
 CEILING = Ceiling(3e-6, 1e-6, 4e-6, 4, 256, 1024, 1, "float32", "cpu", "cpu")
 
@@ -91,16 +83,16 @@ def test_inference_and_training_count_all_their_samples(env, core, settings):
 def test_the_learner_trains_on_plausible_samples(monkeypatch):
     """Importance weights far from 1 would be cut by V-trace, and the numbers of a run that has gone wrong cost other
     times."""
-    from sfactory.profiling import ceiling
+    from sfactory.profiling import workloads
 
     learners = []
 
-    class Kept(ceiling.Learner):
+    class Kept(workloads.Learner):
         def __init__(self, *args):
             super().__init__(*args)
             learners.append(self)
 
-    monkeypatch.setattr(ceiling, "Learner", Kept)
+    monkeypatch.setattr(workloads, "Learner", Kept)
     with prepare(small_plan("sfactory/CartPole"), TRAINING) as repeat:
         losses = []
         learners[0]._emit = lambda progress: losses.append(progress.losses)
