@@ -78,7 +78,7 @@ class Monitor:
         self.stacks_asked = False
         self.restarts = self.evaluations = 0
         self.evaluator_failure = ""
-        self._faults = FaultBudget(plan.config.runtime.env_fault_rate, self.note)
+        self._faults = FaultBudget(plan.config.runtime.env_fault_rate, self.reporter.note)
         self._error: Exception | None = None
         self._cancelled = self._told_of_speed = False
 
