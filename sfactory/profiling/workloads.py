@@ -79,7 +79,7 @@ def rows_of(plan: Plan, workload: Workload) -> int:
 def torch_threads(plan: Plan, workload: Workload) -> int:
     """torch threads of a workload, as in its own kind of worker."""
     if workload == TRAINING:
-        return devices.learnertorch_threads(plan.config)
+        return devices.learner_torch_threads(plan.config)
     return devices.inference_threads(plan.config)
 
 
