@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import multiprocessing
 import sys
@@ -19,7 +18,7 @@ from gymnasium.envs.registration import load_env_creator
 from sfactory.config import env_name
 from sfactory.envs.faults import ENV_ERRORS
 from sfactory.envs.interface import EnvRequest
-from sfactory.envs.registry import EXTRAS, find_spec, install_command
+from sfactory.envs.registry import find_spec, remedy_for
 from sfactory.errors import ConfigError, SfactoryError, said, shown
 from sfactory.spaces import ActionSpec, ObservationSpec
 
@@ -202,11 +201,7 @@ def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], error: BaseExcept
     if isinstance(error, SfactoryError):
         raise error
     if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):
-        clues = f"{maker} {getattr(maker, '__module__', '')} {error}".lower()
-        missing = [
-            package for package in EXTRAS if package.lower() in clues and importlib.util.find_spec(package) is None
-        ]
-        remedy = install_command(missing[0]) if missing else "install what it needs"
+        remedy = remedy_for(f"{maker} {getattr(maker, '__module__', '')} {error}")
         raise ConfigError(f"{name} needs a package that cannot be imported: {error}; {remedy}") from error
     if isinstance(error, TypeError):
         _check_arguments(name, load_env_creator(maker) if isinstance(maker, str) else maker, kwargs, error)

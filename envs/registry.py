@@ -35,7 +35,7 @@ _ID_PACKAGES = {
     "dm_control/": "shimmy",
 }
 """Packages that register ids with these prefixes when they are imported."""
-EXTRAS = {
+_EXTRAS = {
     "ale_py": "atari",
     "vizdoom": "vizdoom",
     "mujoco": "mujoco",
@@ -60,8 +60,8 @@ def register_env(name: str, factory: Callable[..., Any]) -> None:
     Args:
         name: Value of ``--env`` that stands for the factory.
         factory: Called with the entries of ``env_kwargs``; returns a ``gymnasium.Env``, a
-            ``gymnasium.vector.VectorEnv`` or a PettingZoo
-            parallel environment. For worker processes it must be picklable: a class, or a function of a module.
+            ``gymnasium.vector.VectorEnv`` or a PettingZoo parallel environment. For worker processes it must be
+            picklable: a class, or a function of a module.
 
     Raises:
         ConfigError: If `factory` is not callable.
@@ -151,7 +151,7 @@ def _looks_like_a_module(name: str) -> bool:
     if not all(map(str.isidentifier, (package, *rest))):
         return False
     try:
-        return package in EXTRAS or importlib.util.find_spec(package) is not None
+        return package in _EXTRAS or importlib.util.find_spec(package) is not None
     except ValueError:  # of a module that was not found where modules are, as __main__
         return True
 
@@ -178,8 +178,8 @@ def _remedy(module: str, error: Exception) -> str:
         there = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", []))]
         if near := difflib.get_close_matches(name, there, 1):
             return f"did you mean {parent}.{near[0]}?"
-    if missing.partition(".")[0] in EXTRAS and missing.partition(".")[0] not in sys.modules:
-        return install_command(missing)
+    if missing.partition(".")[0] in _EXTRAS and missing.partition(".")[0] not in sys.modules:
+        return _install(missing)
     return "install it, or correct its name"
 
 
@@ -190,12 +190,20 @@ def _register_package(package: str, env: str) -> None:
     except ImportError as error:
         missing = error.name or package
         raise ConfigError(
-            f"{env} needs the package {missing.partition('.')[0]}: {error}; {install_command(missing)}"
+            f"{env} needs the package {missing.partition('.')[0]}: {error}; {_install(missing)}"
         ) from error
     gymnasium.register_envs(module)
 
 
-def install_command(package: str) -> str:
+def remedy_for(clues: str) -> str:
+    """What to do where something could not be imported: installs a package that the text names and that is missing."""
+    clues = clues.lower()
+    named = (package for package in _EXTRAS if package.lower() in clues)
+    missing = next((package for package in named if importlib.util.find_spec(package) is None), None)
+    return _install(missing) if missing else "install what it needs"
+
+
+def _install(package: str) -> str:
     """The command that installs a package."""
     top = package.partition(".")[0]
-    return installing(EXTRAS[top]) if top in EXTRAS else f"pip install {top}"
+    return installing(_EXTRAS[top]) if top in _EXTRAS else f"pip install {top}"

@@ -91,7 +91,8 @@ class Monitor:
         """
         self.reporter.begin(snapshot, wall_s)
         self.wires = make_wires(self._plan, local=self._plan.config.serial)
-        self._reported = self._status = (time.monotonic(), self.wires.control.snapshot())
+        # When, and the workers' counters then.
+        self._last_report = self._last_status = (time.monotonic(), self.wires.control.snapshot())
 
     def note(self, text: str) -> None:
         """Show the user a line of text."""
@@ -150,9 +151,9 @@ class Monitor:
         """
         for event in events:
             self._take(event)
-        if report and time.monotonic() - self._reported[0] >= self._plan.config.log.report_every_s:
+        if report and time.monotonic() - self._last_report[0] >= self._plan.config.log.report_every_s:
             self._report()
-        if report and time.monotonic() - self._status[0] >= STATUS_EVERY_S:
+        if report and time.monotonic() - self._last_status[0] >= STATUS_EVERY_S:
             self._write_status()
             self._tell_of_slow_steps()
         if self.stacks_asked:
@@ -241,8 +242,8 @@ class Monitor:
 
     def _load(self) -> dict[str, float]:
         """Fields of a report about the load of the workers since the last report, and about slots."""
-        table, (_, old) = self.wires.control.snapshot(), self._reported
-        self._reported = (time.monotonic(), table)
+        table, (_, old) = self.wires.control.snapshot(), self._last_report
+        self._last_report = (time.monotonic(), table)
         interval = Interval(self.wires.control.names, old, table)
         batches = interval.column("policy", "batches").sum()
         slots = self.wires.arena.state
@@ -260,12 +261,12 @@ class Monitor:
         }
 
     def _state(self) -> RunState:
-        return observe(self.wires, self.processes, self._status[1], self.reporter.figures())
+        return observe(self.wires, self.processes, self._last_status[1], self.reporter.figures())
 
     def _write_status(self) -> None:
         """Write the state of the run for `python -m sfactory.status`."""
         write_status(self._folder.path, dataclasses.replace(self._state(), returns=self.reporter.returns()))
-        self._status = (time.monotonic(), self.wires.control.snapshot())
+        self._last_status = (time.monotonic(), self.wires.control.snapshot())
 
     def _tell_of_slow_steps(self) -> None:
         """Say once how long a batch takes where env steps are slow."""

@@ -97,6 +97,7 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
 
 
 def _first_notes(plan: Plan, folder: RunFolder, snapshot: Snapshot | None) -> list[str]:
+    """What the user is told before the run begins: where it goes on, and what the plan has to say."""
     notes = [] if plan.sample_only else list(notes_on(plan))
     if snapshot is not None:
         return [f"going on at {snapshot.env_steps:,} env steps", *notes]
