@@ -76,7 +76,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rollout": 128,
         "batch_size": 1024,
         "epochs": 4,
-        "optim": {"lr": 2.5e-4, "minibatches": 4, "schedule": "linear"},
+        "optim": {"lr": 2.5e-4, "minibatches": 4},
         "loss": {"entropy_coef": 0.01, "clip": 0.1, "reward_clip": 1.0},
     },
     "vizdoom": {
