@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 from rich.table import Table
+from rich.text import Text
 
 from sfactory.config import ModelConfig
 from sfactory.config.command_line import flag_as_word
@@ -180,9 +181,8 @@ def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
 
 def _table(options: Options, result: Evaluation, sampled: Evaluation | None) -> Table:
     protocol = f"protocol {result.protocol}" if result.protocol else None
-    table = Table(
-        "", "mean", "std", "min", "max", title=f"{options.run}: {counted(result.episodes, 'episode')}", caption=protocol
-    )
+    title = Text(f"{options.run}: {counted(result.episodes, 'episode')}")
+    table = Table("", "mean", "std", "min", "max", title=title, caption=protocol)
 
     def add_returns(name: str, of: Evaluation) -> None:
         table.add_row(
@@ -197,7 +197,7 @@ def _table(options: Options, result: Evaluation, sampled: Evaluation | None) -> 
         "length", *(f"{value:.1f}" for value in (result.length_mean, lengths.std(), lengths.min(), lengths.max()))
     )
     for name, value in sorted(result.extras.items()):
-        table.add_row(name, f"{value:.3g}")
+        table.add_row(Text(name), f"{value:.3g}")
     return table
 
 

@@ -85,7 +85,7 @@ def _check(options: ProfileOptions, config: Config) -> None:
             f"trace is {options.trace}, and --tune makes many runs; profile the tuned settings with --config and "
             "--trace"
         )
-    if options.tune and family_of(config.env) == "tensors":
+    if options.tune and family_of(config.env) == "tensors" and config.env_backend != "vector":
         problems.append(
             f"--tune searches numbers of processes, and {config.env} steps on the learner's device; leave it out, and "
             "raise --envs-per-worker"

@@ -126,7 +126,7 @@ def check(config: Config, options: Options) -> Result:
                 except SfactoryError as error:
                     result.findings.append(Finding("speed", "problem", str(error)))
             if not result.problems:
-                result.advice = advise(config, result.facts, spec.observation, result.expectation)
+                result.advice = advise(config, result.facts, spec, result.expectation)
     return result
 
 

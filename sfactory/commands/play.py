@@ -123,7 +123,10 @@ def _render_modes(request: EnvRequest) -> list[str]:
     if isinstance(request.env, str):
         if request.env.startswith(NATIVE):
             return ["rgb_array"]
-        request = dataclasses.replace(request, backend="gymnasium", kwargs={})
+        if request.backend == "envpool":
+            return ["rgb_array"]
+        kwargs = {name: value for name, value in request.kwargs.items() if name != "render_mode"}
+        request = dataclasses.replace(request, backend="gymnasium", kwargs=kwargs)
     env = make_environment(request, 1)
     close_quietly(env)
     if is_vector(env):

@@ -116,6 +116,8 @@ def _files(options: Options) -> list[Path]:
     if not options.y:
         raise ConfigError("no column is named after --y; leave it out for returns")
     path = Path(options.out)
+    if path.name in ("", ".."):
+        raise ConfigError(f"out is {path}, a folder; name a file in it, for example {path / 'curves'}")
     if path.suffix and path.suffix not in TYPES:
         raise ConfigError(f"out is {path}; its suffix must be one of {', '.join(TYPES)}, or none for PNG and SVG")
     if not path.parent.is_dir():

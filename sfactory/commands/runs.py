@@ -15,6 +15,7 @@ from pathlib import Path
 import tyro
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, SfactoryError, telling_errors
@@ -137,8 +138,8 @@ def _table(runs: Sequence[Run]) -> Table:
     for run in runs:
         share = f" ({min(1, run.env_steps / run.steps):.0%})" if run.steps else ""
         table.add_row(
-            run.folder,
-            run.env,
+            Text(run.folder),
+            Text(run.env),
             f"{run.env_steps:,}{share}",
             _number(run.episode_return, ".2f"),
             _number(run.fps, ",.0f"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from sfactory.commands.sweeps.trials import Trials
 from sfactory.config import from_dict, load_yaml, resolve
 from sfactory.errors import ConfigError, counted, telling_errors
 from sfactory.files import write_atomically
+from sfactory.runs.run_files import try_lock
 from sfactory.telemetry.console import new_console
 
 DESCRIPTION = """Search for good values of some fields of the configuration by many runs, several at once, each on cores
@@ -66,9 +67,9 @@ def _sweep(options: Options, console: Console) -> int:
     file = Path(options.space)
     space, fixed = read_space(file)
     folder = Path(options.folder or Path("runs") / f"sweep-{file.stem}")
-    shares = core_shares(space.parallel)
     if not options.summary:
-        _check_runs(space)
+        _check_runs(space, elsewhere=options.slurm)
+    shares = core_shares(space.parallel) if not (options.slurm or options.summary) else []
     lock = _open_folder(folder, fixed)
     try:
         if options.slurm:
@@ -102,9 +103,13 @@ def _opening(space: Space, folder: Path, trials: Trials, shares: Sequence[Sequen
     )
 
 
-def _check_runs(space: Space) -> None:
+def _check_runs(space: Space, elsewhere: bool) -> None:
     """Make the plan of a run with the first value of each field, and of one in every other environment that is
     searched, so that what is wrong with all of them is told before any begins.
+
+    Args:
+        space: What is searched.
+        elsewhere: They run on other machines, which may have the devices that this one lacks.
 
     Raises:
         ConfigError: If a run cannot work.
@@ -115,7 +120,11 @@ def _check_runs(space: Space) -> None:
     environments = space.search["env"].choices if "env" in space.search else (None,)
     for env in environments:
         chosen: dict[str, Any] = first if env is None else {**first, "env": env}
-        make_plan(resolve(from_dict(space.values(chosen))))
+        config = from_dict(space.values(chosen))
+        if elsewhere:
+            runtime = dataclasses.replace(config.runtime, inference_device=None)
+            config = dataclasses.replace(config, device="cpu", runtime=runtime)
+        make_plan(resolve(config))
 
 
 def _open_folder(folder: Path, fixed: dict[str, Any]) -> int:
@@ -132,7 +141,8 @@ def _open_folder(folder: Path, fixed: dict[str, Any]) -> int:
     except OSError as error:
         raise ConfigError(f"cannot use the folder {folder}: {error.strerror}; name another --folder") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(lock, exclusive=True):
+            raise ConfigError(f"another process sweeps in {folder}; wait for it, or name another --folder")
         if (folder / SPACE).exists():
             begun = load_yaml(folder / SPACE)
             if other := [key for key in fixed if begun.get(key) != fixed[key]]:
@@ -141,9 +151,6 @@ def _open_folder(folder: Path, fixed: dict[str, Any]) -> int:
                     "another --folder, or remove that one"
                 )
         write_atomically(folder / SPACE, yaml.safe_dump(fixed, sort_keys=False).encode())
-    except BlockingIOError:
-        os.close(lock)
-        raise ConfigError(f"another process sweeps in {folder}; wait for it, or name another --folder") from None
     except BaseException:
         os.close(lock)
         raise

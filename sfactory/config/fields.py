@@ -176,7 +176,7 @@ class LossConfig:
     """Then clipped to plus or minus this; 0: off."""
     max_lag: int | None = setting(None, at_least(0), resume=safe("another bound on the lag, which holds from here on"))
     """Highest policy lag, in learner updates, that a sample may have when it is trained on; it holds by construction.
-    Unset: the smallest that lets every worker stay busy."""
+    Unset: twice the smallest that lets every worker stay busy."""
 
 
 @settings_group

@@ -17,6 +17,7 @@ from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
 from sfactory.runs.curves import Curve, read_curve
 from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS
+from sfactory.telemetry.metrics import OWN_COLUMNS
 
 MOST_VIDEO_BYTES = 16 * 2**20
 """Videos beyond this are linked: they show only beside their files."""
@@ -205,7 +206,7 @@ def _charts(curve: Curve, charts: Mapping[str, Iterable[str]]) -> str:
 
 def _extras(curve: Curve) -> dict[str, tuple[str, ...]]:
     """Charts of what the environment's ``info`` has, and of a user's own loss terms."""
-    return {name: (name,) for name in curve.columns if name.startswith(("extra/", "term/"))}
+    return {name: (name,) for name in curve.columns if name.startswith(OWN_COLUMNS)}
 
 
 def _grid(drawn: Iterable[str]) -> str:

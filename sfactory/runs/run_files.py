@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 from pathlib import Path
 from typing import Any
@@ -70,15 +69,17 @@ def is_held(folder: str | os.PathLike[str]) -> bool:
     except OSError:
         return False
     try:
-        return not try_lock(descriptor, fcntl.LOCK_SH)
+        return not try_lock(descriptor, exclusive=False)
     finally:
         os.close(descriptor)
 
 
-def try_lock(descriptor: int, kind: int) -> bool:
+def try_lock(descriptor: int, exclusive: bool) -> bool:
     """Lock a file if no other process holds it; says whether it is locked."""
+    import fcntl  # here, so that a policy is loaded without it on Windows
+
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

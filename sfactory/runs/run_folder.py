@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import shutil
 import time
@@ -168,7 +167,7 @@ def _take_lock(path: Path) -> int:
     descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     deadline = time.monotonic() + LOCK_S
     try:
-        while not try_lock(descriptor, fcntl.LOCK_EX):
+        while not try_lock(descriptor, exclusive=True):
             if time.monotonic() > deadline:
                 holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
                 raise ConfigError(

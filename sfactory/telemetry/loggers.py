@@ -25,6 +25,8 @@ from sfactory.telemetry.metrics import Report, scalars
 
 KEPT_ID = "logger-{}.id"
 """File of the run folder by which a resumed run finds its record with a service."""
+MOST_PARAMS = 100
+"""Parameters in one request, of MLflow."""
 LONGEST_END_S = 30.0
 """How long the end of a run waits for its loggers."""
 _MOST_WAITING = 1000
@@ -121,7 +123,8 @@ class MlflowLogger:
         self._id = kept_id(run_dir, "mlflow", create)
         if new:
             params = [Param(key, str(value)) for key, value in flattened(to_dict(config), whole=True).items()]
-            self._client.log_batch(self._id, params=params)
+            for begin in range(0, len(params), MOST_PARAMS):
+                self._client.log_batch(self._id, params=params[begin : begin + MOST_PARAMS])
 
     def write(self, report: Report) -> None:
         from mlflow.entities import Metric

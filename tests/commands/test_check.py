@@ -100,10 +100,24 @@ FACTS = Facts(
     ],
 )
 def test_the_advice_follows_from_what_was_measured(changes, says):
-    observation = probe(EnvRequest(broken.Sound, {})).observation
-    sentences = advise(resolve(Config(env=broken.Sound)), dataclasses.replace(FACTS, **changes), observation, None)
+    spec = probe(EnvRequest(broken.Sound, {}))
+    sentences = advise(resolve(Config(env=broken.Sound)), dataclasses.replace(FACTS, **changes), spec, None)
     assert any(says in sentence for sentence in sentences), sentences
     assert sentences[0].startswith("preset default: ")
+
+
+@pytest.mark.parametrize(
+    ("preset", "told"), [("auto", "tuned for environments of this family"), ("none", "--preset auto")]
+)
+@pytest.mark.parametrize("step_s", [1e-5, 1.0])
+def test_the_advice_for_an_environment_on_the_device_speaks_of_rows(preset, told, step_s):
+    env = "sfactory/TensorCartPole"
+    config = resolve(Config(env=env, preset=preset))
+    facts = dataclasses.replace(FACTS, kind="vector", step=Spread.of([step_s]))
+    sentences = advise(config, facts, probe(EnvRequest(env, {})), None)
+    assert told in sentences[0]
+    assert f"--envs-per-worker above {config.envs_per_worker:,}" in sentences[1]
+    assert not any("--workers" in sentence for sentence in sentences)
 
 
 # The command, in processes of its own

@@ -83,6 +83,25 @@ def test_what_cannot_be_shown_is_refused(monkeypatch, terminal):
         TerminalScreen(0).add(None)
 
 
+class Sized(gymnasium.Wrapper):
+    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
+
+    def __init__(self, size, render_mode=None):
+        super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))
+
+
+def test_an_environment_is_asked_with_its_own_arguments(terminal):
+    gymnasium.register("Sized-v0", Sized)
+    try:
+        assert render_mode("auto", EnvRequest("Sized-v0", {"size": 3, "render_mode": "human"})) == "ansi"
+    finally:
+        gymnasium.registry.pop("Sized-v0")
+
+
+def test_a_run_with_ids_of_envpool_is_shown_as_pictures(terminal):
+    assert render_mode("auto", EnvRequest("Pong-v5", {}, "envpool")) == "rgb_array"
+
+
 def test_blocks_have_the_colours_of_the_picture():
     image = np.zeros((4, 4, 3), np.uint8)
     image[:2, :, 0] = 200

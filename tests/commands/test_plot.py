@@ -106,6 +106,7 @@ def test_runs_without_reports_are_left_out_with_a_word(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
+        (["--out", "."], "out is ., a folder; name a file in it"),
         (["--out", "x.gif"], "its suffix must be one of .png, .svg, .pdf"),
         (["--out", "/nowhere/x"], "there is no folder /nowhere"),
         (["--smooth", "2"], "smooth is 2; it must be 0 to 1"),

@@ -42,6 +42,12 @@ def test_the_command_shows_a_table_or_one_object_a_line(runs, capsys):
     assert [json.loads(line)["env"] for line in capsys.readouterr().out.splitlines()] == ["CartPole-v1", "Pendulum-v1"]
 
 
+def test_a_name_with_brackets_is_shown_as_it_is(tmp_path, capsys):
+    short_run(tmp_path / "[old]" / "a[/b]", "CartPole-v1")
+    assert main(["runs", str(tmp_path)]) == 0
+    assert str(tmp_path / "[old]" / "a[/b]") in capsys.readouterr().out
+
+
 def test_living_killed_and_damaged_runs_are_told_apart(tmp_path):
     run = short_run(tmp_path / "run", "CartPole-v1")
     (run / "summary.json").unlink()

@@ -18,6 +18,7 @@ import yaml
 from commands import Command, wait_until
 
 from sfactory.commands import main
+from sfactory.commands.runs import list_runs
 from sfactory.commands.sweeps.listed import ListedTrials
 from sfactory.commands.sweeps.runs import Reports, curve
 from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
@@ -76,6 +77,7 @@ def rows(sweep: Path) -> dict[str, dict[str, str]]:
         ({"seeds": "three"}, "seeds is 'three'"),
         ({"parallel": 0}, "parallel is 0"),
         ({"objective": {"metric": "return_mean"}}, "objective.metric is 'return_mean', which is no column"),
+        ({"objective": {"metric": "eval_return_mean"}}, "nothing is evaluated; give base.eval.every"),
         ({"objective": {"direction": "up"}}, "objective.direction is 'up'; it must be one of maximize, minimize"),
         ({"prune": True}, "prune needs sampler tpe"),
         ({"sampler": "tpe", "trials": 2, "prune": {"factor": 1}}, "prune.factor is 1"),
@@ -102,6 +104,21 @@ def test_an_environment_that_cannot_be_made_is_told_before_anything_starts(
 def test_more_runs_than_cores_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", str(space_file(tmp_path, **SMALL, parallel=100_000))]) == 2
     assert "a run needs at least one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("metric", "change"),
+    [
+        ("extra/success", {}),
+        ("term/curiosity", {}),
+        ("eval_return_mean", {"base": BASE | {"eval": {"every": 64}}}),
+        ("eval_return_mean", {"search": {"eval.every": [64, 128]}}),
+    ],
+)
+def test_columns_of_ones_own_and_of_evaluation_may_be_the_objective(
+    tmp_path: Path, metric: str, change: dict[str, Any]
+) -> None:
+    assert space_of(tmp_path, **SMALL | change, objective={"metric": metric}).objective.metric == metric
 
 
 def test_a_grid_has_all_combinations_and_nested_values_reach_the_base(tmp_path: Path) -> None:
@@ -240,6 +257,7 @@ def test_a_grid_needs_no_optuna_and_its_best_configuration_trains(
     shown = capsys.readouterr().out
     assert "trial 1 failed: seed 101: error: batch_size 100" in shown
     assert f"--config {sweep}/best.yaml" in shown
+    assert [(run.env, run.seed, run.status) for run in list_runs(sweep)] == [("CartPole-v1", 101, "completed")]
     found = rows(sweep)
     assert [found[number]["state"] for number in ("0", "1")] == ["completed", "failed"]
     assert float(found["0"]["value"]) > 5 and "batch_size 100" in found["1"]["reason"]
@@ -266,6 +284,14 @@ def test_an_array_job_trains_its_tasks_and_the_summary_counts_them(
     assert done.returncode == 0, done.stderr
     assert main(["sweep", str(file), "--folder", str(sweep), "--summary"]) == 1
     assert rows(sweep)["1"]["seed 105"] and not rows(sweep)["1"]["seed 101"]
+
+
+def test_an_array_job_may_ask_for_what_this_machine_lacks(tmp_path: Path) -> None:
+    base = BASE | {"device": "cuda:7", "serial": False}
+    file = space_file(tmp_path, **SMALL | {"base": base}, parallel=100_000)
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep"), "--slurm"]) == 0
+    assert yaml.safe_load((tmp_path / "sweep" / "trials" / "0001" / "trial.yaml").read_text())["device"] == "cuda:7"
+    assert "--array=0-1%100000\n" in (tmp_path / "sweep" / "array.sbatch").read_text()
 
 
 def test_an_array_job_cannot_have_trials_that_depend_on_others(tmp_path: Path, capsys: Any) -> None:
@@ -329,7 +355,7 @@ def test_a_killed_sweep_takes_its_runs_along_and_the_next_one_goes_on_with_them(
         os.kill(command.pid, signal.SIGKILL)
         command.wait()
     assert wait_until(lambda: not marked(), PATIENCE_S)
-    config = sweep / "trials" / "0000" / "config.yaml"
+    config = sweep / "trials" / "0000" / "trial.yaml"
     before = config.read_text()
     saved = curve(sweep / "trials" / "0000" / "seed-101", "env_steps")[-1][0]
     with Command(*arguments) as command:

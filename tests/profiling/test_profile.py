@@ -221,6 +221,8 @@ def test_what_is_tuned_can_be_trained(place, capsys):
         ),
         (["--env", "CartPole-v1", "--tune-out", "best.yaml"], "nothing is tuned; add --tune"),
         (["--env", "CartPole-v1", "--tune", "--serial"], "serial is on"),
+        (["--env", "sfactory/TensorCartPole", "--tune"], "steps on the learner's device"),
+        (["--env", "sfactory/TensorCartPole", "--env-backend", "vector", "--tune", "--serial"], "error: serial is on"),
         (["--env", "CartPole-v1", "--rollout", "32", "--envs-per-worker", "32", "--batch-size", "1000"], "try 1024"),
         (["--env", "NoSuchEnvironment-v0"], "NoSuchEnvironment"),
         ([], "env is not set"),

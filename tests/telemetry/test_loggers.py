@@ -48,7 +48,8 @@ class Kept:
 
 def hand_over(tmp_path: Path, *names: Any, notes: Callable[[str], None] = print) -> None:
     """Let loggers take two reports."""
-    config = Config(env="CartPole-v1", log=LogConfig(loggers=names))
+    many = {f"argument_{number}": number for number in range(100)}  # more than one request of MLflow's takes
+    config = Config(env="CartPole-v1", env_kwargs=many, log=LogConfig(loggers=names))
     several = Loggers(config, tmp_path, notes)
     several.write(FIRST)
     several.write(SECOND)
@@ -194,6 +195,7 @@ def test_mlflow_in_a_folder_has_the_reports(tmp_path: Path, monkeypatch: pytest.
     client = MlflowClient()
     [run] = client.search_runs([client.get_experiment_by_name("sfactory").experiment_id])
     assert run.info.status == "FINISHED" and run.data.params["optim.lr"] == "0.0003"
+    assert len(run.data.params) > 150
     history = client.get_metric_history(run.info.run_id, "episode/episode_return_mean")
     assert {(metric.step, metric.value) for metric in history} == {(256, 20.0), (512, 25.0)}
     assert run.data.metrics["extra/speed/max _m s_"] == 3.0

@@ -94,17 +94,19 @@ def _expectation(costs: dict[str, float], ceiling: Ceiling) -> Expectation:
     return Expectation(REACHED * ceiling.env_steps_per_s, ceiling.env_steps_per_s, limit, shares)
 
 
-def advise(config: Config, facts: Facts, observation: ObservationSpec, expectation: Expectation | None) -> list[str]:
+def advise(config: Config, facts: Facts, spec: EnvSpec, expectation: Expectation | None) -> list[str]:
     """Sentences about the preset and flags that suit an environment.
 
     Args:
         config: The resolved config.
         facts: What was measured.
-        observation: What training sees.
+        spec: What training sees.
         expectation: None if it could not be measured.
     """
     preset = f"preset {config.preset}: {_of_preset(config)}"
-    return [preset, *_for_speed(config, facts, expectation), *_for_images(observation), *_for_learning(config, facts)]
+    speed = _for_rows(config) if spec.family == TENSORS else _for_workers(config, facts)
+    images, learning = _for_images(spec.observation), _for_learning(config, facts)
+    return [preset, *speed, *_for_time(config, facts, expectation), *images, *learning]
 
 
 def _of_preset(config: Config) -> str:
@@ -113,10 +115,19 @@ def _of_preset(config: Config) -> str:
             "no family of environments is known by this name; if it is like one of them, --preset classic, box2d, "
             "mujoco, atari, vizdoom or grid has its settings"
         )
+    if config.preset == "none":
+        return "the fields' own defaults, tuned for nothing; --preset auto takes the settings that suit the environment"
     return "tuned for environments of this family"
 
 
-def _for_speed(config: Config, facts: Facts, expectation: Expectation | None) -> Iterator[str]:
+def _for_rows(config: Config) -> Iterator[str]:
+    yield (
+        f"--envs-per-worker above {config.envs_per_worker:,}: a step moves all rows at once, so that more of them cost "
+        "little on a GPU, as far as its memory goes"
+    )
+
+
+def _for_workers(config: Config, facts: Facts) -> Iterator[str]:
     cores, step_s = devices.cores(), facts.env_step_s
     if step_s >= LONG_STEP_S and facts.cpu_share < WAITING:
         yield (
@@ -138,6 +149,9 @@ def _for_speed(config: Config, facts: Facts, expectation: Expectation | None) ->
     resets = facts.reset.mean / facts.episode_length / step_s if facts.episodes and facts.kind == "single" else 0.0
     if resets > 0.3:
         yield f"resets take {resets:.0%} of the time (each {duration(facts.reset.mean)}); make reset() cheaper"
+
+
+def _for_time(config: Config, facts: Facts, expectation: Expectation | None) -> Iterator[str]:
     if facts.step.most > 10:
         yield f"--runtime.step-timeout-s {10 * facts.step.most:.0f}: the longest step took {duration(facts.step.most)}"
     if expectation is not None and expectation.limit == "training":

@@ -72,7 +72,7 @@ def make_folder(
     """
     if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
         raise ConfigError(f"the folder {out} is not empty and holds no model card; name another one with --out")
-    shown = _video(run, video)
+    shown = _video(run, out, video)
     out.mkdir(parents=True, exist_ok=True)
     for name in (CURVE, VIDEO):
         (out / name).unlink(missing_ok=True)
@@ -103,9 +103,11 @@ def _weights(policy: Policy) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def _video(run: Path, given: str | None) -> Path | None:
+def _video(run: Path, out: Path, given: str | None) -> Path | None:
+    """The file to show: the given one, or the newest of the run; what an earlier export wrote is none of the run's."""
     if given is None:
-        return max(run.rglob("*.mp4"), key=lambda path: path.stat().st_mtime, default=None)
+        videos = (path for path in run.rglob("*.mp4") if out.resolve() not in path.resolve().parents)
+        return max(videos, key=lambda path: path.stat().st_mtime, default=None)
     if not Path(given).is_file():
         raise ConfigError(f"--video is {given}, which is no file; name an MP4 file, for example one of eval --video")
     return Path(given)

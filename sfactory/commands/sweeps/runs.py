@@ -24,13 +24,15 @@ SAVING_S = 90.0
 REASON_LINES = 3
 """Lines of a failed run's log that are told."""
 GUARD = "sfactory.commands.sweeps.guard"
+TRIAL = "trial.yaml"
+"""The configuration in a trial's folder, which is no run folder, so that it has another name than a run's."""
 
 
 def command(trial: Path, seed: int | str) -> list[str]:
     """Arguments of the Python interpreter that train the configuration in a trial's folder with a seed. Both may be
     variables of a shell."""
     run = run_folder(trial, seed)
-    return ["-m", "sfactory.train", "--config", str(trial / "config.yaml"), "--seed", str(seed), "--run", str(run)]
+    return ["-m", "sfactory.train", "--config", str(trial / TRIAL), "--seed", str(seed), "--run", str(run)]
 
 
 def run_folder(trial: Path, seed: int | str) -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from sfactory.commands.sweeps.listed import trial_folder
-from sfactory.commands.sweeps.runs import Run, is_complete, run_folder, score
+from sfactory.commands.sweeps.runs import TRIAL, Run, is_complete, run_folder, score
 from sfactory.commands.sweeps.space import Space
 from sfactory.commands.sweeps.trials import Note, Trial, Trials, value_text
 from sfactory.errors import ConfigError, RunFailed
@@ -53,7 +53,7 @@ def write_config(space: Space, sweep: Path, trial: Trial) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     values = space.values(trial.chosen)
     values["log"] = {"report_every_s": REPORT_EVERY_S, "tensorboard": False} | values.get("log", {})
-    write_atomically(folder / "config.yaml", yaml.safe_dump(values, sort_keys=False).encode())
+    write_atomically(folder / TRIAL, yaml.safe_dump(values, sort_keys=False).encode())
     return folder
 
 

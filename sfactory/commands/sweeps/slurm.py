@@ -17,7 +17,7 @@ SCRIPT, LOGS = "array.sbatch", "slurm"
 CORES = 8
 """Cores that the script asks for, for each run."""
 SAVING_S = 120
-"""Seconds before the time limit at which a run is asked to save."""
+"""Seconds before the time limit at which a run is asked to save: the script's shell (B:), which the run replaces."""
 
 
 def write_array_job(space: Space, file: Path, folder: Path) -> Path:
@@ -58,7 +58,7 @@ def _script(space: Space, file: Path, folder: Path, trials: int) -> str:
 #SBATCH --cpus-per-task={CORES}
 #SBATCH --time=24:00:00
 #SBATCH --requeue
-#SBATCH --signal=TERM@{SAVING_S}
+#SBATCH --signal=B:TERM@{SAVING_S}
 #SBATCH --output={folder}/{LOGS}/%a.log
 # {trials} trials with {seeds} seeds each. Change the resources above to what your cluster has. Afterwards:
 #   {after}

@@ -21,7 +21,7 @@ import yaml
 from sfactory.config import Config, check_types, from_dict, load_yaml, resolve
 from sfactory.config.declaring import settings_of, types_of
 from sfactory.errors import ConfigError, shown
-from sfactory.telemetry.metrics import METRICS
+from sfactory.telemetry.metrics import METRICS, OWN_COLUMNS
 
 Plain = bool | int | float | str | None
 _OF_THE_SWEEP = {
@@ -227,12 +227,13 @@ def _space(
     if not _is_list_of_seeds(seeds):
         problems.append(f"seeds is {shown(raw['seeds'])}; it must be a list of different integers, or how many")
     objective = _group(Objective, _mapping(raw, "objective", problems), "objective", problems)
-    columns = [metric.name for metric in METRICS if metric.csv]
-    if objective.metric not in columns:
+    columns, metric = [each.name for each in METRICS if each.csv], str(objective.metric)
+    if metric not in columns and not metric.startswith(OWN_COLUMNS):
         problems.append(
-            f"objective.metric is {shown(objective.metric)}, which is no column of metrics.csv"
-            f"{_hint(objective.metric, columns)}"
+            f"objective.metric is {shown(metric)}, which is no column of metrics.csv{_hint(metric, columns)}"
         )
+    if metric.startswith("eval_") and not (base.get("eval") or {}).get("every") and "eval.every" not in search:
+        problems.append(f"objective.metric is {metric}, and nothing is evaluated; give base.eval.every in env steps")
     prune = _pruning(raw, sampler, problems)
     parallel = _number(raw, "parallel", 1, problems)
     if problems:
