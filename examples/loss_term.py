@@ -25,9 +25,8 @@ class Predicting(ActorCritic):
         self.expected_reward = nn.Linear(self.actor.out_features, 1)
 
     def unroll(self, obs, first, state=None):
-        params, value = super().unroll(obs, first, state)
-        features = self.actor.unroll(obs, first, None)
-        return params, value, {"reward": self.expected_reward(features).squeeze(-1)}
+        of_actor, of_critic = self.features(obs, first, state)
+        return *self.heads(of_actor, of_critic), {"reward": self.expected_reward(of_actor).squeeze(-1)}
 
 
 def reward_prediction(samples: TermSamples, config: Config) -> dict[str, Tensor]:

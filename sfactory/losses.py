@@ -130,10 +130,10 @@ class TermSamples:
     """What a user's own loss terms are made of: a chunk of a minibatch. Samples that are not valid hold anything.
 
     Attributes:
-        obs: One tensor ``[T, B, *leaf.shape]`` per leaf of the observation, as stored.
+        obs: One tensor ``[T, B, *leaf.shape]`` per leaf of the observation, in its stored dtype.
         mask: bool ``[T, B, logits]``, or None.
         first: bool ``[T, B]``; an episode begins.
-        categorical, continuous: Actions ``[T, B, K]`` and ``[T, B, D]``.
+        categorical, continuous: Actions, int32 ``[T, B, K]`` and float32 ``[T, B, D]``.
         reward: ``[T, B]``, the environment's own.
         params: Policy parameters ``[T, B, P]``, with gradient.
         value: ``[T, B]``, with gradient, in the units of `targets.returns`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from sfactory.kernels.modules import (
 from sfactory.kernels.objective import CompiledObjective
 from sfactory.kernels.sampling import CompiledSampler
 from sfactory.kernels.update import CompiledUpdate
+from sfactory.losses import Targets
 from sfactory.model.cores import GRUCore, LSTMCore
 from sfactory.model.encoders import NatureCNN
 from sfactory.model.layers import Dense, PixelConv
@@ -206,15 +208,28 @@ def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
     params, value, moved = (x.to(device) for x in (params, value, moved))
     estimates = objective.estimate(objective.evaluate(Outputs(params, value), batch, columns), batch, columns)
     targets, _ = objective.targets([estimates])
-    samples = batch.samples(targets, single=False)
     found = [x.float() for x in estimates]
-    for shift in (0.0, 1e3):  # near the behaviour policy, and far from it
-        evaluation = objective.evaluate(Outputs(moved, value[:-1]), samples, columns)
-        totals = objective.totals(evaluation, targets, columns)
+    cases = [(moved, targets, 0.0), (moved, targets, 1e3)]  # near the behaviour policy, and far from it
+    cases += [(params[:-1], _strange(targets, generator), 0.0) for _ in range(4)]
+    for output, held, shift in cases:
+        samples = batch.samples(held, single=False)
+        evaluation = objective.evaluate(Outputs(output, value[:-1]), samples, columns)
+        totals = objective.totals(evaluation, held, columns)
         weighed = totals * totals.new_tensor((1.0, shift))
-        gradients = objective.gradients(evaluation, samples, targets, columns, weighed)
+        gradients = objective.gradients(evaluation, samples, held, columns, weighed)
         found += [totals, gradients.params, gradients.value, gradients.sums]
     return found
+
+
+def _strange(targets: Targets, generator: torch.Generator) -> Targets:
+    """Targets far from a policy and its values, so that a loss that is another one there alone is noticed."""
+
+    def moved(x: Tensor, by: float) -> Tensor:
+        return x + by * torch.randn(x.shape, generator=generator).to(x.device)
+
+    old_log_prob, old_values = moved(targets.old_log_prob, 2.0), moved(targets.old_values, 1.0)
+    returns = moved(targets.returns, 20.0)
+    return dataclasses.replace(targets, old_log_prob=old_log_prob, old_values=old_values, returns=returns)
 
 
 def _objective_differences(use: Use) -> list[float]:

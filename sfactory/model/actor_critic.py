@@ -102,7 +102,7 @@ class ActorCritic(nn.Module):
         if self.critic is not None:
             critic_features, critic_state = self.critic(obs, of_critic)
             state = None if state is None else torch.cat((state, critic_state), -1)
-        return *self._heads(features, critic_features), state
+        return *self.heads(features, critic_features), state
 
     def unroll(self, obs: tuple[Tensor, ...], first: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """T steps of segments in which episodes may begin anywhere; the same numbers as `forward` step by step.
@@ -115,10 +115,22 @@ class ActorCritic(nn.Module):
         Returns:
             Policy parameters ``[T, B, P]`` and values ``[T, B]``, float32.
         """
+        return self.heads(*self.features(obs, first, state))
+
+    def features(self, obs: tuple[Tensor, ...], first: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What T steps give to the heads, with the arguments of `unroll`: the actor's and the critic's features
+        ``[T, B, H]``, one tensor where they share a trunk."""
         obs = obs if self.normalizer is None else self.normalizer(obs)
         of_actor, of_critic = self._split(state)
         features = self.actor.unroll(obs, first, of_actor)
-        return self._heads(features, features if self.critic is None else self.critic.unroll(obs, first, of_critic))
+        return features, features if self.critic is None else self.critic.unroll(obs, first, of_critic)
+
+    def heads(self, actor_features: Tensor, critic_features: Tensor) -> tuple[Tensor, Tensor]:
+        """Features ``[..., H]`` to policy parameters ``[..., P]`` and values ``[...]``, float32."""
+        with full_precision(actor_features.device):
+            x = actor_features.float()
+            y = x if critic_features is actor_features else critic_features.float()
+            return self.policy(x), self.value(y)
 
     def rescale_values(self, scale: Tensor, shift: Tensor) -> None:
         """From here on every value is what it was, times `scale`, plus `shift`; both ``[]``."""
@@ -128,12 +140,6 @@ class ActorCritic(nn.Module):
         if state is None or self.critic is None:
             return state, None
         return state[:, : self.actor.state_size], state[:, self.actor.state_size :]
-
-    def _heads(self, actor_features: Tensor, critic_features: Tensor) -> tuple[Tensor, Tensor]:
-        with full_precision(actor_features.device):
-            x = actor_features.float()
-            y = x if critic_features is actor_features else critic_features.float()
-            return self.policy(x), self.value(y)
 
 
 def _policy_head(in_features: int, distribution: Distribution, config: ModelConfig) -> nn.Module:

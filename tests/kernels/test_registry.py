@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import nn
+from torch import Tensor, nn
 from whole_runs import config_for
 
 from sfactory import distributions, losses, train, vtrace
@@ -111,21 +111,47 @@ def test_a_model_for_torch_compile_stays_as_it_is() -> None:
     assert type(model.actor.encoders[0]) is encoders.NatureCNN
 
 
+_SURROGATE = losses.policy_loss_ppo
+
+
+def dual_clip(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """Ye et al. 2020: where an advantage is negative, the loss is at most 3 times its size."""
+    loss = _SURROGATE(log_ratio, advantages, clip)
+    return torch.where(advantages < 0, torch.minimum(loss, -3 * advantages), loss)
+
+
+def huber(error: Tensor, change: Tensor | None = None, clip: float = 0.0) -> Tensor:
+    return nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=10.0)
+
+
 EDITS = {
-    "policy_loss_ppo": (losses, "policy_loss_ppo", lambda log_ratio, advantages, clip: advantages * 0, "objective"),
-    "value_loss": (losses, "value_loss", lambda error, change=None, clip=0.0: error.abs(), "objective"),
-    "temporal_difference": (vtrace, "temporal_difference", lambda r, v, *_: r - v, "objective"),
+    "no policy loss": (losses, "policy_loss_ppo", lambda log_ratio, advantages, clip: advantages * 0),
+    "dual clip": (losses, "policy_loss_ppo", dual_clip),
+    "absolute value loss": (losses, "value_loss", lambda error, change=None, clip=0.0: error.abs()),
+    "Huber's value loss": (losses, "value_loss", huber),
+    "no value clipping": (losses, "value_loss", lambda error, change=None, clip=0.0: 0.5 * error.square()),
+    "temporal_difference": (vtrace, "temporal_difference", lambda r, v, *_: r - v),
 }
 
 
-@pytest.mark.parametrize(("kind", "autocast"), [("vector", None), ("image", torch.bfloat16)])
+@pytest.mark.parametrize(
+    "action", [MIXED, spaces.Discrete(2), spaces.Box(-1, 1, (1,)), spaces.Box(-1, 1, (17,))],
+    ids=["mixed", "discrete", "box", "large box"],
+)  # fmt: skip
 @pytest.mark.parametrize("edit", EDITS)
-def test_edited_code_is_what_runs(edit: str, kind: str, autocast: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, name, edited, kernel = EDITS[edit]
+def test_an_edited_loss_is_what_runs(edit: str, action: spaces.Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, edited = EDITS[edit]
+    config = Config(env="x", loss=LossConfig(value_clip=0.2))
+    assert "objective" in chosen(model_of("vector", action), config).choice.taken
     monkeypatch.setattr(module, name, edited)
-    choice = chosen(model_of(kind), Config(env="x"), autocast).choice
-    assert kernel not in choice.taken
-    assert "its numbers are not those of sfactory" in choice.refused[kernel]
+    choice = chosen(model_of("vector", action), config).choice
+    assert "objective" not in choice.taken
+    assert "its numbers are not those of sfactory" in choice.refused["objective"]
+
+
+def test_an_edited_loss_is_what_runs_for_pictures_in_low_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "policy_loss_ppo", dual_clip)
+    assert "objective" in chosen(model_of("image"), Config(env="x"), torch.bfloat16).choice.refused
 
 
 def test_an_edited_distribution_is_what_acts_and_trains() -> None:
