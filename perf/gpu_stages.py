@@ -146,7 +146,7 @@ def _held_to(name: str, result: Result, task: Task) -> Result:
 def _tiny(config: Config) -> Config:
     """A run of a workload's kind that starts in seconds on any machine."""
     small = dataclasses.replace(config, workers=1, envs_per_worker=4, rollout=8, batch_size=32, precision="float32")
-    return fitted_anew(small, 1)
+    return fitted_anew(small, 1, images=False)
 
 
 @contextlib.contextmanager

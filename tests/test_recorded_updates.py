@@ -138,6 +138,30 @@ def test_an_update_that_waits_for_the_device_is_not_recorded_and_goes_on_plainly
     assert "no CUDA graphs in the learner" in told.message and "\n" not in told.message
 
 
+def test_an_update_that_waits_is_noticed_before_a_recording_where_the_device_tells(
+    monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    monkeypatch.setattr(cuda_graphs, "refusing_waits", lambda _: tape.NoWaits())
+    monkeypatch.setattr(cuda_graphs, "record", lambda *_: pytest.fail("a recording was begun"))
+    plain, waiting = make_learner("mlp", recorded=False), make_learner("mlp", recorded=True)
+    step = waiting._update.step
+
+    def waits() -> Tensor:
+        norm = step()  # which has changed the weights by the time that it waits
+        norm.item()
+        return norm
+
+    waiting._update.step = waits
+    torch.testing.assert_close(train(waiting, MANY), train(plain, MANY), rtol=0, atol=0)
+    assert not waiting._steps.enabled and len(caplog.records) == 1
+
+
+def test_nothing_is_recorded_after_a_recording_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "_failed", "the model waits")
+    with pytest.raises(RuntimeError, match="an earlier recording has failed in this process: the model waits"):
+        cuda_graphs.record(lambda: None, torch.device("cuda"))
+
+
 def test_a_recording_that_gives_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     monkeypatch.setattr(cuda_graphs, "record", lambda *_: lambda: None)  # it does nothing
     plain, recorded = (train(make_learner("mlp", flag), MANY) for flag in (False, True))

@@ -18,7 +18,7 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from sfactory.envs.factory import make_environment
 from sfactory.envs.families.gymnasium import SingleGroup, read_spec
 from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.errors import ConfigError, EnvironmentFault, installing
+from sfactory.files import make_temporary_folder, remove_temporary_folder
 
 _RESOLUTION = (72, 128)
 _SHARED_MEMORY = Path("/dev/shm")
@@ -133,8 +134,9 @@ class DoomGame(gymnasium.Wrapper):
                 )
                 entries[name] = spaces.Box(0, 255, shape, np.uint8)
         self.observation_space = spaces.Dict(entries)
-        self._folder = tempfile.TemporaryDirectory(prefix="sfactory-vizdoom-")
-        self._launcher = _install_launcher(self._game, Path(self._folder.name))
+        folder = make_temporary_folder()
+        self._remove_folder = weakref.finalize(self, remove_temporary_folder, folder)
+        self._launcher = _install_launcher(self._game, folder)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -155,7 +157,7 @@ class DoomGame(gymnasium.Wrapper):
         try:
             super().close()
         finally:
-            self._folder.cleanup()
+            self._remove_folder()
 
     def _shrink(self, observation: dict[str, Any]) -> dict[str, Any]:
         for name, (resample, out) in self._pictures.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +37,10 @@ def resolve_device(name: str) -> torch.device:
 
 BFLOAT16_SINCE = (8, 0)
 """Compute capability from which on GPUs multiply in bfloat16."""
-DEVICE_ERRORS = ("CUDA error", "CUDNN_STATUS", "CUBLAS_STATUS", "CUDA driver error")
+DEVICE_ERRORS = (
+    "CUDA error", "CUDNN_STATUS", "CUBLAS_STATUS", "CUDA driver error", "Triton Error [CUDA]",
+    "unable to find an engine to execute this computation",  # of cuDNN, often for want of memory
+)  # fmt: skip
 """What errors of libraries on a device say."""
 SMALL_DENSE = 1 << 18
 """Weights of a network of dense layers up to which cores train faster than a GPU, which would wait for launches: two
@@ -206,6 +211,17 @@ def is_device_error(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
         return True
     return isinstance(error, RuntimeError) and any(name in str(error) for name in DEVICE_ERRORS)
+
+
+@contextlib.contextmanager
+def explaining(config: Config) -> Iterator[None]:
+    """Around the learner's work: an error of its device is raised as one that says what to do."""
+    try:
+        yield
+    except BaseException as error:
+        if (told := explained(error, config)) is error:
+            raise
+        raise told from error
 
 
 def explained(error: BaseException, config: Config) -> BaseException:

@@ -7,12 +7,15 @@ that stay where they are, and what follows from Python, a number or a choice, is
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from sfactory.errors import said
 
 Work = Callable[[], object]
 """Work on one device that always reads and writes the same memory."""
@@ -20,6 +23,8 @@ WARM_UPS = 3
 """Runs before a recording, in which libraries choose their kernels and take their memory."""
 SAME_CHANGE = 0.05
 """How far a recorded step may end from where the plain one does, in units of how far that goes."""
+_failed = ""
+"""Why the first recording of this process that failed did so."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,17 +38,39 @@ def record(work: Work, device: torch.device, pool: Any = None) -> Work:
 
     Raises:
         Exception: Whatever work raises when it does what cannot be recorded, such as waiting for the device. After that
-            nothing more may be recorded in this process: PyTorch up to 2.11 goes on counting the failed recording as
-            under way.
+            nothing more is recorded in this process: PyTorch up to 2.11 goes on counting the failed recording as under
+            way.
     """
+    global _failed
     if device.type == "cpu":
         return work
+    if _failed:
+        raise RuntimeError(f"an earlier recording has failed in this process: {_failed}")
     graph = torch.cuda.CUDAGraph()
     # In this mode other threads may do with the device what they like meanwhile.
     stream = torch.cuda.current_stream(device)
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        work()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            work()
+    except Exception as error:
+        _failed = said(error)
+        raise
     return graph.replay
+
+
+@contextlib.contextmanager
+def refusing_waits(device: torch.device) -> Iterator[None]:
+    """Work that waits for the device raises a RuntimeError, as far as PyTorch notices; unlike in a recording, that does
+    no further harm."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def graph_pool(device: torch.device) -> Any:
@@ -134,6 +161,7 @@ class RecordedSteps:
         if kept is not None:
             self._times.clear()
             self._recordings.clear()
+            self._pool = graph_pool(self._device)
         self.kept[name] = [x.detach().clone() for x in found]
 
     def __call__(self, kind: Hashable, address: int, step: Work) -> None:
@@ -171,7 +199,14 @@ class RecordedSteps:
         kept = [x for tensors in self.kept.values() for x in tensors]
         state = [x.detach() for x in (*self._own_state, *kept)]
         before = [x.clone() for x in state]
-        step()
+        try:
+            with refusing_waits(self._device):
+                step()
+        except RuntimeError as error:
+            self._restore(state, before)
+            step()
+            self._give_up(error)
+            return
         expected = [x.clone() for x in state]
         self._restore(state, before)
         try:
@@ -180,12 +215,15 @@ class RecordedSteps:
             if any(map(self._differs, state, expected, before)):
                 raise RuntimeError("it gives other numbers when it is replayed")
         except Exception as error:
-            self.enabled = False
             self._restore(state, expected)
-            said = str(error).strip().partition("\n")[0]
-            _log.warning("no CUDA graphs in the learner, which launches its operations one by one: %s", said)
+            self._give_up(error)
             return
         self._recordings[key] = recording
+
+    def _give_up(self, error: Exception) -> None:
+        self.enabled = False
+        reason = said(error).strip().partition("\n")[0]
+        _log.warning("no CUDA graphs in the learner, which launches its operations one by one: %s", reason)
 
     @staticmethod
     def _restore(state: Sequence[Tensor], values: Sequence[Tensor]) -> None:

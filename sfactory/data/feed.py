@@ -108,7 +108,8 @@ class SlotFeed:
 
     def reclaim(self) -> None:
         """Free all slots but the finished ones. All sampling processes must be dead or have yet to begin."""
-        self._scheduler.add(self._finished.get_many(0))
+        while finished := self._finished.get_many(0):  # one call may take less than all
+            self._scheduler.add(finished)
         self._releaser.forget()
         reclaim_slots(self._arena, self._free, self._scheduler.finished)
 

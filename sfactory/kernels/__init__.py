@@ -1,4 +1,5 @@
-"""Kernels: accelerators, one of them on GPUs, each of which stands for one plain callable elsewhere and gives the same numbers.
+"""Kernels: accelerators, one of them for GPUs, each of which stands for one plain callable elsewhere and gives the same
+numbers.
 
 What a run computes is written in plain PyTorch: :mod:`sfactory.model`, :mod:`sfactory.objective`,
 :mod:`sfactory.losses`, :mod:`sfactory.distributions`, :mod:`sfactory.vtrace`. A :class:`Kernels` object, of which every

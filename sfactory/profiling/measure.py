@@ -18,10 +18,10 @@ from sfactory.config import EvalConfig
 from sfactory.config.lag import settling_steps
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.errors import RunFailed, SfactoryError
+from sfactory.files import temporary_folder
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.processes import fork_server
 from sfactory.runtime.runner import run_plan
-from sfactory.runtime.temporary import temporary_folder
 from sfactory.runtime.wires import Wires
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.stopwatch import Interval

@@ -22,6 +22,8 @@ from sfactory.errors import ConfigError
 from sfactory.runs.run_files import CONFIG, METRICS, is_held
 
 STEPS = "env_steps"
+OWN_COLUMNS = ("extra/", "term/")
+"""Beginnings of the names of columns that are the user's: entries of ``info``, and loss terms."""
 RESAMPLES = 2000
 """Draws of the bootstrap."""
 CONFIDENCE = 0.95

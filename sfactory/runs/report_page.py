@@ -15,9 +15,8 @@ from sfactory.config import Config, flattened, from_dict, load_yaml, resolve, to
 from sfactory.errors import ConfigError
 from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
-from sfactory.runs.curves import Curve, read_curve
+from sfactory.runs.curves import OWN_COLUMNS, Curve, read_curve
 from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS
-from sfactory.telemetry.metrics import OWN_COLUMNS
 
 MOST_VIDEO_BYTES = 16 * 2**20
 """Videos beyond this are linked: they show only beside their files."""

@@ -19,7 +19,7 @@ from sfactory.model import build_uninitialized
 from sfactory.player import Player, rendering
 from sfactory.policy import Policy
 from sfactory.runtime.plan import EVALUATOR, Plan
-from sfactory.runtime.training import next_multiple
+from sfactory.runtime.training import Stopped, next_multiple
 from sfactory.runtime.wires import Wires
 from sfactory.telemetry.events import Evaluated, Note
 
@@ -27,10 +27,6 @@ LONGEST = 100_000
 """Env steps after which an episode that still goes on counts as it stands: a policy may never end one."""
 _SEED_BRANCH = 2
 """Spawn key of these seeds: neither those of training nor those of ``sfactory eval``."""
-
-
-class Stopped(Exception):
-    """The run ends in the middle of an evaluation."""
 
 
 class Evaluator:

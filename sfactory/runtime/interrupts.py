@@ -14,8 +14,8 @@ from multiprocessing.util import get_temp_dir
 from types import FrameType
 from typing import NoReturn
 
+from sfactory.files import remove_temporary_folders
 from sfactory.runtime.processes import kill_tree
-from sfactory.runtime.temporary import remove_temporary_folders
 
 
 def interrupting_signals() -> tuple[signal.Signals, ...]:

@@ -90,7 +90,7 @@ class Monitor:
             wall_s: Seconds that the run has taken so far.
         """
         self.reporter.begin(snapshot, wall_s)
-        self.wires = make_wires(self._plan, local=self._plan.config.serial)
+        self.wires = make_wires(self._plan, self._plan.config.serial, wall_s)
         # When, and the workers' counters then.
         self._last_report = self._last_status = (time.monotonic(), self.wires.control.snapshot())
 
@@ -140,6 +140,19 @@ class Monitor:
         whole = Interval(control.names, np.zeros_like(table), table)
         return {kind: whole.phases(kind) for kind in dict.fromkeys(name.split("-")[0] for name in control.names)}
 
+    def interrupt(self, number: int) -> None:
+        """End the run for a signal."""
+        self.signal = number
+        self.wires.control.stop()
+
+    def learner_is_gone(self, saved_steps: int) -> None:
+        """Take note that the learner has ended without a word, and so without a last checkpoint.
+
+        Args:
+            saved_steps: Env steps of the newest checkpoint.
+        """
+        self._take(TrainingEnded(saved_steps, False, "the learner has ended without its last checkpoint"))
+
     # What the workers say
 
     def watch(self, events: list[Event], report: bool = True) -> None:
@@ -183,9 +196,17 @@ class Monitor:
             case TrainingEnded():
                 self.ended = event
                 if event.unsaved:
-                    self.fail(Failure("learner", f"{event.unsaved}; what was learned since the last one is lost", ""))
+                    self._lose(f"{event.unsaved}; what was learned since the last one is lost")
+            case Failure(process="learner"):  # also while the run ends, since then it may not have saved
+                self.fail(event)
             case Failure() if not self.ending:
                 self.fail(event)
+
+    def _lose(self, what: str) -> None:
+        """Say that something is lost, and let the run fail for it unless it has failed already."""
+        if self.failure is not None:
+            self.note(what)
+        self.fail(Failure("learner", what, ""))
 
     def _add_evaluation(self, event: Evaluated) -> None:
         """Put an evaluation into the next report, after one that waits for it."""

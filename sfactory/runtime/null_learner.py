@@ -42,7 +42,8 @@ class NullLearner:
 
     def reclaim_slots(self) -> None:
         """Free all slots. No sampling process may be alive."""
-        self._finished.get_many(0)
+        while self._finished.get_many(0):  # one call may take less than all
+            pass
         reclaim_slots(self._arena, self._free, [])
 
     @property

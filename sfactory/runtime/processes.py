@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from sfactory.runtime.temporary import make_temporary_folder, remove_temporary_folder
+from sfactory.files import make_temporary_folder, remove_temporary_folder
 
 PRELOAD = "sfactory.runtime.preload"
 PIPE_BYTES = 1 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import threading
 import types
@@ -65,6 +66,7 @@ def run_plan(plan: Plan, callbacks: Sequence[Callback] = (), observer: Observer 
         snapshot = store.load_latest()
         if snapshot is not None:
             check_fit(plan, snapshot, folder.path)
+            snapshot = dataclasses.replace(snapshot, model={}, trainer={})  # the learner loads its own
         return _run(plan, folder, store, snapshot, Monitor(plan, folder, callbacks, observer))
 
 
@@ -115,7 +117,7 @@ def _signals(monitor: Monitor) -> contextlib.AbstractContextManager[None]:
 
     def interrupt(number: int, frame: types.FrameType | None) -> None:
         if monitor.signal is None:
-            monitor.signal = number
+            monitor.interrupt(number)
         elif number != signal.SIGHUP:
             end_at_once(number)
 

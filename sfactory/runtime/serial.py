@@ -15,7 +15,7 @@ from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime import workers
 from sfactory.runtime.monitor import Monitor
 from sfactory.runtime.plan import Plan
-from sfactory.runtime.training import make_training
+from sfactory.runtime.training import Stopped, make_training
 from sfactory.telemetry.events import Failure
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 def run_serial(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor) -> None:
     """Run all workers in turn until the end of training, or until the monitor says that the run ends."""
-    torch.manual_seed(plan.config.seed)
+    wires, generation = monitor.wires, monitor.reporter.progress.env_steps
+    workers.seed_globals(plan, generation)
     threads = torch.get_num_threads()
     torch.set_num_threads(devices.learner_torch_threads(plan.config))
-    wires, generation = monitor.wires, monitor.reporter.progress.env_steps
     training = make_training(plan, wires, store)
     policies = [workers.make_policy_worker(plan, wires, i, generation) for i in range(len(wires.requests))]
     rollouts = [workers.make_rollout_worker(plan, wires, i, generation) for i in range(plan.rollouts)]
@@ -77,6 +77,8 @@ class _Evaluation:
         try:
             if self._evaluator is not None:
                 self._evaluator.poll(0)
+        except Stopped:
+            pass
         except Exception as error:
             self._monitor.note(f"the run goes on without evaluation, which has failed: {said(error)}")
             self._evaluator = None

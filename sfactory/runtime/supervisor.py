@@ -203,6 +203,17 @@ class Supervisor:
             if waited > (SAVING_S if trained and "learner" in alive else CLOSING_S):
                 break
             self._monitor.watch(self._processes.take(EVENT_POLL_S), report=False)
+        if trained and not self._plan.sample_only and self._monitor.ended is None:
+            self._tell_if_lost()
+
+    def _tell_if_lost(self) -> None:
+        """After the learner has not said how it ended: unless it has failed by itself, and saved, what it has learned
+        since the newest checkpoint is lost."""
+        if self._processes.exit_codes().get("learner") == 0:
+            return
+        self._processes.kill([name for name in self._processes.names if name == "learner"])
+        snapshot = self._store.load_again()
+        self._monitor.learner_is_gone(0 if snapshot is None else snapshot.env_steps)
 
 
 def _exit_description(code: int, crash: str) -> str:
@@ -216,4 +227,5 @@ def _exit_description(code: int, crash: str) -> str:
         return f"exit status {code}" + (f" ({crash})" if crash else "")
     hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
     where = f"\n{crash}\n" if crash else ""
-    return f"killed by {signal.Signals(-code).name}{hint}{where}"
+    name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")  # a real-time one has none
+    return f"killed by {name}{hint}{where}"

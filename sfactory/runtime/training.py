@@ -32,6 +32,10 @@ TOLD_S = 3.0
 """Seconds after which the user is told what a run waits for at its end."""
 
 
+class Stopped(Exception):
+    """The run ends in the middle of an evaluation."""
+
+
 class Training:
     """The learner and its checkpoints. Continues from the newest checkpoint of the store, if it has any.
 
@@ -60,11 +64,11 @@ class Training:
         )
         self.learner = Learner(config, self._model, kernels, self._feed, wires.events, self._watch)
         self._emit(KernelsChosen("learner", self.learner.kernels.taken, self.learner.kernels.refused))
-        self._wall_before, self._saved_steps = 0.0, 0
+        self._saved_steps = 0
         if snapshot is not None:
             self._model.load_state_dict(snapshot.model)
             self.learner.load_state(snapshot.trainer, snapshot.env_steps, snapshot.updates)
-            self._wall_before, self._saved_steps = snapshot.wall_s, snapshot.env_steps
+            self._saved_steps = snapshot.env_steps
         self._saved_at = time.monotonic()
         self._saves_requested = 0
         self._next_milestone = next_multiple(self.learner.env_steps, config.log.milestone_every)
@@ -169,7 +173,7 @@ class Training:
             env_steps=learner.env_steps,
             frames=learner.env_steps * self._plan.env.frameskip,
             updates=learner.updates,
-            wall_s=self._wall_before + time.monotonic() - self._control.created_s,
+            wall_s=self._control.wall_s,
             episode_return=None if episode_return != episode_return else episode_return,
         )
 

@@ -45,12 +45,13 @@ class LocalEvents:
         return events
 
 
-def make_wires(plan: Plan, local: bool) -> Wires:
+def make_wires(plan: Plan, local: bool, wall_s: float = 0.0) -> Wires:
     """Allocate arena, weights, control block and all queues.
 
     Args:
         plan: Plan of the run.
         local: Whether all workers live in this process. Otherwise every process brings an `events` of its own.
+        wall_s: Seconds that the run has taken before.
     """
     config = plan.config
     model = build_uninitialized(plan.env.observation, plan.env.action, config.model)
@@ -67,7 +68,7 @@ def make_wires(plan: Plan, local: bool) -> Wires:
         events=LocalEvents(),
         policy_of=tuple(map(plan.policy_of, range(plan.groups))),
         rollout_of=tuple(map(plan.rollout_of, range(plan.groups))),
-        control=ControlBlock(plan.worker_names, SharedArray, plan.trace),
+        control=ControlBlock(plan.worker_names, SharedArray, plan.trace, wall_s),
         evaluation=EvaluationBoard(size) if plan.evaluates else None,
     )
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -21,6 +22,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sfactory.config import devices
@@ -37,7 +39,7 @@ from sfactory.runtime.output import print_into
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_tree
 from sfactory.runtime.stacks import explain_exit, keep_stacks
-from sfactory.runtime.training import make_training
+from sfactory.runtime.training import Stopped, make_training
 from sfactory.runtime.wires import Wires, inline_wires
 from sfactory.telemetry.control_block import ControlBlock
 from sfactory.telemetry.events import Failure, KernelsChosen
@@ -54,6 +56,7 @@ EVALUATOR_SILENT_S = 10.0
 """Seconds without a heartbeat after which the end of a run does not wait for the evaluator."""
 RECLAIM_POLL_S = 0.005
 """Seconds between two looks at whether the learner has reclaimed all slots."""
+_ROLLOUT, _POLICY, _EVALUATOR = range(3)
 
 
 def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -> RolloutWorker:
@@ -96,6 +99,21 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     return worker
 
 
+def seed_globals(plan: Plan, generation: int, *worker: int) -> None:
+    """Seed the random states of Python, NumPy and torch, which users' environments and models may draw from: all
+    processes of a fork server begin with the same ones.
+
+    Args:
+        plan: Plan of the run.
+        generation: As of :meth:`Plan.seed`.
+        worker: Numbers that no other worker of the run has; none in serial mode.
+    """
+    state = np.random.SeedSequence(plan.seed(generation), spawn_key=worker).generate_state(3).tolist()
+    random.seed(state[0])
+    np.random.seed(state[1])
+    torch.manual_seed(state[2])
+
+
 def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
     """Main function of the learner's process."""
     torch.set_num_threads(devices.learner_torch_threads(plan.config))
@@ -118,6 +136,7 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
 def policy_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
     """Main function of a policy worker's process."""
     _schedule_as_batch()
+    seed_globals(plan, generation, _POLICY, index)
     torch.set_num_threads(devices.inference_threads(plan.config))
     keep_freed_memory()
     worker = make_policy_worker(plan, wires, index, generation)
@@ -129,6 +148,7 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
     """Main function of a rollout worker's process. With inline inference a policy worker takes turns with it here."""
     os.nice(plan.config.runtime.rollout_nice)
     _schedule_as_batch()
+    seed_globals(plan, generation, _ROLLOUT, index)
     torch.set_num_threads(devices.inference_threads(plan.config) if plan.inline_inference else 1)
     policies = []
     if plan.inline_inference:
@@ -139,6 +159,7 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
     try:
         while not wires.control.slots_reclaimed and not wires.control.stopping:
             time.sleep(RECLAIM_POLL_S)
+            wires.control.rest()
         worker.start()
         while not wires.control.stopping:
             for policy in policies:
@@ -152,10 +173,11 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
 
 def evaluator_main(plan: Plan, wires: Wires, videos: Path) -> None:
     """Main function of the evaluator's process, which takes what is left of one core."""
-    from sfactory.runtime.evaluator import Evaluator, Stopped  # brings the command's libraries, which no other needs
+    from sfactory.runtime.evaluator import Evaluator  # brings the command's libraries, which no other needs
 
     os.nice(EVALUATOR_NICE)
     _schedule_as_batch()
+    seed_globals(plan, 0, _EVALUATOR)
     torch.set_num_threads(1)
     evaluator = Evaluator(plan, wires, videos)
     with contextlib.suppress(Stopped):

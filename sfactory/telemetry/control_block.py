@@ -33,6 +33,7 @@ class ControlBlock:
         allocate: Makes a zeroed array of a shape and dtype that all processes share
             (:class:`sfactory.data.shared_memory.SharedArray`).
         trace: Folder in which every worker leaves its trace, or None.
+        wall_before_s: Seconds that the run has taken before.
 
     Attributes:
         created_s: Time of construction in monotonic seconds. The run's wall time counts from here in all processes.
@@ -43,8 +44,9 @@ class ControlBlock:
         names: list[str],
         allocate: Callable[[tuple[int, ...], npt.DTypeLike], _SharedArray],
         trace: Path | None = None,
+        wall_before_s: float = 0.0,
     ) -> None:
-        self.names = names
+        self.names, self._wall_before_s = names, wall_before_s
         self._trace = trace
         self._watches: list[Stopwatch] = []
         self._busy_time = ProcessBusyTime()
@@ -65,6 +67,11 @@ class ControlBlock:
         self._watches.append(watch)
         return watch
 
+    def rest(self) -> None:
+        """Show that the workers of this process live, and wait."""
+        for watch in self._watches:
+            watch.lap("waiting")
+
     def close(self) -> None:
         """Close the stopwatches of this process, at its end."""
         for watch in self._watches:
@@ -77,6 +84,11 @@ class ControlBlock:
     def snapshot(self) -> np.ndarray:
         """float64 ``[workers, len(COLUMNS)]``, a copy."""
         return self._table.array.copy()
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the run has taken so far, over all resumes."""
+        return self._wall_before_s + time.monotonic() - self.created_s
 
     @property
     def stopping(self) -> bool:
@@ -102,7 +114,7 @@ class ControlBlock:
         All sampling processes must be dead.
         """
         self._flags.array[_RECLAIMS_REQUESTED] += 1
-        sampling = [i for i, name in enumerate(self.names) if name != "learner"]
+        sampling = [i for i, name in enumerate(self.names) if name.startswith(("policy", "rollout"))]
         self._table.array[sampling, 0] = time.monotonic() + STARTING_S
 
     def expect(self, name: str) -> None:

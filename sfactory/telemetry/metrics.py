@@ -176,10 +176,6 @@ class Report:
         return cls(extras=extras, **values)
 
 
-EXTRA = "extra/"
-"""Before the name of a mean of an entry of ``info``."""
-OWN_COLUMNS = (EXTRA, TERM)
-"""Beginnings of the names of columns that no metric declares."""
 METRICS = tuple(Metric(f.name, **f.metadata) for f in dataclasses.fields(Report) if f.metadata)
 """All metrics, in the order of the columns of metrics.csv."""
 
@@ -192,4 +188,4 @@ def scalars(report: Report) -> list[tuple[str, float]]:
 
 def extras_by_name(report: Report) -> dict[str, float]:
     """Extras by names that no metric has: ``extra/NAME``, or ``term/NAME`` for a loss term."""
-    return {name if name.startswith(TERM) else EXTRA + name: value for name, value in report.extras.items()}
+    return {name if name.startswith(TERM) else f"extra/{name}": value for name, value in report.extras.items()}

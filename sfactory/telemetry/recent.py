@@ -11,6 +11,9 @@ import numpy as np
 
 from sfactory.telemetry.events import Episodes
 
+MOST_EXTRAS = 256
+"""Names of extras that are kept; an environment may name them after its episodes."""
+
 
 class EpisodeStatistics(NamedTuple):
     """Statistics of recent episodes; NaN where none has ended.
@@ -68,6 +71,8 @@ class EpisodeWindow:
         self._returns.extend(np.array(episodes.returns, np.float64))
         self._lengths.extend(np.array(episodes.lengths, np.float64))
         for name, values in episodes.extras.items():
+            if name not in self._extras and len(self._extras) == MOST_EXTRAS:
+                continue
             array = np.array(values, np.float64)
             self._extras.setdefault(name, _Series(self._window)).extend(array[np.isfinite(array)])
 

@@ -9,6 +9,7 @@ import functools
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -272,6 +273,13 @@ def test_the_simulation_that_a_run_is_held_against_has_its_workers_alone(monkeyp
     assert result["fraction_of_simulation"] == pytest.approx(0.5)
     assert result["gpu_percent"] == 85.0
     assert not result["ok"], "below its bar"
+
+
+@pytest.mark.parametrize("name", gpu_stages.WORKLOADS)
+def test_the_rehearsal_of_a_workload_is_a_small_run_that_can_be_made(name: str) -> None:
+    arguments = [*shlex.split(gpu_stages.WORKLOADS[name]), "--device", "cpu"]
+    plan = gpu_stages.make_plan(gpu_stages._tiny(gpu_stages.from_command_line(arguments, "test")))
+    assert (plan.config.workers, plan.rows, plan.config.rollout) == (1, 4 if plan.on_device else 2, 8)
 
 
 def test_a_stage_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from whole_runs import QUIET, config_for, rows, summary, worker_process
+from whole_runs import QUIET, config_for, rows, saved_steps, summary, worker_process
 
 from sfactory import train
 from sfactory.config import EvalConfig, LogConfig, ModelConfig, RuntimeConfig
@@ -158,6 +159,30 @@ def test_a_serial_run_learns_the_same_with_evaluation_as_without(tmp_path: Path)
         weights.append(snapshot.model)
     assert len(evaluations(tmp_path / "with" / "run")) == 2
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+class Endless(Task):
+    """Sends its process an interrupt in an evaluation, whose environments are made after 500 steps and never end."""
+
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evaluates = Endless.steps > 500
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        Endless.steps += 1
+        observation, reward, ends, _, info = super().step(action)
+        if self.evaluates and self.count == 50:
+            os.kill(os.getpid(), signal.SIGINT)
+        return observation, reward, ends and not self.evaluates, False, info
+
+
+def test_an_interrupt_ends_a_serial_run_in_the_middle_of_an_evaluation(tmp_path: Path) -> None:
+    config = config_for(tmp_path, Endless, serial=True, steps=10**9, eval=EvalConfig(every=1024, episodes=1))
+    result = train(config)
+    assert (result.status, result.signal) == ("interrupted", signal.SIGINT)
+    assert saved_steps(result.run_dir) == result.env_steps > 0
 
 
 def test_a_resumed_run_keeps_the_best_of_all_its_evaluations(tmp_path: Path) -> None:

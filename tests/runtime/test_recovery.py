@@ -23,16 +23,17 @@ from sampling_run import SamplingRun
 from whole_runs import config_for, rows, saved_steps, summary, worker_process
 
 from sfactory import train
-from sfactory.config import LogConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve
+from sfactory.config import EvalConfig, LogConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve
 from sfactory.config.lag import max_lag
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.data.scheduler import reclaim_slots
 from sfactory.errors import RunFailed
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runtime import processes
+from sfactory.runtime import processes, supervisor
 from sfactory.runtime.budgets import RestartBudget
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.runner import run_plan
+from sfactory.runtime.wires import make_wires
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
 PLAIN = LogConfig(report_every_s=0.05, display="plain", tensorboard=False)
@@ -171,6 +172,64 @@ def test_slots_of_dead_processes_are_taken_back_and_finished_ones_kept(tmp_path)
     assert sorted(free.get_many(0)) == list(range(arena.slots))
 
 
+class Drawing(Faulty):
+    """Draws from the global random states, and writes the first draws into a folder."""
+
+    def __init__(self, draws: str) -> None:
+        super().__init__()
+        self.draws = draws
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            file = Path(self.draws) / f"{os.getpid()}.txt"
+            file.write_text(f"{np.random.random()} {random.random()} {torch.rand(()).item()}")
+        return super().reset(seed=seed, options=options)
+
+
+def test_every_process_draws_its_own_global_random_numbers_also_one_that_takes_anothers_place(tmp_path):
+    killed = []
+
+    def kill(report):
+        if report.env_steps and not killed:
+            killed.append(worker_process("rollout-0"))
+            killed[0].kill()
+        return report.restarts == 0 or report.env_steps < 10_000
+
+    (tmp_path / "draws").mkdir()
+    kwargs = {"draws": str(tmp_path / "draws")}
+    config = config_for(tmp_path, Drawing, env_kwargs=kwargs, workers=2, envs_per_worker=2, steps=10**9, batch_size=64)
+    train(config, [kill])
+    draws = [file.read_text().split() for file in (tmp_path / "draws").iterdir()]
+    assert len(draws) >= 4
+    for of_one_kind in zip(*draws, strict=True):
+        assert len(set(of_one_kind)) == len(draws)
+
+
+def test_new_workers_that_wait_for_the_learner_show_that_they_live(tmp_path):
+    plan = make_plan(resolve(config_for(tmp_path, "CartPole-v1")))
+    control = make_wires(plan, local=True, wall_s=100.0).control
+    assert 100 <= control.wall_s < 160
+    control.stopwatch("rollout-0")
+    time.sleep(0.3)
+    before = control.total("rollout-0", "heartbeat")
+    control.rest()
+    assert before != control.total("rollout-0", "heartbeat") <= time.monotonic()
+
+
+def test_the_evaluator_gets_no_time_for_a_start_when_sampling_is_started_anew(tmp_path):
+    plan = make_plan(resolve(config_for(tmp_path, "CartPole-v1", eval=EvalConfig(every=512))))
+    control = make_wires(plan, local=True).control
+    control.forget("evaluator")
+    control.restart_sampling()
+    assert control.total("evaluator", "heartbeat") == 0.0
+    assert control.total("rollout-0", "heartbeat") > time.monotonic()
+
+
+def test_a_death_by_a_real_time_signal_has_a_description():
+    assert supervisor._exit_description(-40, "") == "killed by signal 40"
+    assert "SIGKILL; the system may have run out of memory" in supervisor._exit_description(-signal.SIGKILL, "")
+
+
 def test_deaths_without_progress_end_the_run_saved(tmp_path):
     kwargs = {"way": "kill", "folder": str(tmp_path), "times": 10**6, "after": 3}
     config = config_for(tmp_path, Dying, env_kwargs=kwargs, steps=10**9, runtime=RuntimeConfig(restarts=3))
@@ -226,6 +285,25 @@ def test_a_killed_learner_is_restarted_from_the_last_checkpoint(tmp_path, capsys
     assert "learner: killed by SIGKILL" in said
     assert f"starts anew from the checkpoint at {saved[0]} env steps" in said
     assert int(rows(result.run_dir)[-1]["restarts"]) == 1
+
+
+@pytest.mark.parametrize("way", ["hangs", "dies"])
+def test_what_an_interrupted_learner_could_not_save_is_told(way, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(supervisor, "SAVING_S", 1.0)
+
+    def interrupt(report):
+        if report.env_steps < 1000:
+            return True
+        learner = worker_process("learner")
+        learner.suspend() if way == "hangs" else learner.kill()
+        return False
+
+    config = config_for(tmp_path, Unhurried, steps=10**9, log=dataclasses.replace(PLAIN, save_every_s=1000))
+    with pytest.raises(RunFailed, match=r"learner has ended without its last checkpoint.*is lost"):
+        train(config, [interrupt])
+    values = summary(tmp_path / "run")
+    assert (values["status"], values["env_steps"]) == ("failed", 0)
+    assert saved_steps(tmp_path / "run") == 0
 
 
 @pytest.mark.parametrize("error", [EOFError, ConnectionRefusedError])

@@ -21,7 +21,8 @@ import yaml
 from sfactory.config import Config, check_types, from_dict, load_yaml, resolve
 from sfactory.config.declaring import settings_of, types_of
 from sfactory.errors import ConfigError, shown
-from sfactory.telemetry.metrics import METRICS, OWN_COLUMNS
+from sfactory.runs.curves import OWN_COLUMNS
+from sfactory.telemetry.metrics import METRICS
 
 Plain = bool | int | float | str | None
 _OF_THE_SWEEP = {
