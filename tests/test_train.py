@@ -252,7 +252,7 @@ def test_inference_is_inline_where_several_rollout_workers_share_a_cpu_with_it(
 def test_no_slot_is_lost_or_doubled_and_every_sample_counts_once(tmp_path, monkeypatch):
     made = []
     make = monitor.make_wires
-    monkeypatch.setattr(monitor, "make_wires", lambda plan, local: made.append(make(plan, local)) or made[-1])
+    monkeypatch.setattr(monitor, "make_wires", lambda *args: made.append(make(*args)) or made[-1])
     sums = []
 
     def look(report):

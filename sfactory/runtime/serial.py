@@ -28,7 +28,8 @@ def run_serial(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: M
     workers.seed_globals(plan, generation)
     threads = torch.get_num_threads()
     torch.set_num_threads(devices.learner_torch_threads(plan.config))
-    training = make_training(plan, wires, store)
+    with devices.explaining(plan.config):
+        training = make_training(plan, wires, store)
     policies = [workers.make_policy_worker(plan, wires, i, generation) for i in range(len(wires.requests))]
     rollouts = [workers.make_rollout_worker(plan, wires, i, generation) for i in range(plan.rollouts)]
     evaluation = _Evaluation(plan, folder.path / VIDEOS, monitor)

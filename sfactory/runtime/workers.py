@@ -118,6 +118,11 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
     """Main function of the learner's process."""
     torch.set_num_threads(devices.learner_torch_threads(plan.config))
     keep_freed_memory()
+    with devices.explaining(plan.config):
+        _train(plan, wires, store)
+
+
+def _train(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
     training = make_training(plan, wires, store)
     training.learner.start()
     try:
@@ -127,9 +132,9 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
             training.evaluate_if_due()
             training.save_if_due()
         training.evaluate_last(lambda: _evaluator_lives(wires.control))
-    except BaseException as error:
+    except BaseException:
         training.rescue()
-        raise devices.explained(error, plan.config) from error
+        raise
     training.finish()
 
 
@@ -199,7 +204,8 @@ def settle_process(name: str, folder: str) -> None:
         name: Name of the process.
         folder: Temporary files of this process and of its children belong there.
     """
-    Path("/proc/self/comm").write_text(f"sf-{name}")  # the name shown by top and ps
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        Path("/proc/self/comm").write_text(f"sf-{name}")  # the name shown by top and ps
     runner_group = os.getpgrp()
     os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds children of environments by it
     for number in (signal.SIGINT, signal.SIGUSR1):
