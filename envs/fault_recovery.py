@@ -23,10 +23,10 @@ class FaultRecovery:
     """The faults of a group.
 
     Args:
-        allowed: Whether faults are survived; else each is raised.
+        survive: Whether faults are survived; else each is raised.
 
     Attributes:
-        broken: :attr:`sfactory.envs.interface.Group.broken`.
+        faults: :attr:`sfactory.envs.interface.Group.faults`.
         step: Number of the group's present step, which the group counts: what tells faults in a row from others.
     """
 

@@ -199,7 +199,7 @@ class EnvRequest:
     Attributes:
         env: Gymnasium id, ``module:Id``, ``sfactory/Name``, or a callable that returns an environment.
         kwargs: Keyword arguments of the environment.
-        backend: auto, gymnasium, vector or envpool.
+        backend: auto, gymnasium, vector, envpool or tensors.
         squash: How continuous actions are mapped into bounded boxes: clip or tanh.
         threads: Threads of a vector environment that has its own thread pool.
         validate: Check every observation for finite values and the right shape.

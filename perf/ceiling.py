@@ -4,9 +4,8 @@
 
 Simulation alone in one process and in more, inference alone and training alone by batch size, threads and precision,
 each with all cores busy with the same workload, and the ceiling that follows for the run as the flags describe it.
-`--seconds` are those of each measurement. A
-cost is in core microseconds per env step: of two threads that take 1 us for a row together, the row costs 2. On a GPU:
-    in microseconds.
+`--seconds` are those of each measurement. A cost is in core microseconds per env step: of two threads that take 1 us
+for a row together, the row costs 2. On a GPU it is in microseconds.
 
 The rows "answer" are a whole policy worker that answers several groups at once: forward pass, sampled actions, all
 writes.

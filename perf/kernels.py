@@ -1,12 +1,11 @@
 """Times every compiled kernel against the same in NumPy and torch operations, on one thread, after checking that all of
 them agree.
 
-python -m perf.kernels [--device cuda] [--only KERNEL ...] [--json FILE]
+    python -m perf.kernels [--device cuda] [--only KERNEL ...] [--json FILE]
 
 The implementations take turns, and the least mean time of a call counts. An item is what a kernel handles many of: a
-    sample of a segment, a
-row of a group, a picture, or an element. NumPy and torch versions: perf/plain.py, and those with which the trainer
-works on a GPU.
+sample of a segment, a row of a group, a picture, or an element. NumPy and torch versions: perf/plain.py, and those with
+which the trainer works on a GPU.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Throughput and memory of full training runs against their size, and the cost of one more worker, environment and
 slot.
 
-    python -m perf.scaling [--env sfactory/CartPole CartPole-v1] [--sweep workers environments groups slots] [--seconds
-    6] [--json FILE] python -m perf.scaling --environments 1000 --minutes 10 [--env CartPole-v1] [--workers 2] [--json
-    FILE]
+    python -m perf.scaling [--env sfactory/CartPole CartPole-v1] [--sweep workers environments groups slots]
+        [--seconds 6] [--json FILE]
+    python -m perf.scaling --environments 1000 --minutes 10 [--env CartPole-v1] [--workers 2] [--json FILE]
 
 The first form varies one number at a time around a middle: workers, environments of each worker, groups of each worker
 (more groups have fewer rows each), and slots (by runtime.spare_batches). The second form trains with that many

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.config import Config
+from sfactory.config.lag import segments_per_batch
 from sfactory.data.arena import segment_fields
 from sfactory.data.batch import Batch
 from sfactory.data.feed import Fresh
@@ -70,7 +71,7 @@ class DeviceRollout:
         self._emit, self._watch = events.put, watch
         self._sample = model.distribution.sample
         self._generator = torch.Generator(settings.device).manual_seed(settings.seed + 1)
-        segments = config.batch_size // (config.rollout * group.rows)
+        segments = segments_per_batch(config, group.rows)
         self._batch = empty_batch(group.spec, model.state_size, config.rollout, segments * group.rows, settings.device)
         rows = group.rows
         self._segments = [self._batch.select(slice(i * rows, (i + 1) * rows)) for i in range(segments)]

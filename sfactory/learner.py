@@ -1,4 +1,4 @@
-"""The learner: turns finished segments into gradient steps and publishes the weights."""
+"""The learner: turns batches into gradient steps, and hands on the weights."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Learner:
         # Without a memory no sample needs the one before it, once the targets are known.
         self._single = model.state_size == 0
         self._source = batch_source(config)
-        rows, steps = self._source.columns, 1 if self._single else config.rollout
-        columns = rows * config.rollout // steps // config.optim.minibatches
+        columns, steps = self._source.columns, 1 if self._single else config.rollout
+        of_minibatch = columns * config.rollout // steps // config.optim.minibatches
         whole = device.type != "cpu"
-        self._batch_chunk = rows if whole else chunk_columns(rows, config.rollout, threads, kind)
-        self._minibatch_chunk = columns if whole else chunk_columns(columns, steps, threads, kind)
+        self._batch_chunk = columns if whole else chunk_columns(columns, config.rollout, threads, kind)
+        self._minibatch_chunk = of_minibatch if whole else chunk_columns(of_minibatch, steps, threads, kind)
         self._units = CriticUnits(model, config.loss.normalize_returns)
         # The only update of a batch goes back through the pass that its targets come from, unless the critic's unit
         # moves in between.

@@ -6,6 +6,7 @@ stepped. With two groups one steps while the other waits for its actions.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sfactory.data.arena import FILLING, FINISHED, OWN_POLICY, Arena
+from sfactory.data.arena import FILLING, FINISHED, OWN_POLICY
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import pack_request
 from sfactory.envs.interface import Finals, Group, Outcome, StepBuffers, SurvivedFault, whole_ends
@@ -92,17 +93,6 @@ class RunningGroup:
     displaced: tuple[np.ndarray, ...] = field(default=())
 
 
-def private_step_buffers(arena: Arena) -> StepBuffers:
-    """Step buffers of zeros with the shapes of an arena's, in memory of their own."""
-    obs, mask, first, active = arena.step_buffers(0, 0)
-    return StepBuffers(
-        tuple(map(np.zeros_like, obs)),
-        None if mask is None else np.zeros_like(mask),
-        np.zeros_like(first),
-        np.zeros_like(active),
-    )
-
-
 def copy_step_buffers(source: StepBuffers, target: StepBuffers) -> None:
     """Copy all arrays of `source` into those of `target`."""
     for a, b in zip(source.obs, target.obs, strict=True):
@@ -129,7 +119,7 @@ class RolloutWorker:
         self._requests = {i: plane.requests_of(i) for i in groups}
         self._emit, self._watch = plane.events.put, watch
         self._running = {
-            i: RunningGroup(i, group, private_step_buffers(plane.arena), EpisodeLog(group.rows))
+            i: RunningGroup(i, group, copy.deepcopy(plane.arena.step_buffers(0, 0)), EpisodeLog(group.rows))
             for i, group in groups.items()
         }
         self._slotless: list[RunningGroup] = []

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sfactory.config import Config
-from sfactory.config.lag import least_max_lag, max_lag
+from sfactory.config.lag import least_max_lag, max_lag, segments_per_batch
 from sfactory.data.arena import FREE, OWN_POLICY
 from sfactory.data.batch import Assembler, Batch
 from sfactory.data.plane import DataPlane, Laps
@@ -89,7 +89,7 @@ class SlotFeed:
         self._arena, self._published, self._watch = plane.arena, plane.weights, watch
         self._free, self._finished = plane.free, plane.finished
         arena, updates = plane.arena, config.updates_per_batch
-        self.per_batch, limit = config.batch_size // (config.rollout * arena.rows), max_lag(config, arena.rows)
+        self.per_batch, limit = segments_per_batch(config, arena.rows), max_lag(config, arena.rows)
         # Slots that are given back before the last weights are out begin one batch older: the bound must leave room for
         # that.
         self._tight = limit < least_max_lag(config, arena.rows) + updates

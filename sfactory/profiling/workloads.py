@@ -25,6 +25,7 @@ from sfactory.envs.observations import new_step_buffers
 from sfactory.kernels import Kernels, lower_weights
 from sfactory.learner import Learner
 from sfactory.model import build_model, build_uninitialized
+from sfactory.model.precision import mixed_precision
 from sfactory.runtime import workers
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.wires import Wires, make_wires
@@ -217,7 +218,7 @@ def _forward(plan: Plan, rows: int) -> Repetition:
     state = torch.zeros(rows, model.state_size, device=device) if model.state_size else None
 
     def repeat() -> int:
-        with torch.inference_mode(), torch.autocast(device.type, autocast, enabled=autocast is not None):
+        with torch.inference_mode(), mixed_precision(device.type, autocast):
             model(obs, state)
         return rows
 

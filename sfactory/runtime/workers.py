@@ -131,7 +131,7 @@ def _train(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
             training.learner.poll(POLL_S)
             training.evaluate_if_due()
             training.save_if_due()
-        training.evaluate_last(lambda: _evaluator_lives(wires.control))
+        training.evaluate_last(lambda: _wait_for_evaluator(wires.control))
     except BaseException:
         training.rescue()
         raise
@@ -190,7 +190,7 @@ def evaluator_main(plan: Plan, wires: Wires, videos: Path) -> None:
             evaluator.poll(POLL_S)
 
 
-def _evaluator_lives(control: ControlBlock) -> bool:
+def _wait_for_evaluator(control: ControlBlock) -> bool:
     """Wait a moment, and tell whether the evaluator has shown a sign of life."""
     time.sleep(POLL_S)
     return time.monotonic() - control.total(EVALUATOR, "heartbeat") < EVALUATOR_SILENT_S

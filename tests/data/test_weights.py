@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -142,6 +144,19 @@ def test_barriers_stand_between_announcements_and_the_buffer(monkeypatch: pytest
     assert out.tolist() == [1, 1] and len(seen) == 2
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_every_machine_has_its_barrier(machine: str) -> None:
-    weights.make_barrier(machine)()
+def test_a_machine_that_reorders_has_a_fence_or_else_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    fences: list[int] = []
+    monkeypatch.setattr(weights.ctypes, "CDLL", lambda _: SimpleNamespace(atomic_thread_fence=fences.append))
+    weights.make_barrier("aarch64")()
+    assert fences == [5], "sequentially consistent"
+
+    def missing(name: str) -> None:
+        raise OSError(f"no {name}")
+
+    lock = MagicMock()
+    monkeypatch.setattr(weights.ctypes, "CDLL", missing)
+    monkeypatch.setattr(weights.threading, "Lock", lambda: lock)
+    weights.make_barrier("aarch64")()
+    assert [call[0] for call in lock.method_calls] == ["acquire", "release"] and fences == [5]
+    weights.make_barrier("x86_64")()
+    assert fences == [5]
