@@ -76,9 +76,9 @@ def append_whole(path: Path, data: bytes, begin: bytes = b"") -> None:
         raise
 
 
-def make_temporary_folder() -> Path:
-    """Make a folder among the system's temporary files and register it for removal."""
-    folder = Path(tempfile.mkdtemp(prefix="sfactory-"))
+def make_temporary_folder(parent: str | None = None) -> Path:
+    """Make a folder in another one, or else among the system's temporary files, and register it for removal."""
+    folder = Path(tempfile.mkdtemp(prefix="sfactory-", dir=parent))
     _temporary.add(folder)
     return folder
 

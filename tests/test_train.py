@@ -347,7 +347,7 @@ def test_nothing_outlives_a_killed_runner_and_the_same_command_goes_on(tmp_path,
         monkeypatch.setitem(commands.ENVIRONMENT, "TMPDIR", temporary)
         with running(tmp_path) as command:
             assert any(process.name() == "sleep" for process in command.left())
-            assert len(os.listdir(temporary)) == 2
+            assert len(os.listdir(temporary)) == 1
             os.kill(command.pid, signal.SIGKILL)
             assert command.left_after(5) == []
         assert os.listdir(temporary) == []
@@ -355,6 +355,19 @@ def test_nothing_outlives_a_killed_runner_and_the_same_command_goes_on(tmp_path,
             command.interrupt()
             assert command.wait(20) == 130
         assert os.listdir(temporary) == []
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3, 1.0])
+def test_nothing_is_left_of_a_runner_that_is_killed_while_it_starts(delay, tmp_path, monkeypatch):
+    with tempfile.TemporaryDirectory() as temporary:
+        monkeypatch.setitem(commands.ENVIRONMENT, "TMPDIR", temporary)
+        arguments = ["--env", "CartPole-v1", "--steps", "1000000000", "--run", str(tmp_path / "run"), *SMALL]
+        with Command("-m", "sfactory.train", *arguments) as command:
+            assert wait_until(lambda: os.listdir(temporary), 60)
+            time.sleep(delay)
+            os.kill(command.pid, signal.SIGKILL)
+            assert command.left_after(30) == []
+        assert wait_until(lambda: os.listdir(temporary) == [], 5)
 
 
 @pytest.mark.parametrize("which", ["sf-rollout", ""], ids=["a worker", "all of them"])

@@ -6,6 +6,7 @@
   environments.
 - Orphans of a killed worker, such as programs of its environments, become children of this process, where the runner
   finds them.
+- When the runner was killed before it had a worker, this process removes its temporary files.
 - When the runner ends, the kernel continues this process, and it its children: a worker that was stopped, by SIGSTOP
   for example, could not notice that end.
 
@@ -14,16 +15,21 @@ Nothing here may start a thread: a fork does not copy threads.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
+import os
+import shutil
 import signal
 import warnings
 
 import psutil
 
-from sfactory.runtime.processes import not_collecting
+from sfactory.runtime.processes import SERVER_FOLDER, not_collecting
 
+if (folder := os.environ.pop(SERVER_FOLDER, None)) is not None:  # first, since the imports take long
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 with not_collecting():
     from sfactory.envs import general, native  # noqa: F401
     from sfactory.envs.families import gymnasium  # noqa: F401

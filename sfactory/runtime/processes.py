@@ -21,6 +21,7 @@ import types
 from collections.abc import Callable, Collection, Iterator
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ import psutil
 from sfactory.files import make_temporary_folder, remove_temporary_folder
 
 PRELOAD = "sfactory.runtime.preload"
+SERVER_FOLDER = "SFACTORY_SERVER_FOLDER"
+"""Variable that tells a new server which folder to remove when it ends by itself, as after a kill of the runner:
+multiprocessing's, which holds the server's socket and the workers' temporary files."""
 PIPE_BYTES = 1 << 20
 DYING_S = 5.0
 """Seconds that a killed server may take to die."""
@@ -84,9 +88,11 @@ def _start_server() -> None:
     try:
         resource_tracker.ensure_running()  # which unblocks SIGINT and SIGTERM
         signal.pthread_sigmask(signal.SIG_BLOCK, RUNNER_SIGNALS)
+        os.environ[SERVER_FOLDER] = get_temp_dir()
         with _no_main_module():
             forkserver.ensure_running()
     finally:
+        os.environ.pop(SERVER_FOLDER, None)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -185,7 +191,7 @@ class WorkerProcesses:
             main: Main function. Its `events` is an :class:`EventSender`, its `folder` is for temporary files.
             args: Further arguments of `main`.
         """
-        self._folder = self._folder or make_temporary_folder()
+        self._folder = self._folder or make_temporary_folder(get_temp_dir())
         folder = self.folders[name] = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
         reader, writer = multiprocessing.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # beyond the system's limit senders only wait sooner
