@@ -23,7 +23,7 @@ from torch import Tensor
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, devices
 from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.batch import Assembler
-from sfactory.data.cuda_graphs import WARM_UPS
+from sfactory.data.cuda_graphs import WARM_UPS, PlainSteps
 from sfactory.data.feed import SlotFeed
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import LocalQueue
@@ -292,7 +292,7 @@ def _check_learner(
     result["sync"] = _synchronisation(lambda: _train(learner, 0), device)
     result |= {f"recorded_{name}": value for name, value in _update_times(learner).items()}
     result["quick"] = result["recorded_host_us"] <= HOST_US
-    learner._steps = None
+    learner._steps = PlainSteps()
     _train(learner, 0)  # without recordings, work takes memory of its own
     result |= {f"single_{name}": value for name, value in _update_times(learner).items()}
     return {"ok": near and fused and not result["sync"] and steps.enabled and graphs > 1, **result}
@@ -337,7 +337,7 @@ def device_learner(
         return _learner(config, problem, device, autocast, rows)
     plain = dataclasses.replace(config, runtime=RuntimeConfig(kernels="off"))
     learner = _learner(plain, problem, device, autocast, rows)
-    if learner._steps is None:
+    if isinstance(learner._steps, PlainSteps):
         learner._feed.assemble = Assembler(learner._feed._arena, learner._feed.per_batch, device, staged=True)
         learner._steps = learner._recorded_steps()
     return learner

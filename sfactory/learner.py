@@ -14,7 +14,7 @@ from sfactory.config.devices import learner_threads
 from sfactory.config.importing import load_object
 from sfactory.data.batch import Batch, BatchSource, FreshOnly, Samples
 from sfactory.data.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
-from sfactory.data.cuda_graphs import RecordedSteps
+from sfactory.data.cuda_graphs import PlainSteps, RecordedSteps
 from sfactory.data.feed import Feed, Fresh
 from sfactory.data.plane import EventSink
 from sfactory.data.weights import FlatWeights, PublishedWeights
@@ -90,7 +90,7 @@ class Learner:
         self.env_steps = self.updates = 0
         # A batch source's batches lie in ever new places, and recordings read where they were made.
         records = device.type == "cuda" and config.runtime.cuda_graphs and config.batch_source == "none"
-        self._steps = self._recorded_steps() if records else None
+        self._steps = self._recorded_steps() if records else PlainSteps()
         self._statistics: list[Tensor] = []
         self._batch_statistics: list[Tensor] = []
         self._lags: list[tuple[float, int]] = []
@@ -205,7 +205,7 @@ class Learner:
 
     def _learn(self, batch: Batch) -> None:
         """The targets of a batch, from the weights as they are, and all updates."""
-        samples = self._first_pass(batch) if self._steps is None else self._recorded_first_pass(batch, self._steps)
+        samples = self._first_pass(batch)
         if samples is None:
             return
         for epoch in range(self._config.epochs):
@@ -213,22 +213,46 @@ class Learner:
                 self._feed.epoch_done(self.updates)
             for columns in self._minibatches(samples):
                 self._feed.between_updates()
-                if self._steps is None:
-                    self._note_update(self._update(samples, columns))
-                else:
-                    self._recorded_update(samples, columns, self._steps)
+                self._update_on(samples, columns)
 
     def _first_pass(self, batch: Batch) -> Samples | None:
         """The samples of a batch with their targets; None where its only update has been made as well."""
-        chunks, targets = self._begin(batch, self._one_pass)
+        steps = self._steps
+
+        def targets() -> None:
+            _, targets, stats = self._begin(batch, gradients=False)
+            steps.keep("batch statistics", [stats])
+            steps.keep("targets", list(vars(targets).values()))
+
+        def whole() -> None:
+            chunks, targets, stats = self._begin(batch, gradients=True)
+            steps.keep("batch statistics", [stats])
+            steps.keep("statistics", [self._update.after(chunks, batch, targets)])
+
+        kind, work = ("batch", whole) if self._one_pass else ("targets", targets)
+        steps((kind, batch.reward.shape), batch.reward.data_ptr(), work)
+        self._batch_statistics += steps.take("batch statistics")
+        self._watch.lap("forward")
         if not self._one_pass:
-            return batch.samples(targets, self._single)
-        self._note_update(self._update.after(chunks, batch, targets))
+            return batch.samples(Targets(*steps.kept["targets"]), self._single)
+        self._note_update()
         return None
 
-    def _begin(self, batch: Batch, gradients: bool) -> tuple[list[Chunk], Targets]:
-        """One pass of the proximal policy, the present weights, over a batch, and the batch's targets, whose statistics
-        are put down.
+    def _update_on(self, samples: Samples, columns: list[Columns]) -> None:
+        """An update on the columns of a minibatch."""
+        steps = self._steps
+        if not isinstance(columns[0], slice):
+            steps.keep("columns", columns)
+            columns = steps.kept["columns"]
+
+        def update() -> None:
+            steps.keep("statistics", [self._update(samples, columns)])
+
+        steps(("update", samples.reward.shape), samples.reward.data_ptr(), update)
+        self._note_update()
+
+    def _begin(self, batch: Batch, gradients: bool) -> tuple[list[Chunk], Targets, Tensor]:
+        """One pass of the proximal policy, the present weights, over a batch; its targets, and their statistics.
 
         Args:
             gradients: Whether there will be a way back through this pass.
@@ -243,9 +267,8 @@ class Learner:
 
         pairs = self._threads.map(estimate, chunk_slices(batch.first.shape[1], self._batch_chunk))
         targets, stats = self._objective.targets([estimates for _, estimates in pairs])
-        self._batch_statistics.append(stats.stacked())
         self._watch.lap("forward")
-        return [chunk for chunk, _ in pairs], targets
+        return [chunk for chunk, _ in pairs], targets, stats.stacked()
 
     def _minibatches(self, samples: Samples) -> list[list[Columns]]:
         """Random equal parts of the columns, each by chunks."""
@@ -260,15 +283,14 @@ class Learner:
         minibatches = order.to(self._device, non_blocking=True).split(columns // self._config.optim.minibatches)
         return [list(minibatch.split(self._minibatch_chunk)) for minibatch in minibatches]
 
-    def _note_update(self, row: Tensor) -> None:
-        """Keep account of an update, of which `row` tells the sums of the loss and the norm of the gradient."""
-        self._statistics.append(row)
+    def _note_update(self) -> None:
+        """Keep account of an update: of the sums of its loss, and the norm of the gradient."""
+        self._statistics += self._steps.take("statistics")
         self.updates += 1
-
-    # Recorded steps: the same work, with all that differs between two batches or minibatches in tensors that stay where
-    # they are.
+        self._watch.lap("optimizer")
 
     def _recorded_steps(self) -> RecordedSteps:
+        """Steps that are recorded: all that differs between two batches or minibatches is kept where it is."""
         self._optimizer.update_rate()
         moments = self._units.moments.state_dict().values()
         counts = self._update.skipped, self._update.skipped_in_a_row
@@ -276,61 +298,16 @@ class Learner:
         optimizer = self._optimizer.state_dict().values()
         return RecordedSteps(self._device, [self._flat.vector, *optimizer, *moments, *counts, *buffers])
 
-    def _recorded_first_pass(self, batch: Batch, steps: RecordedSteps) -> Samples | None:
-        """As :meth:`_first_pass`."""
-        self._optimizer.update_rate()
-
-        def targets() -> None:
-            self._keep_targets(batch, steps)
-
-        def whole() -> None:
-            chunks, targets = self._keep_targets(batch, steps)
-            steps.keep("statistics", [self._update.after(chunks, batch, targets)])
-
-        kind = "batch" if self._one_pass else "targets"
-        steps((kind, batch.reward.shape), batch.reward.data_ptr(), whole if self._one_pass else targets)
-        self._note_recorded_batch(steps)
-        if not self._one_pass:
-            return batch.samples(Targets(*steps.kept["targets"]), self._single)
-        self._note_recorded_update(steps)
-        return None
-
-    def _recorded_update(self, samples: Samples, columns: list[Columns], steps: RecordedSteps) -> None:
-        """An update on the columns of a minibatch."""
-        if not isinstance(columns[0], slice):
-            steps.keep("columns", columns)
-            columns = steps.kept["columns"]
-
-        def update() -> None:
-            steps.keep("statistics", [self._update(samples, columns)])
-
-        steps(("update", samples.reward.shape), samples.reward.data_ptr(), update)
-        self._note_recorded_update(steps)
-
-    def _keep_targets(self, batch: Batch, steps: RecordedSteps) -> tuple[list[Chunk], Targets]:
-        chunks, targets = self._begin(batch, self._one_pass)
-        steps.keep("batch statistics", [self._batch_statistics.pop()])
-        steps.keep("targets", list(vars(targets).values()))
-        return chunks, targets
-
-    def _note_recorded_batch(self, steps: RecordedSteps) -> None:
-        self._batch_statistics.append(steps.kept["batch statistics"][0].clone())
-        self._watch.lap("forward")
-
-    def _note_recorded_update(self, steps: RecordedSteps) -> None:
-        self._note_update(steps.kept["statistics"][0].clone())
-        self._watch.lap("optimizer")
-
     def evaluate(self, batch: Batch) -> tuple[LossStats, BatchStats]:
         """Statistics of a whole batch and of its loss at the present weights, whose gradient goes into the parameters'
         ``grad``."""
-        chunks, targets = self._begin(batch, self._one_pass)
+        chunks, targets, stats = self._begin(batch, self._one_pass)
         samples: Batch | Samples = batch
         if not self._one_pass:
             samples = batch.samples(targets, single=False)
             chunks = self._update.forward(samples, [chunk.columns for chunk in chunks])
         sums = self._update.gradient(chunks, samples, targets)
-        return loss_stats(self._config.loss, sums), BatchStats(*self._batch_statistics.pop())
+        return loss_stats(self._config.loss, sums), BatchStats(*stats)
 
     def outputs(self, batch: Batch) -> Outputs:
         """What the present weights make of a whole batch, without gradients."""
@@ -342,6 +319,8 @@ class Learner:
         if self._config.optim.schedule == "linear":
             left = max(0.0, 1.0 - self.env_steps / self._config.steps)
             self._optimizer.lr = self._config.optim.lr * left
+        if self._optimizer.rate is not None:  # which recorded steps read
+            self._optimizer.update_rate()
 
     def _adapt_learning_rate(self, kl: Tensor) -> None:
         """Halve or double, roughly, what misses the target KL divergence by a factor of two (as in Schulman et al.

@@ -18,7 +18,7 @@ from perf import gpu_checks
 from perf.gpu_checks import CASES, PROBLEMS
 from sfactory.data import cuda_graphs
 from sfactory.data.batch import Assembler
-from sfactory.data.cuda_graphs import WARM_UPS, RecordedSteps
+from sfactory.data.cuda_graphs import WARM_UPS, PlainSteps, RecordedSteps
 from sfactory.learner import Learner
 
 CPU, ROWS = torch.device("cpu"), 2
@@ -35,7 +35,7 @@ def make_learner(case: str, recorded: bool, **changes: Any) -> Learner:
     if recorded:
         learner._steps = learner._recorded_steps()
     else:  # with a rate in float32, as on a device
-        learner._steps = None
+        learner._steps = PlainSteps()
         set_rate = learner._set_learning_rate
         learner._set_learning_rate = lambda: (set_rate(), learner._optimizer.update_rate())
     return learner

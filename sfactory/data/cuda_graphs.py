@@ -129,6 +129,29 @@ class Recorder:
         return work
 
 
+class PlainSteps:
+    """Steps that are done as they come: what :class:`RecordedSteps` is where nothing is recorded.
+
+    Attributes:
+        kept: What steps have kept, by name.
+    """
+
+    def __init__(self) -> None:
+        self.kept = dict[str, list[Tensor]]()
+
+    def keep(self, name: str, found: Sequence[Tensor]) -> None:
+        """Keep tensors until they are taken, or others kept."""
+        self.kept[name] = list(found)
+
+    def take(self, name: str) -> list[Tensor]:
+        """Tensors that were kept, which are the caller's from here on."""
+        return self.kept.pop(name)
+
+    def __call__(self, kind: Hashable, address: int, step: Work) -> None:
+        """Do a step."""
+        step()
+
+
 class RecordedSteps:
     """Steps that change a state in place: the first ones of each kind are done plainly, which warms them up, and then
     they are recorded. A recording is used only if it changes the state as the plain step does.
@@ -163,6 +186,10 @@ class RecordedSteps:
             self._recordings.clear()
             self._pool = graph_pool(self._device)
         self.kept[name] = [x.detach().clone() for x in found]
+
+    def take(self, name: str) -> list[Tensor]:
+        """Copies of tensors that were kept."""
+        return [x.clone() for x in self.kept[name]]
 
     def __call__(self, kind: Hashable, address: int, step: Work) -> None:
         """Do a step.
