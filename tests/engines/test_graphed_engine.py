@@ -350,9 +350,9 @@ def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pyte
 def on_one_device(work: Callable) -> Callable:
     """Work that may not bring a number from the host to the device, or back."""
 
-    def watched(*args):
+    def watched(*args, **kwargs):
         with OneDevice("meta"):
-            return work(*args)
+            return work(*args, **kwargs)
 
     return watched
 
