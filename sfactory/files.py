@@ -76,9 +76,14 @@ def append_whole(path: Path, data: bytes, begin: bytes = b"") -> None:
         raise
 
 
-def make_temporary_folder(parent: str | None = None) -> Path:
-    """Make a folder in another one, or else among the system's temporary files, and register it for removal."""
-    folder = Path(tempfile.mkdtemp(prefix="sfactory-", dir=parent))
+def make_temporary_folder(purpose: str = "", parent: str | None = None) -> Path:
+    """Make a folder among the system's temporary files, or in another one, and register it for removal.
+
+    Args:
+        purpose: What its name tells.
+        parent: The other one.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"sfactory-{purpose}", dir=parent))
     _temporary.add(folder)
     return folder
 

@@ -134,7 +134,7 @@ class DoomGame(gymnasium.Wrapper):
                 )
                 entries[name] = spaces.Box(0, 255, shape, np.uint8)
         self.observation_space = spaces.Dict(entries)
-        folder = make_temporary_folder()
+        folder = make_temporary_folder("vizdoom-")
         self._remove_folder = weakref.finalize(self, remove_temporary_folder, folder)
         self._launcher = _install_launcher(self._game, folder)
 

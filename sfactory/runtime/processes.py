@@ -191,7 +191,7 @@ class WorkerProcesses:
             main: Main function. Its `events` is an :class:`EventSender`, its `folder` is for temporary files.
             args: Further arguments of `main`.
         """
-        self._folder = self._folder or make_temporary_folder(get_temp_dir())
+        self._folder = self._folder or make_temporary_folder(parent=get_temp_dir())
         folder = self.folders[name] = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
         reader, writer = multiprocessing.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # beyond the system's limit senders only wait sooner
