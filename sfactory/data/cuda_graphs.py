@@ -24,7 +24,7 @@ WARM_UPS = 3
 SAME_CHANGE = 0.05
 """How far a recorded step may end from where the plain one does, in units of how far that goes."""
 _failed = ""
-"""Why the first recording of this process that failed did so."""
+"""What made a recording of this process fail; empty if none has."""
 _log = logging.getLogger(__name__)
 
 

@@ -210,7 +210,7 @@ def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
     targets, _ = objective.targets([estimates])
     found = [x.float() for x in estimates]
     cases = [(moved, targets, 0.0), (moved, targets, 1e3)]  # near the behaviour policy, and far from it
-    cases += [(params[:-1], _strange(targets, generator), 0.0) for _ in range(4)]
+    cases += [(params[:-1], _far_targets(targets, generator), 0.0) for _ in range(4)]
     for output, held, shift in cases:
         samples = batch.samples(held, single=False)
         evaluation = objective.evaluate(Outputs(output, value[:-1]), samples, columns)
@@ -221,8 +221,8 @@ def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
     return found
 
 
-def _strange(targets: Targets, generator: torch.Generator) -> Targets:
-    """Targets far from a policy and its values, so that a loss that is another one there alone is noticed."""
+def _far_targets(targets: Targets, generator: torch.Generator) -> Targets:
+    """Targets far from the policy and its values: an edited loss may differ from the built-in one there alone."""
 
     def moved(x: Tensor, by: float) -> Tensor:
         return x + by * torch.randn(x.shape, generator=generator).to(x.device)

@@ -211,7 +211,8 @@ class Supervisor:
         since the newest checkpoint is lost."""
         if self._processes.exit_codes().get("learner") == 0:
             return
-        self._processes.kill([name for name in self._processes.names if name == "learner"])
+        if "learner" in self._processes.names:  # it hangs, or has died
+            self._processes.kill(["learner"])
         snapshot = self._store.load_again()
         self._monitor.learner_is_gone(0 if snapshot is None else snapshot.env_steps)
 

@@ -123,6 +123,7 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
 
 
 def _train(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
+    """Train until the end of training or of the run, and save, after an error too."""
     training = make_training(plan, wires, store)
     training.learner.start()
     try:
