@@ -1,7 +1,7 @@
 """A trained policy outside training: load it from a run folder and ask it for actions.
 
 A run folder may come from a stranger, so loading one runs no code of its choosing: weights and spaces are data, and
-classes that its ``config.yaml`` names outside sfactory are imported only if the caller names them too, or trusts the
+classes that its ``spaces.json`` names outside sfactory are imported only if the caller names them too, or trusts the
 folder.
 """
 
@@ -26,8 +26,8 @@ from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, Sfac
 from sfactory.model import build_uninitialized
 from sfactory.model.normalizer import CriticUnits
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runs.run_files import CHECKPOINTS, SPACES, read_config
-from sfactory.runs.space_codec import check_spaces, load_spec
+from sfactory.runs.run_files import CHECKPOINTS, SPACES
+from sfactory.runs.space_codec import check_spaces, load_model_config, load_spec
 from sfactory.spaces import ActionSpec, ObservationSpec, Reading
 
 Checkpoint = Literal["latest", "best"]
@@ -46,13 +46,13 @@ def load_policy(
     """Load the policy of a run. Makes no environment and starts no process.
 
     Args:
-        run: The run folder; `config.yaml`, `spaces.json` and `checkpoints/` of it are needed.
+        run: The run folder; `spaces.json` and `checkpoints/` of it are needed.
         checkpoint: latest, or best: by evaluation where the run had it, else by the return in training.
         device: auto, cpu, cuda or cuda:N.
         env: An environment in which the policy will act; its spaces are compared with the run's.
         model: Fields that take the place of the saved ones: where the run was trained with a class of your own, as in
             ``ModelConfig(encoder=MyEncoder)``.
-        trust: Import the classes that the run's config names as ``module:Class``.
+        trust: Import the classes that the run's model names as ``module:Class``.
         seed: Of sampled actions; None: different every time.
 
     Raises:
@@ -61,13 +61,13 @@ def load_policy(
         CheckpointError: If the files are damaged or do not fit together.
     """
     folder = Path(run)
-    config = read_config(folder)
+    saved = load_model_config(folder / SPACES)
     snapshot = load_snapshot(folder, checkpoint)
-    spec = load_spec(folder / SPACES, config.model.squash, reading := Reading.of(config.model))
+    spec = load_spec(folder / SPACES, saved.squash, reading := Reading.of(saved))
     if env is not None:
-        check_spaces(spec, _spec_of(env, config.model.squash, reading), f"the run in {folder}", "the environment")
+        check_spaces(spec, _spec_of(env, saved.squash, reading), f"the run in {folder}", "the environment")
     target = resolve_device(device)
-    network = _build(folder, spec, _complete(config.model, model, trust), snapshot).to(target)
+    network = _build(folder, spec, _complete(saved, model, trust), snapshot).to(target)
     return Policy(spec, network, target, seed)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-import yaml
 from environments import Busy
 from gymnasium import spaces
 from short_runs import favour, short_run
@@ -34,10 +34,10 @@ def busy(tmp_path_factory):
     return short_run(tmp_path_factory.mktemp("policy") / "run", Busy, model=model)
 
 
-def edit_config(run, **model):
-    values = yaml.safe_load((run / "config.yaml").read_text())
-    values["model"] |= model
-    (run / "config.yaml").write_text(yaml.safe_dump(values))
+def edit_model(run, **model):
+    described = json.loads((run / "spaces.json").read_text())
+    described["model"] |= model
+    (run / "spaces.json").write_text(json.dumps(described))
 
 
 def batch_of(observations):
@@ -214,10 +214,10 @@ def test_what_is_missing_or_damaged_is_said(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         load_policy(tmp_path / "nowhere")
     run = short_run(tmp_path / "run", "CartPole-v1")
-    edit_config(run, hidden=[32])
+    edit_model(run, hidden=[32])
     with pytest.raises(CheckpointError, match="do not fit"):
         load_policy(run)
-    edit_config(run, hidden=[64, 64])
+    edit_model(run, hidden=[64, 64])
     (run / "spaces.json").unlink()
     with pytest.raises(ConfigError, match=r"spaces\.json is missing"):
         load_policy(run)
@@ -254,7 +254,7 @@ def test_a_run_is_not_continued_in_other_spaces(tmp_path):
 PLAIN_PROCESS = """
 import sys
 
-ALLOWED = {"sfactory", "torch", "torchgen", "functorch", "numpy", "safetensors", "yaml", "typing_extensions"}
+ALLOWED = {"sfactory", "torch", "torchgen", "functorch", "numpy", "typing_extensions"}
 WITHOUT = {name.partition(".")[0] for name in sys.argv[3].split(",")} - ALLOWED
 
 
@@ -277,11 +277,15 @@ np.savez(sys.argv[2], move=action["move"], turn=action["turn"], state=state.nump
 
 
 def test_a_plain_process_plays_with_torch_and_numpy_alone(busy, tmp_path):
-    """Besides them safetensors and PyYAML, which read the folder: none of sfactory's other dependencies."""
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-    names = {re.split(r"[\[<>=]", text)[0] for text in project["dependencies"]} - {"pyyaml"}
-    modules = {name.replace("-", "_") for name in names} | {"llvmlite", "farama_notifications", "docstring_parser"}
-    assert {"gymnasium", "numba", "faster_fifo", "tyro", "rich"} <= modules
+    names = {re.split(r"[\[<>=]", text)[0] for text in project["dependencies"]}
+    modules = {name.replace("-", "_") for name in names} | {
+        "llvmlite",
+        "farama_notifications",
+        "docstring_parser",
+        "yaml",
+    }
+    assert {"gymnasium", "numba", "faster_fifo", "tyro", "rich", "safetensors"} <= modules
     observations = [Busy().reset(seed=i)[0] for i in range(8)]
     batch = batch_of(observations)
     expected, state = load_policy(busy).act_batch(batch)

@@ -48,11 +48,13 @@ def stranger(honest, tmp_path, monkeypatch):
 
 
 def tamper(run: Path, **values: object) -> None:
-    """Change the saved config; `model` and other groups entry by entry."""
+    """Change the saved config, `model` and other groups entry by entry, and the model wherever else it is described."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     for name, value in values.items():
         config[name] = config[name] | value if isinstance(config[name], dict) and name != "env_kwargs" else value
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+    described = json.loads((run / "spaces.json").read_text())
+    (run / "spaces.json").write_text(json.dumps(described | {"model": config["model"]}))
 
 
 def payloads(touched: Path) -> dict[str, dict]:

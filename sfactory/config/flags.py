@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import yaml
-
 MOST_YAML_NODES = 100_000
 """Most entries that a YAML text may have, aliases written out."""
 
@@ -49,6 +47,8 @@ def plain_yaml(text: str) -> Any:
     Raises:
         ValueError: If it is not YAML, or if its aliases would blow it up.
     """
+    import yaml  # here, so that a policy is loaded without it
+
     try:
         value = yaml.safe_load(text)
     except yaml.constructor.ConstructorError as error:

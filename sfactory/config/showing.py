@@ -6,8 +6,6 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from sfactory.config.declaring import settings_of
 from sfactory.config.fields import Config
 from sfactory.config.sources import GROUPS, to_dict
@@ -45,6 +43,8 @@ def _lines(values: Mapping[str, Any], remarks: Mapping[str, str]) -> Iterator[st
 
 def _entry(name: str, value: Any) -> str:
     """One entry of a mapping on one line."""
+    import yaml  # here, so that a policy is loaded without it
+
     return yaml.safe_dump({name: value}, default_flow_style=True, width=10**6).strip()[1:-1]
 
 

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from sfactory.errors import CheckpointError
 from sfactory.files import TEMPORARY, sync_folder, temporary_for, write_synced
+from sfactory.runs.tensor_file import unpack_tensors
 
 PATIENCE_S = 5.0
 """How long a folder may be away from a run that has to go on from a checkpoint in it."""
@@ -350,12 +350,14 @@ def _parse_description(data: bytes) -> dict[str, Any]:
 
 
 def _pack_model(model: Mapping[str, Tensor]) -> bytes:
+    import safetensors.torch  # here, so that a policy is loaded without it
+
     return safetensors.torch.save({name: _own_copy(tensor) for name, tensor in model.items()})
 
 
 def _unpack_model(data: bytes) -> dict[str, Tensor]:
     try:
-        return safetensors.torch.load(data)
+        return unpack_tensors(data)
     except Exception as error:
         raise _Unreadable(f"its weights are not a safetensors file: {error}") from error
 

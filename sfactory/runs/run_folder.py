@@ -68,9 +68,9 @@ class RunFolder(os.PathLike):
         return self.path / SUMMARY
 
     def keep_spec(self, spec: EnvSpec) -> None:
-        """Write the spaces of the run's environment, for use of its policy without it, and where it comes from."""
+        """Write what :func:`sfactory.policy.load_policy` builds the policy of, and where the environment comes from."""
         with _telling_of(self.path):
-            save_spec(self.path / SPACES, spec)
+            save_spec(self.path / SPACES, spec, self.config.model)
 
     def restore(self, spec: EnvSpec) -> None:
         """Describe the run again in its folder if somebody has removed that; the next reports and checkpoints follow.
@@ -80,7 +80,7 @@ class RunFolder(os.PathLike):
         """
         if not (self.path / CONFIG).exists():
             self.path.mkdir(parents=True, exist_ok=True)
-            save_spec(self.path / SPACES, spec)
+            save_spec(self.path / SPACES, spec, self.config.model)
             _save_config(self.path, self.config)
 
     def close(self) -> None:

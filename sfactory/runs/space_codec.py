@@ -1,18 +1,21 @@
-"""Spaces as JSON: what a run's policy sees and does, kept in its folder so that the policy can be used without its
-environment.
+"""Spaces and model as JSON: what a run's policy sees and does, and how it is built, kept in the run folder so that the
+policy can be used without its environment and without PyYAML.
 
 A file holds data only. A Text leaf, from which nothing is learned, is kept without what it may contain.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from sfactory.config import ModelConfig, check_types, from_dict, to_dict
 from sfactory.config.env_source import EnvSource
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
@@ -29,8 +32,8 @@ _NUMBERS = (
 )  # fmt: skip
 
 
-def save_spec(path: Path, spec: EnvSpec) -> None:
-    """Write what is known of a run's environment.
+def save_spec(path: Path, spec: EnvSpec, model: ModelConfig) -> None:
+    """Write what is known of a run's environment, and what its model is.
 
     Raises:
         OSError: If the file cannot be written.
@@ -46,6 +49,7 @@ def save_spec(path: Path, spec: EnvSpec) -> None:
         "observation": encode_space(spec.observation.space),
         "action": encode_space(spec.action.space),
         "source": None if spec.source is None else dataclasses.asdict(spec.source),
+        "model": to_dict(model),
     }
     write_atomically(path, (json.dumps(described, allow_nan=False) + "\n").encode())
 
@@ -61,12 +65,8 @@ def load_spec(path: Path, squash: Literal["clip", "tanh"], reading: Reading = AS
         ConfigError: If there is no such file.
         CheckpointError: If it is damaged, or was written by a newer sfactory.
     """
-    try:
-        described = json.loads(path.read_bytes())
-        if described["format"] > FORMAT:
-            raise CheckpointError(
-                f"{path} has format {described['format']}, this sfactory reads up to {FORMAT}; upgrade sfactory"
-            )
+    with _told(path):
+        described = _described(path)
         return EnvSpec(
             ObservationSpec.from_space(decode_space(described["observation"]), reading),
             ActionSpec.from_space(decode_space(described["action"]), squash),
@@ -74,9 +74,35 @@ def load_spec(path: Path, squash: Literal["clip", "tanh"], reading: Reading = AS
             protocol=_text(described.get("protocol", "")),
             source=_decode_source(described.get("source")),
         )
+
+
+def load_model_config(path: Path) -> ModelConfig:
+    """What :func:`save_spec` wrote of the model; a class has become its name in angle brackets. Raises as
+    :func:`load_spec` does."""
+    with _told(path):
+        config = from_dict({"model": _described(path)["model"]})
+        check_types(config)
+        return config.model
+
+
+def _described(path: Path) -> dict[str, Any]:
+    described = json.loads(path.read_bytes())
+    if described["format"] > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {described['format']}, this sfactory reads up to {FORMAT}; upgrade sfactory"
+        )
+    return described
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn what a missing or damaged file raises into an error for the user."""
+    try:
+        yield
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} is missing; copy the whole run folder, or resume the run once to have it written"
+            f"{path} is missing: {path.parent} holds no run, or not all of one; name a run folder, copy the whole of "
+            "it, or resume the run once to have the file written"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise CheckpointError(

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from sfactory.config import ModelConfig
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
-from sfactory.runs.space_codec import check_spaces, decode_space, encode_space, load_spec, save_spec
+from sfactory.runs.space_codec import check_spaces, decode_space, encode_space, load_model_config, load_spec, save_spec
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 SPACES = [
@@ -54,7 +55,9 @@ def test_a_spec_survives_its_file(tmp_path):
         mission=spaces.Text(9), image=spaces.Box(0, 255, (7, 7, 3), np.uint8), action_mask=spaces.MultiBinary(2)
     )
     before = spec(observation, agents=3, frameskip=4, masked=True, family="multiagent", render_fps=12.5, protocol="v5")
-    save_spec(tmp_path / "spaces.json", before)
+    model = ModelConfig(hidden=(32,), core="lstm", squash="tanh")
+    save_spec(tmp_path / "spaces.json", before, model)
+    assert load_model_config(tmp_path / "spaces.json") == model
     after = load_spec(tmp_path / "spaces.json", "tanh")
     assert after == before
     assert after.observation.ignored == ("mission",)
@@ -70,16 +73,19 @@ def test_a_spec_survives_its_file(tmp_path):
         lambda described: described["observation"].update(low=[1, 2]),
         lambda described: described.update(format=99),
         lambda described: described.update(protocol=5),
+        lambda described: described.pop("model"),
+        lambda described: described["model"].update(hidden="wide"),
+        lambda described: described["model"].update(unheard_of=5),
     ],
 )
 def test_a_damaged_or_hostile_file_is_refused(tmp_path, damage):
     path = tmp_path / "spaces.json"
-    save_spec(path, spec(spaces.Box(-1, 1, (3,))))
+    save_spec(path, spec(spaces.Box(-1, 1, (3,))), ModelConfig())
     described = json.loads(path.read_text())
     damage(described)
     path.write_text(json.dumps(described))
     with pytest.raises(CheckpointError, match=r"spaces\.json"):
-        load_spec(path, "clip")
+        load_spec(path, load_model_config(path).squash)
 
 
 def test_spaces_that_differ_are_named():
