@@ -442,6 +442,12 @@ TASKS: dict[str, dict[str, Setting]] = {
         "sample-factory": {"env": "Ant-v4", **_SF_MUJOCO},
         "stable-baselines3": _zoo("Ant-v5", 1, normalize=True),
     },
+    "vizdoom-gathering": {
+        "sample-factory": {
+            "env": "doom_health_gathering", "summaries_use_frameskip": False, "num_workers": 2,
+            "num_envs_per_worker": 16,
+        },
+    },
 }  # fmt: skip
 """What the documentation or the zoo of each peer has for a reference of perf/references.py, by the reference's name.
 Sample Factory has no command for single tasks of Gymnasium besides CartPole-v1; that one is taken for them all. It runs

@@ -84,6 +84,7 @@ REFERENCES = [
     Reference("breakout-classic", "BreakoutNoFrameskip-v4", 10_000_000, 400, 60, "SB3 zoo 398"),
     Reference("vizdoom-basic", "VizdoomBasic-v1", 300_000, 80, 5, "Sample Factory"),
     Reference("vizdoom-center", "VizdoomDefendCenter-v1", 2_000_000, 20, 40, "Sample Factory"),
+    Reference("vizdoom-gathering", "VizdoomHealthGathering-v1", 2_000_000, 2000, 40, "most 2,100"),
     Reference("grid-world", "examples.grid_world:GridWorld-v0", 300_000, 1, 0.5),
     Reference("spread", "mpe2.simple_spread_v3:parallel_env", 300_000, -22, 1, "SB3 -22 at 200k"),
     Reference("memory", "sfactory/MemoryGrid", 500_000, 0.9, 0.5, "", _LSTM),

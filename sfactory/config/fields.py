@@ -55,7 +55,7 @@ class ModelConfig:
     activation: Literal["tanh", "relu", "elu", "silu"] = setting(
         "tanh", resume=refused("the same weights would compute something else")
     )
-    """Nonlinearity of MLP encoders; image encoders use relu."""
+    """Nonlinearity of MLP encoders; image encoders, and the layer that merges several encoders, use relu."""
     core: Name = setting("none", resume=_WEIGHTS)
     """none, gru, lstm, or a callable / module:Class."""
     core_size: int = setting(128, at_least(1), resume=_WEIGHTS)
@@ -198,6 +198,9 @@ class RuntimeConfig:
     cuda_graphs: bool = setting(True, resume=_PLACE)
     """Policy workers on a GPU record the forward pass once and launch it as a whole; a model that cannot be recorded
     runs without."""
+    mps: bool = setting(False, resume=_PLACE)
+    """Processes that share a GPU compute there side by side, by a daemon of NVIDIA's MPS that the run starts for
+    itself; else they take turns. Not yet tried on a GPU."""
     learner_threads: int | None = setting(None, between(1, 1024), resume=_PLACE)
     """Threads of the learner; unset: from the number of cores."""
     inference_threads: int | None = setting(None, between(1, 1024), resume=_PLACE)

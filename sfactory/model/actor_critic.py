@@ -14,7 +14,7 @@ from sfactory.model.cores import Core, GRUCore, LSTMCore
 from sfactory.model.encoders import build_encoders
 from sfactory.model.heads import PolicyHead, ValueHead
 from sfactory.model.initialization import orthogonal, skip_orthogonal
-from sfactory.model.layers import ACTIVATIONS, Dense
+from sfactory.model.layers import Dense
 from sfactory.model.normalizer import ObservationNormalizer, ValueUnit
 from sfactory.model.precision import full_precision
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -24,6 +24,9 @@ CORES = {"gru": GRUCore, "lstm": LSTMCore}
 
 class Trunk(nn.Module):
     """Observations to features: encoders of the leaves, a layer that merges several, and a core.
+
+    The layer that merges has a ReLU whatever `model.activation` is: an image encoder's features have no bound, and grow
+    until they would saturate a tanh.
 
     Attributes:
         out_features: Width H of the features.
@@ -37,7 +40,7 @@ class Trunk(nn.Module):
         self.merge = None
         if len(self.encoders) > 1:
             merged = config.features if observation.has_images else (config.features, *config.hidden)[-1]
-            self.merge = nn.Sequential(Dense(width, merged), ACTIVATIONS[config.activation]())
+            self.merge = nn.Sequential(Dense(width, merged), nn.ReLU())
             width = merged
         self.core = _build_core(width, config)
         self.out_features = width if self.core is None else self.core.out_features

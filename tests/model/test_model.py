@@ -246,6 +246,19 @@ def test_several_leaves_are_merged_as_wide_as_features_only_where_one_is_an_imag
     assert _model(spaces.Tuple((*vectors, image)), features=512).actor.out_features == 512
 
 
+def test_image_features_without_bound_do_not_saturate_the_layer_that_merges_them() -> None:
+    observation = spaces.Dict(image=spaces.Box(0, 255, (3, 36, 36), np.uint8), health=spaces.Box(0, 100, (1,)))
+    model = _model(observation, activation="tanh")
+    encoder = next(encoder for encoder in model.actor.encoders if hasattr(encoder, "linear"))
+    obs, norms = _observations(model.observation, 8), []
+    for scale in (1.0, 1000.0):
+        encoder.linear.weight.data *= scale
+        params, value, _ = model(obs)
+        (gradient,) = torch.autograd.grad(params.sum() + value.sum(), encoder.linear.weight)
+        norms.append(gradient.norm())
+    assert norms[1] > 0.3 * norms[0]
+
+
 def test_initial_policy_is_near_uniform_with_the_given_std() -> None:
     for adaptive in (False, True):
         model = _model(OBSERVATIONS["vector"], adaptive_std=adaptive, initial_log_std=-0.7)
