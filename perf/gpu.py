@@ -40,6 +40,7 @@ STAGES = {
     "cartpole-tensors": 60.0,
     "pong-preset": 70.0,
     "learns": 60.0,
+    "pong-mps": 70.0,
     "halfcheetah": 80.0,
     "cartpole-preset": 60.0,
     "vizdoom-basic": 100.0,

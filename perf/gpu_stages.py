@@ -47,6 +47,7 @@ WORKLOADS = {
     "pong-preset": "--env ALE/Pong-v5",
     "cartpole-preset": "--env CartPole-v1",
     "cartpole-native-cpu-inference": f"{NATIVE} --runtime.inference-device cpu",
+    "pong-mps": f"{PONG} --runtime.mps",
     "pong-no-graphs": f"{PONG} --runtime.no-cuda-graphs",
     "pong-compile": f"{PONG} --optim.compile",
     "pong-lstm": f"{PONG} --model.core lstm",

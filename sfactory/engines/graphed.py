@@ -2,24 +2,26 @@
 
 A batch costs the host one copy of all observations, flags and indices to the device, one launch, one copy of all
 answers back, and one wait. Requests are padded to the next of a few numbers of groups, because a recording is for one
-size. Weights are written in place; RNN states stay on the device, gathered and scattered by the groups' indices inside
-the recording. On the CPU the same code runs without streams and recordings, which is how the tests hold it to
-:class:`sfactory.engines.cpu.TorchEngine`.
+size. Weights are written in place, and cast to autocast's dtype then instead of in each pass; RNN states stay on the
+device, gathered and scattered by the groups' indices inside the recording. On the CPU the same code runs without
+streams and recordings, which is how the tests hold it to :class:`sfactory.engines.cpu.TorchEngine`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from sfactory.data.arena import Arena
 from sfactory.data.cuda_graphs import Recorder, Work
 from sfactory.data.staging import StagingBuffer
 from sfactory.data.weights import FlatWeights, PublishedWeights
+from sfactory.engines.casts import CastWeights
 from sfactory.engines.cpu import Request
 from sfactory.model.precision import mixed_precision
 from sfactory.telemetry.stopwatch import Stopwatch
@@ -80,7 +82,9 @@ class GraphedEngine:
         self._nobody = groups
         self._states = torch.zeros(groups + 1, arena.rows, model.state_size, device=device)
         self._sizes, self._passes = padded_sizes(groups), dict[int, _Pass]()
-        self.recorder = Recorder(device, TOLERANCE[autocast], graphs)
+        self._casts: CastWeights | None = None
+        self._tolerance = TOLERANCE[autocast]
+        self.recorder = Recorder(device, self._tolerance, graphs)
         self._stream.wait_stream(self._module.current_stream(device))
         if graphs and device.type == "cuda":  # at once, so that no request waits for a recording
             with torch.inference_mode(), self._module.stream(self._stream):
@@ -90,8 +94,10 @@ class GraphedEngine:
     def refresh(self, weights: PublishedWeights) -> int:
         # The copy of the last ones was done before the last answers, which the host has waited for.
         version = weights.read(self._weights)
-        with self._module.stream(self._stream):
+        with torch.inference_mode(), self._module.stream(self._stream):
             self._flat.vector.copy_(self._weights, non_blocking=True)
+            if self._casts is not None:
+                self._casts.refresh()
         return version
 
     def answers(self, requests: list[Request]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -127,11 +133,17 @@ class GraphedEngine:
         width = self._model.distribution.width
         outputs = StagingBuffer([((rows, width), real), ((rows,), real), ((rows, state_size), real)], self._device)
 
-        def run() -> None:
-            self._forward(inputs, outputs)
+        def answer(copies: Mapping[str, Tensor]) -> list[Tensor]:
+            self._forward(inputs, outputs, copies)
+            return [result.clone() for result in outputs.tensors[:2]]
 
         self._fill(inputs, [])
         inputs.upload()
+        casts = self._casts = self._casts or CastWeights(self._model, self._autocast, answer, self._tolerance)
+
+        def run() -> None:
+            self._forward(inputs, outputs, casts.copies)
+
         self._passes[size] = _Pass(inputs, outputs, self.recorder(run, outputs.tensors[:2]))
         return self._passes[size]
 
@@ -148,7 +160,7 @@ class GraphedEngine:
             first[rows] = False if value_only else arena.first[slot, t]
             read[i], written[i] = group, self._nobody if value_only else group
 
-    def _forward(self, inputs: StagingBuffer, outputs: StagingBuffer) -> None:
+    def _forward(self, inputs: StagingBuffer, outputs: StagingBuffer, copies: Mapping[str, Tensor]) -> None:
         *obs, first, read, written = inputs.tensors
         params, value, states = outputs.tensors
         before = None
@@ -156,7 +168,7 @@ class GraphedEngine:
             torch.index_select(self._states, 0, read, out=states.view(len(read), *self._states.shape[1:]))
             before = states.masked_fill(first.unsqueeze(-1), 0.0)
         with mixed_precision(self._device.type, self._autocast, keep_casts=False):
-            new_params, new_value, after = self._model(tuple(obs), before)
+            new_params, new_value, after = functional_call(self._model, copies, (tuple(obs), before))
         params.copy_(new_params)
         value.copy_(new_value)
         if before is not None:

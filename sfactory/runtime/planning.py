@@ -23,6 +23,7 @@ from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.video import check_video
 from sfactory.runtime.dry_run import check_extensions
 from sfactory.runtime.limits import check_limits, check_model
+from sfactory.runtime.mps import mps_problem
 from sfactory.runtime.plan import Plan
 
 T = TypeVar("T")
@@ -76,6 +77,8 @@ def make_plan(config: Config) -> Plan:
     config = config if choice is None else changed(config, device=choice.name)
     runtime = dataclasses.replace(config.runtime, policy_workers=devices.policy_processes(config))
     config = changed(config, runtime=runtime)
+    if (problem := mps_problem(config)) is not None:
+        raise ConfigError(problem)
     plan = Plan(config, env, source, device_reason="" if choice is None else choice.reason)
     model = build_uninitialized(env.observation, env.action, config.model)
     if (problem := minibatch_problem(config, recurrent=model.state_size > 0)) is not None:

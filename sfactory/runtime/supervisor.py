@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import time
@@ -14,6 +15,7 @@ from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime import workers
 from sfactory.runtime.budgets import RestartBudget
 from sfactory.runtime.monitor import Monitor
+from sfactory.runtime.mps import mps_daemon
 from sfactory.runtime.output import PrintedLines
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.stacks import crash_in
@@ -57,7 +59,8 @@ class Supervisor:
     def run(self) -> None:
         """Start all workers, and return when all have ended: with the training, or because the run ends."""
         monitor = self._monitor
-        with self._printed, self._processes:
+        sharing = mps_daemon() if self._plan.config.runtime.mps else contextlib.nullcontext({})
+        with sharing as self._environment, self._printed, self._processes:
             self._start_learner()
             if self._plan.evaluates:
                 self._start_evaluator()
@@ -92,7 +95,7 @@ class Supervisor:
         self._start(EVALUATOR, workers.evaluator_main, self._videos)
 
     def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
-        main = functools.partial(workers.process_main, output=self._printed.path)
+        main = functools.partial(workers.process_main, output=self._printed.path, environment=self._environment)
         self._processes.start(name, main, target, self._pickled_plan, self._monitor.wires, *args)
 
     # Watching

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import connection, parent_process
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -232,6 +232,7 @@ def process_main(
     wires: Wires,
     *args: Any,
     output: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Run a worker process: leave signals to the runner, report failures, and let nothing of it outlive the runner.
 
@@ -244,8 +245,10 @@ def process_main(
         wires: Wires of the run.
         args: Further arguments of `target`.
         output: Where what is printed goes; None: to the runner's own standard output.
+        environment: Variables that it has besides the fork server's.
     """
     settle_process(name, folder)
+    os.environ.update(environment or {})
     if output is not None:
         print_into(output)
     try:

@@ -153,8 +153,8 @@ def test_an_engine_that_is_wrong_on_a_device_is_found_out(
 ) -> None:
     right = GraphedEngine._forward
 
-    def wrong(self, inputs, outputs) -> None:
-        right(self, inputs, outputs)
+    def wrong(self, inputs, outputs, copies) -> None:
+        right(self, inputs, outputs, copies)
         spoil(self, outputs)
 
     monkeypatch.setattr(GraphedEngine, "_forward", wrong)
