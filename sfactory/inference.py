@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from sfactory.data.arena import Arena
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import unpack_request
 from sfactory.data.weights import FlatWeights
@@ -64,7 +63,7 @@ class PolicyWorker:
     ) -> None:
         self._arena, self._weights, self._requests = plane.arena, plane.weights, plane.requests[index]
         self._ready, self._watch = [plane.ready_of(group) for group in range(plane.groups)], watch
-        self._engine = _engine_for(model.eval(), kernels, settings, plane.arena, plane.groups, watch)
+        self._engine = _engine_for(index, model.eval(), kernels, settings, plane, watch)
         self._sample = kernels.sampler(settings.seed)
         self.kernels = kernels.choice
         self._unit, self._scale_and_shift = model.unit, (1.0, 0.0)
@@ -113,12 +112,13 @@ class PolicyWorker:
 
 
 def _engine_for(
-    model: nn.Module, kernels: Kernels, settings: InferenceSettings, arena: Arena, groups: int, watch: Stopwatch
+    index: int, model: nn.Module, kernels: Kernels, settings: InferenceSettings, plane: DataPlane, watch: Stopwatch
 ) -> Engine:
-    """The fastest engine for a model on a device."""
-    device, autocast = settings.device, settings.autocast
+    """The fastest engine for a policy worker's model on its device."""
+    device, autocast, arena, groups = settings.device, settings.autocast, plane.arena, plane.groups
     if device.type != "cpu":
-        return GraphedEngine(model, arena, groups, autocast, watch, settings.cuda_graphs)
+        own = plane.policy_of.count(index)
+        return GraphedEngine(model, arena, groups, autocast, watch, settings.cuda_graphs, own)
     flat = FlatWeights(model)  # before a network takes note of where the weights lie
     if (network := kernels.dense_network()) is not None:
         return DirectEngine(network, flat, arena)

@@ -58,6 +58,7 @@ class GraphedEngine:
         groups: Of the run.
         autocast: torch dtype to compute in, or None for float32.
         graphs: Off: nothing is recorded, all else stays the same.
+        own: How many of the groups ask this engine; None: all.
 
     Attributes:
         recorder: Of the forward passes.
@@ -71,6 +72,7 @@ class GraphedEngine:
         autocast: torch.dtype | None,
         watch: Stopwatch,
         graphs: bool = True,
+        own: int | None = None,
     ) -> None:
         device = next(model.parameters()).device
         self._model, self._arena, self._device, self._autocast, self._watch = model, arena, device, autocast, watch
@@ -81,7 +83,7 @@ class GraphedEngine:
         # Padding reads and writes the states of nobody, and requests that shall leave none write them.
         self._nobody = groups
         self._states = torch.zeros(groups + 1, arena.rows, model.state_size, device=device)
-        self._sizes, self._passes = padded_sizes(groups), dict[int, _Pass]()
+        self._sizes, self._passes = padded_sizes(own or groups), dict[int, _Pass]()
         self._casts: CastWeights | None = None
         self._tolerance = TOLERANCE[autocast]
         self.recorder = Recorder(device, self._tolerance, graphs)

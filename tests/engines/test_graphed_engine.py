@@ -134,6 +134,13 @@ def test_padded_batches_give_the_answers_and_states_of_plain_ones(core: str, aut
     assert len(graphed._passes) == len(padded_sizes(GROUPS)), "every size was used"
 
 
+def test_an_engine_has_no_size_for_the_groups_of_others() -> None:
+    arena, _, _, all_groups = make_engines("gru")
+    engine = GraphedEngine(all_groups._model, arena, GROUPS, None, watch(), own=2)
+    assert engine._sizes == [1, 2]
+    assert len(list(engine.answers([(4, 4, 0, False), (3, 3, 0, False)]))) == 2, "whichever two they are"
+
+
 @pytest.mark.parametrize("eager", [False, True])
 def test_the_host_waits_for_what_it_reads_and_overwrites(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a device that does its work at its own time, answers are the same."""
@@ -190,8 +197,8 @@ def test_sampling_is_the_same_and_importance_weights_are_one(
         monkeypatch.setattr(
             inference,
             "_engine_for",
-            lambda model, kernels, settings, arena, groups, watch: GraphedEngine(
-                model, arena, groups, settings.autocast, watch, settings.cuda_graphs
+            lambda index, model, kernels, settings, plane, watch: GraphedEngine(
+                model, plane.arena, plane.groups, settings.autocast, watch, own=plane.policy_of.count(index)
             ),
         )
     for f in dataclasses.fields(Batch):
