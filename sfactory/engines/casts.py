@@ -12,8 +12,6 @@ from sfactory.model.layers import Dense
 
 _PLAIN = (nn.Linear, Dense, nn.Conv2d)
 """Modules that use their weights for one product, and for nothing else."""
-
-
 Answer = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
 """What a model gives under autocast with other tensors in the place of some of its parameters, by their names."""
 
@@ -58,8 +56,8 @@ class CastWeights:
 
     def refresh(self) -> None:
         """Take over the model's present weights."""
-        if self._own:
-            torch._foreach_copy_(list(self.copies.values()), self._own)
+        for copy, own in zip(self.copies.values(), self._own, strict=True):
+            copy.copy_(own)
 
 
 def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
