@@ -51,7 +51,7 @@ def save_spec(path: Path, spec: EnvSpec, model: ModelConfig) -> None:
         "source": None if spec.source is None else dataclasses.asdict(spec.source),
         "model": to_dict(model),
     }
-    write_atomically(path, (json.dumps(described, allow_nan=False) + "\n").encode())
+    write_atomically(path, (json.dumps(described) + "\n").encode())
 
 
 def load_spec(path: Path, squash: Literal["clip", "tanh"], reading: Reading = AS_DECLARED) -> EnvSpec:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_a_spec_survives_its_file(tmp_path):
         mission=spaces.Text(9), image=spaces.Box(0, 255, (7, 7, 3), np.uint8), action_mask=spaces.MultiBinary(2)
     )
     before = spec(observation, agents=3, frameskip=4, masked=True, family="multiagent", render_fps=12.5, protocol="v5")
-    model = ModelConfig(hidden=(32,), core="lstm", squash="tanh")
+    model = ModelConfig(hidden=(32,), core="lstm", squash="tanh", kwargs={"bound": math.inf, "sizes": [1, 2]})
     save_spec(tmp_path / "spaces.json", before, model)
     assert load_model_config(tmp_path / "spaces.json") == model
     after = load_spec(tmp_path / "spaces.json", "tanh")
