@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
@@ -158,7 +159,10 @@ def _evaluation(folder: Path) -> str:
             "length": f"{found.get('length_mean', 0):.4g} env steps",
         }
     table, videos = _table(rows), _videos(folder)
-    return f'<div class="facts"><div>{table}</div>{videos}</div>' if table or videos else ""
+    if not (table or videos):
+        command = f"sfactory report {shlex.quote(str(folder))} --episodes 20 --video"
+        return f"<p>none so far; <code>{escape(command)}</code> adds one, with a video</p>"
+    return f'<div class="facts"><div>{table}</div>{videos}</div>'
 
 
 def _videos(folder: Path) -> str:

@@ -11,6 +11,7 @@ from environments import Counting
 from short_runs import short_run
 
 from sfactory import Config, train
+from sfactory.commands.report import main as report_command
 from sfactory.config import LogConfig
 from sfactory.errors import ConfigError
 from sfactory.runs import report_page
@@ -56,6 +57,13 @@ def test_videos_are_inside_the_page_as_far_as_they_are_small(run: Path, monkeypa
     assert "12.5" in page
     monkeypatch.setattr(report_page, "MOST_VIDEO_BYTES", 2)
     assert 'src="videos/a.mp4"' in write_page(run).read_text()
+
+
+def test_a_page_without_an_evaluation_says_how_to_have_one(tmp_path: Path) -> None:
+    folder = short_run(tmp_path / "a run", "CartPole-v1")
+    assert f"sfactory report &#x27;{folder}&#x27; --episodes 20 --video" in (folder / "report.html").read_text()
+    assert report_command([str(folder), "--episodes", "2"]) == 0
+    assert "--video" not in (folder / "report.html").read_text()
 
 
 def test_what_a_strangers_folder_says_is_text(tmp_path: Path) -> None:
