@@ -23,7 +23,7 @@ from sfactory.telemetry.events import TERM, Episodes, Evaluated, KernelsChosen, 
 from sfactory.telemetry.loggers import Loggers
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.metrics_file import MetricsWriter
-from sfactory.telemetry.recent import EpisodeWindow, Speedometer
+from sfactory.telemetry.recent import BlindCritic, EpisodeWindow, Speedometer
 from sfactory.telemetry.summary import Summary
 
 Status = Literal["completed", "interrupted", "failed"]
@@ -33,6 +33,10 @@ FIGURES = (
 )  # fmt: skip
 CURVE_POINTS = 60
 """Most points of the curve of returns that a run's status has."""
+BLIND = (
+    "the critic has the same value for all that it observes: unless observations are all alike, a layer is saturated, "
+    "and nothing will be learned; begin anew with --model.normalize-obs, or with a lower --optim.lr"
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Reporter:
         )
         self._loggers = Loggers(config, folder.path, self.note)
         self._episodes = EpisodeWindow(config.log.episode_window)
+        self._critic = BlindCritic()
         self._kernels: dict[str, list[str]] = {}
         self._evaluation: Evaluated | None = None
         self._evaluated = math.nan
@@ -174,6 +179,8 @@ class Reporter:
         self.last, self.news, self._evaluation = report, False, None
         if episodes.counted >= self._plan.config.log.episode_window:
             self.settled_return = episodes.return_mean
+        if self._critic.noticed(progress.updates, report.explained_variance):
+            self.note(BLIND)
         self._write(report)
         self._loggers.write(report)
         self._display.update(report)

@@ -1,4 +1,4 @@
-"""What is counted from report to report: the episodes that ended recently, and speeds."""
+"""What is counted from report to report: the episodes that ended recently, speeds, and a critic that sees nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from sfactory.telemetry.events import Episodes
 
 MOST_EXTRAS = 256
 """Names of extras that are kept; an environment may name them after its episodes."""
+BLIND, BLIND_REPORTS = 1e-5, 6
+"""The explained variance of values that are all the same is 0 but for rounding, 1e-8 to 1e-6 in float32; that of a
+critic that has learned nothing yet is not so near to it for several reports in a row."""
 
 
 class EpisodeStatistics(NamedTuple):
@@ -152,3 +155,19 @@ class Speedometer:
         """Env steps per second over the whole run."""
         wall_s = self.wall_s
         return env_steps / wall_s if wall_s > 0 else math.nan
+
+
+class BlindCritic:
+    """Notices a critic whose values are the same whatever it observes, as after a layer was saturated. Such a run never
+    learns anything."""
+
+    def __init__(self) -> None:
+        self._updates, self._reports = 0, 0
+
+    def noticed(self, updates: int, explained_variance: float) -> bool:
+        """Take a report into account; True once, at the last of so many reports that show it."""
+        if updates == self._updates:
+            return False
+        self._updates = updates
+        self._reports = self._reports + 1 if 0.0 < abs(explained_variance) < BLIND else 0
+        return self._reports == BLIND_REPORTS

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
+import gymnasium
+import numpy as np
+import pytest
 from environments import Counting
 from whole_runs import QUIET, config_for
 
-from sfactory import train
+from sfactory import ModelConfig, train
 from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.telemetry.recent import BLIND_REPORTS, BlindCritic
 
 
 def test_only_a_whole_window_of_episodes_makes_a_checkpoint_the_best(tmp_path: Path) -> None:
@@ -25,3 +30,43 @@ def test_only_a_whole_window_of_episodes_makes_a_checkpoint_the_best(tmp_path: P
     assert train(longer).episode_return_mean > 0, "which reports tell all the same"
     assert store.load_latest().episode_return is None
     assert store.load_best().env_steps == settled.env_steps < store.load_latest().env_steps
+
+
+class RawNumbers(gymnasium.Env):
+    """Observations in the millions, and rewards that have nothing to do with them."""
+
+    observation_space = gymnasium.spaces.Box(0, np.inf, (4,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action):
+        return self._observe(), self.np_random.normal(), self.np_random.random() < 0.05, False, {}
+
+    def _observe(self) -> np.ndarray:
+        return self.np_random.uniform(1e6, 1.001e6, 4).astype(np.float32)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_a_critic_that_sees_nothing_is_told_once(
+    normalised: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_for(
+        tmp_path, RawNumbers, serial=True, steps=16_384, model=ModelConfig(normalize_obs=normalised),
+        log=dataclasses.replace(QUIET, display="plain", report_every_s=0.01),
+    )  # fmt: skip
+    train(config)
+    assert capsys.readouterr().out.count("the critic has the same value for all that it observes") == (not normalised)
+
+
+def test_only_reports_in_a_row_with_something_learned_count() -> None:
+    critic, noticed = BlindCritic(), []
+    values = [3e-8] * (BLIND_REPORTS - 1) + [0.2] + [-3e-8] * 2 * BLIND_REPORTS
+    for update, value in enumerate(values, 1):
+        noticed += [critic.noticed(update, value), critic.noticed(update, value)]
+    assert noticed.count(True) == 1 and noticed.index(True) == 2 * (2 * BLIND_REPORTS - 1)
+    for value in (0.0, math.nan, 1e-3):
+        critic = BlindCritic()
+        assert not any(critic.noticed(update, value) for update in range(1, 100)), "returns do not vary, or are learned"
