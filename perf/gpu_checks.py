@@ -194,7 +194,7 @@ def _check_answers(
     autocast = PRECISIONS[precision]
 
     def engine(model: torch.nn.Module, arena: Arena, groups: int, graphs: bool) -> GraphedEngine:
-        return GraphedEngine(model.to(device), arena, groups, autocast, _watch(), graphs)
+        return GraphedEngine(model.to(device), arena, range(groups), autocast, _watch(), graphs)
 
     found, recorded = _played(problem, script, rows, lambda *args: engine(*args, True))
     others, single = _played(problem, script, rows, lambda *args: engine(*args, False))

@@ -146,7 +146,10 @@ def _held_to(name: str, result: Result, task: Task) -> Result:
 
 def _tiny(config: Config) -> Config:
     """A run of a workload's kind that starts in seconds on any machine."""
-    small = dataclasses.replace(config, workers=1, envs_per_worker=4, rollout=8, batch_size=32, precision="float32")
+    runtime = dataclasses.replace(config.runtime, mps=False)  # which a rehearsal has no GPU for
+    small = dataclasses.replace(
+        config, workers=1, envs_per_worker=4, rollout=8, batch_size=32, precision="float32", runtime=runtime
+    )
     return fitted_anew(small, 1, images=False)
 
 

@@ -117,8 +117,8 @@ def _engine_for(
     """The fastest engine for a policy worker's model on its device."""
     device, autocast, arena, groups = settings.device, settings.autocast, plane.arena, plane.groups
     if device.type != "cpu":
-        own = plane.policy_of.count(index)
-        return GraphedEngine(model, arena, groups, autocast, watch, settings.cuda_graphs, own)
+        own = [group for group in range(groups) if plane.policy_of[group] == index]
+        return GraphedEngine(model, arena, own, autocast, watch, settings.cuda_graphs)
     flat = FlatWeights(model)  # before a network takes note of where the weights lie
     if (network := kernels.dense_network()) is not None:
         return DirectEngine(network, flat, arena)

@@ -9,7 +9,7 @@ streams and recordings, which is how the tests hold it to :class:`sfactory.engin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,10 +55,9 @@ class GraphedEngine:
 
     Args:
         model: The actor-critic, in evaluation mode, on the device where it computes.
-        groups: Of the run.
+        groups: That ask this engine, by their numbers in the run.
         autocast: torch dtype to compute in, or None for float32.
         graphs: Off: nothing is recorded, all else stays the same.
-        own: How many of the groups ask this engine; None: all.
 
     Attributes:
         recorder: Of the forward passes.
@@ -68,11 +67,10 @@ class GraphedEngine:
         self,
         model: nn.Module,
         arena: Arena,
-        groups: int,
+        groups: Sequence[int],
         autocast: torch.dtype | None,
         watch: Stopwatch,
         graphs: bool = True,
-        own: int | None = None,
     ) -> None:
         device = next(model.parameters()).device
         self._model, self._arena, self._device, self._autocast, self._watch = model, arena, device, autocast, watch
@@ -81,9 +79,9 @@ class GraphedEngine:
         self._flat = FlatWeights(model)
         self._weights = torch.empty(self._flat.vector.shape, pin_memory=device.type == "cuda")
         # Padding reads and writes the states of nobody, and requests that shall leave none write them.
-        self._nobody = groups
-        self._states = torch.zeros(groups + 1, arena.rows, model.state_size, device=device)
-        self._sizes, self._passes = padded_sizes(own or groups), dict[int, _Pass]()
+        self._places, self._nobody = {group: place for place, group in enumerate(groups)}, len(groups)
+        self._states = torch.zeros(len(groups) + 1, arena.rows, model.state_size, device=device)
+        self._sizes, self._passes = padded_sizes(len(groups)), dict[int, _Pass]()
         self._casts: CastWeights | None = None
         self._tolerance = TOLERANCE[autocast]
         self.recorder = Recorder(device, self._tolerance, graphs)
@@ -160,7 +158,8 @@ class GraphedEngine:
             for target, leaf in zip(obs, arena.obs, strict=True):
                 target[rows] = leaf[slot, t]
             first[rows] = False if value_only else arena.first[slot, t]
-            read[i], written[i] = group, self._nobody if value_only else group
+            read[i] = self._places[group]
+            written[i] = self._nobody if value_only else read[i]
 
     def _forward(self, inputs: StagingBuffer, outputs: StagingBuffer, copies: Mapping[str, Tensor]) -> None:
         *obs, first, read, written = inputs.tensors

@@ -86,7 +86,7 @@ def make_engines(
     arena = make_arena(spec, model.state_size)
     published = PublishedWeights(FlatWeights(copy.deepcopy(model)).vector.numel())
     plain = TorchEngine(copy.deepcopy(model), arena, GROUPS, autocast, watch())
-    return arena, published, plain, GraphedEngine(copy.deepcopy(model), arena, GROUPS, autocast, watch())
+    return arena, published, plain, GraphedEngine(copy.deepcopy(model), arena, range(GROUPS), autocast, watch())
 
 
 def publish_random(published: PublishedWeights, version: int) -> None:
@@ -136,9 +136,12 @@ def test_padded_batches_give_the_answers_and_states_of_plain_ones(core: str, aut
 
 def test_an_engine_has_no_size_for_the_groups_of_others() -> None:
     arena, _, _, all_groups = make_engines("gru")
-    engine = GraphedEngine(all_groups._model, arena, GROUPS, None, watch(), own=2)
-    assert engine._sizes == [1, 2]
-    assert len(list(engine.answers([(4, 4, 0, False), (3, 3, 0, False)]))) == 2, "whichever two they are"
+    requests = [(4, 4, 0, False), (1, 1, 2, True)]
+    expected = answers_of(all_groups, arena, requests)
+    engine = GraphedEngine(all_groups._model, arena, (1, 4), None, watch())
+    assert engine._sizes == [1, 2] and len(engine._states) == 3
+    for own, of_all in zip(answers_of(engine, arena, requests), expected, strict=True):
+        np.testing.assert_array_equal(own, of_all)
 
 
 @pytest.mark.parametrize("eager", [False, True])
@@ -157,7 +160,7 @@ def test_the_host_waits_for_what_it_reads_and_overwrites(eager: bool, monkeypatc
         return device.later(work)
 
     model = copy.deepcopy(plain._model)
-    graphed = GraphedEngine(model, arena, GROUPS, None, watch())
+    graphed = GraphedEngine(model, arena, range(GROUPS), None, watch())
     graphed.recorder = recorded
     vector = graphed._flat.vector
     vector.copy_ = device.later(vector.copy_)
@@ -198,7 +201,7 @@ def test_sampling_is_the_same_and_importance_weights_are_one(
             inference,
             "_engine_for",
             lambda index, model, kernels, settings, plane, watch: GraphedEngine(
-                model, plane.arena, plane.groups, settings.autocast, watch, own=plane.policy_of.count(index)
+                model, plane.arena, range(plane.groups), settings.autocast, watch
             ),
         )
     for f in dataclasses.fields(Batch):
