@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfactory.config import ModelConfig
@@ -40,7 +41,7 @@ class Trunk(nn.Module):
         self.merge = None
         if len(self.encoders) > 1:
             merged = config.features if observation.has_images else (config.features, *config.hidden)[-1]
-            self.merge = nn.Sequential(Dense(width, merged), nn.ReLU())
+            self.merge = Dense(width, merged)
             width = merged
         self.core = _build_core(width, config)
         self.out_features = width if self.core is None else self.core.out_features
@@ -58,7 +59,7 @@ class Trunk(nn.Module):
 
     def _encode(self, obs: tuple[Tensor, ...]) -> Tensor:
         features = [encoder(*(obs[i] for i in read)) for encoder, read in zip(self.encoders, self._reads, strict=True)]
-        return features[0] if self.merge is None else self.merge(torch.cat(features, -1))
+        return features[0] if self.merge is None else F.relu(self.merge(torch.cat(features, -1)))
 
 
 class ActorCritic(nn.Module):
