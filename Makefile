@@ -75,7 +75,7 @@ screenshot: .venv/dev
 	$(PIP) playwright
 	-$(BIN)/playwright install chromium # without it the system's is taken
 	$(BIN)/python -m sfactory.train --env CartPole-v1 --steps 300000 --eval.every 25000 --log.report-every-s 0.5 \
-		--run runs/cartpole
+		--run runs/cartpole --overwrite
 	$(BIN)/sfactory report runs/cartpole --episodes 20 --video
 	$(BIN)/python docs/screenshot.py runs/cartpole docs/report.png
 
