@@ -181,7 +181,8 @@ def test_the_whole_help_shows_limits_and_default(capsys):
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "Learning rate of Adam. (above 0; default: 0.0003)" in said
     assert "Discount per env step. (between 0 and 1; default: 0.99)" in said
-    assert "Nonlinearity of MLP encoders; image encoders use relu. (default: tanh)" in said
+    text = "Nonlinearity of MLP encoders; image encoders, and the layer that merges several encoders, use relu."
+    assert f"{text} (default: tanh)" in said
 
 
 @pytest.mark.parametrize(
