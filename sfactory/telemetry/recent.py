@@ -165,9 +165,10 @@ class BlindCritic:
         self._updates, self._reports = 0, 0
 
     def noticed(self, updates: int, explained_variance: float) -> bool:
-        """Take a report into account; True once, at the last of so many reports that show it."""
-        if updates == self._updates:
+        """Take a report into account; True once, at the last of so many reports that show it. One that shows nothing
+        new, or returns that do not vary, counts neither way."""
+        if updates == self._updates or explained_variance == 0.0:
             return False
         self._updates = updates
-        self._reports = self._reports + 1 if 0.0 < abs(explained_variance) < BLIND else 0
+        self._reports = self._reports + 1 if abs(explained_variance) < BLIND else 0
         return self._reports == BLIND_REPORTS

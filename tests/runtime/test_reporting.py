@@ -15,6 +15,7 @@ from whole_runs import QUIET, config_for
 
 from sfactory import ModelConfig, train
 from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.telemetry import recent
 from sfactory.telemetry.recent import BLIND_REPORTS, BlindCritic
 
 
@@ -53,8 +54,9 @@ class RawNumbers(gymnasium.Env):
 
 @pytest.mark.parametrize("normalised", [False, True])
 def test_a_critic_that_sees_nothing_is_told_once(
-    normalised: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    normalised: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recent, "BLIND_REPORTS", 3)
     config = config_for(
         tmp_path, RawNumbers, serial=True, steps=4096, model=ModelConfig(normalize_obs=normalised),
         log=dataclasses.replace(QUIET, display="plain", report_every_s=0.01),
