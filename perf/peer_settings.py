@@ -444,6 +444,7 @@ TASKS: dict[str, dict[str, Setting]] = {
     },
     "vizdoom-gathering": {
         "sample-factory": {
+            # Env steps of four tics each; the 32 games of its documentation on two workers, for two cores.
             "env": "doom_health_gathering", "summaries_use_frameskip": False, "num_workers": 2,
             "num_envs_per_worker": 16,
         },

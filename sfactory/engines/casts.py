@@ -1,4 +1,7 @@
-"""Weights in autocast's dtype, cast once for each version of a policy instead of in every forward pass."""
+"""Weights in autocast's dtype, cast once for each version of a policy instead of in every forward pass, where that is
+recorded: copies of any model's weights that stay where they are. On the CPU, modules of sfactory's own keep copies in
+oneDNN's order (:mod:`sfactory.kernels.lowered`).
+"""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class _Pass(NamedTuple):
     """The forward pass for G groups.
 
     Attributes:
-        inputs: Observation leaves ``[G rows, *shape]``, bool ``first [G rows]``, and int64 ``[G]`` the groups whose
-            states are read and those whose states are written.
+        inputs: Observation leaves ``[G rows, *shape]``, bool ``first [G rows]``, and int64 ``[G]`` the places of the
+            states that are read and of those that are written.
         outputs: Policy parameters ``[G rows, P]``, values ``[G rows]``, and the states that were read ``[G rows, S]``.
         run: Computes the outputs on the device.
     """

@@ -36,7 +36,7 @@ def unpack_tensors(data: bytes) -> dict[str, Tensor]:
     begin = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:begin])
     header.pop("__metadata__", None)
-    numbers = memoryview(bytearray(data[begin:]))
+    numbers = memoryview(bytearray(memoryview(data)[begin:]))  # torch wants memory that it may write to
     return {name: _tensor(numbers, **about) for name, about in header.items()}
 
 

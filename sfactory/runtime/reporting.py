@@ -33,7 +33,7 @@ FIGURES = (
 )  # fmt: skip
 CURVE_POINTS = 60
 """Most points of the curve of returns that a run's status has."""
-BLIND = (
+BLIND_CRITIC = (
     "the critic has the same value for all that it observes: unless observations are all alike, a layer is saturated, "
     "and nothing will be learned; begin anew with --model.normalize-obs, or with a lower --optim.lr"
 )
@@ -180,7 +180,7 @@ class Reporter:
         if episodes.counted >= self._plan.config.log.episode_window:
             self.settled_return = episodes.return_mean
         if self._critic.noticed(progress.updates, report.explained_variance):
-            self.note(BLIND)
+            self.note(BLIND_CRITIC)
         self._write(report)
         self._loggers.write(report)
         self._display.update(report)

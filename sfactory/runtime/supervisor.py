@@ -51,6 +51,7 @@ class Supervisor:
         self._plan, self._pickled_plan = plan, PickledPlan(plan)
         self._store, self._monitor, self._processes = store, monitor, monitor.processes
         self._videos = folder.path / VIDEOS
+        self._environment: dict[str, str] = {}
         self._printed = PrintedLines(folder.path / OUTPUT if monitor.reporter.live else None, monitor.note)
         limit = plan.config.runtime.restarts
         self._learner_restarts, self._sampling_restarts = RestartBudget(limit), RestartBudget(limit)

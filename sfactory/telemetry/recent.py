@@ -13,9 +13,10 @@ from sfactory.telemetry.events import Episodes
 
 MOST_EXTRAS = 256
 """Names of extras that are kept; an environment may name them after its episodes."""
-BLIND, BLIND_REPORTS = 1e-5, 6
-"""The explained variance of values that are all the same is 0 but for rounding, 1e-8 to 1e-6 in float32; that of a
-critic that has learned nothing yet is not so near to it for several reports in a row."""
+BLIND = 1e-5
+"""Below it lies the explained variance of values that are all the same: 0 but for rounding, 1e-8 to 1e-6 in float32."""
+BLIND_REPORTS = 6
+"""Reports in a row; a critic that has merely learned nothing yet is not so near to 0 for so long."""
 
 
 class EpisodeStatistics(NamedTuple):

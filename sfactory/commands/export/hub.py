@@ -158,8 +158,8 @@ A policy for `{env}`, trained with sfactory for {env_steps:,} env steps. Its ret
     policy = load_policy(snapshot_download({repo or "OWNER/NAME"!r}))
     action, state = policy.act(observation, state=None)
 
-`{CONFIG}` is the whole configuration of the run, `{SPACES}` describes what the policy sees and does, and
-`{CHECKPOINTS}/` has the weights as safetensors.
+`{CONFIG}` is the whole configuration of the run, `{SPACES}` describes what the policy sees and does and how it is
+built, and `{CHECKPOINTS}/` has the weights as safetensors.
 """
 
 
