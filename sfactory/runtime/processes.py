@@ -11,10 +11,8 @@ import fcntl
 import gc
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -27,12 +25,15 @@ from typing import Any
 
 import psutil
 
+from sfactory.errors import ConfigError
 from sfactory.files import make_temporary_folder, remove_temporary_folder
 
 PRELOAD = "sfactory.runtime.preload"
 SERVER_FOLDER = "SFACTORY_SERVER_FOLDER"
 """Variable that tells a new server which folder to remove when it ends by itself, as after a kill of the runner:
 multiprocessing's, which holds the server's socket and the workers' temporary files."""
+LONGEST_SOCKET = 107
+"""Bytes of the longest path of a socket in a folder, unix(7)."""
 PIPE_BYTES = 1 << 20
 DYING_S = 5.0
 """Seconds that a killed server may take to die."""
@@ -48,9 +49,13 @@ def fork_server() -> Iterator[None]:
 
     May be nested and used by several threads. The last exit stops the server and every process that it or its workers
     have started. A server that the user's program started before is used and left running.
+
+    Raises:
+        ConfigError: The folder of temporary files has too long a name for the server's socket.
     """
     global _users, _started_here
     with _lock:
+        _check_folder()
         _users += 1
         if _users == 1:
             _started_here = not server_pid()
@@ -79,6 +84,16 @@ def not_collecting() -> Iterator[None]:
 def server_pid() -> int | None:
     """Process id of the fork server, or None."""
     return forkserver._forkserver._forkserver_pid
+
+
+def _check_folder() -> None:
+    folder = Path(get_temp_dir())
+    size = len(os.fsencode(folder / "listener-12345678"))
+    if size > LONGEST_SOCKET:
+        raise ConfigError(
+            f"{folder.parent} has too long a name for temporary files: a socket of the worker processes would have a "
+            f"path of {size} bytes there, and {LONGEST_SOCKET} is the most. Set TMPDIR to a folder with a shorter name"
+        )
 
 
 def _start_server() -> None:
@@ -172,7 +187,6 @@ class WorkerProcesses:
         self._processes: dict[str, BaseProcess] = {}
         self._readers: dict[str, connection.Connection] = {}
         self.folders: dict[str, Path] = {}
-        self._folder: Path | None = None
 
     def __enter__(self) -> WorkerProcesses:
         return self
@@ -180,8 +194,6 @@ class WorkerProcesses:
     def __exit__(self, *exc: object) -> None:
         self.ended = bool(self._processes)
         self.kill(list(self._processes))
-        if self._folder is not None:
-            remove_temporary_folder(self._folder)
 
     def start(self, name: str, main: Callable[..., None], *args: Any) -> None:
         """Start ``main(name, events, folder, *args)`` in a process of its own.
@@ -191,8 +203,7 @@ class WorkerProcesses:
             main: Main function. Its `events` is an :class:`EventSender`, its `folder` is for temporary files.
             args: Further arguments of `main`.
         """
-        self._folder = self._folder or make_temporary_folder(parent=get_temp_dir())
-        folder = self.folders[name] = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
+        folder = self.folders[name] = make_temporary_folder(f"{name}-", get_temp_dir())
         reader, writer = multiprocessing.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # beyond the system's limit senders only wait sooner
             fcntl.fcntl(writer.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -259,4 +270,4 @@ class WorkerProcesses:
         for name in names:
             if (reader := self._readers.pop(name, None)) is not None:
                 reader.close()
-            shutil.rmtree(self.folders.pop(name), ignore_errors=True)
+            remove_temporary_folder(self.folders.pop(name))

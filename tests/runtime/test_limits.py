@@ -6,6 +6,7 @@ import resource
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
 from pathlib import Path
 
@@ -272,3 +273,21 @@ def test_a_disk_that_will_be_full_is_warned_of(tmp_path, monkeypatch, caplog):
     written = [file.stat().st_size for file in (result.run_dir / "checkpoints").iterdir()]
     assert size <= sum(written) < 2 * size + 20_000
     assert os.path.isdir(result.run_dir)
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_temporary_files_may_be_in_a_folder_with_a_long_name(excess, tmp_path):
+    """Up to 107 bytes with the socket's own name, "/pymp-12345678/listener-12345678"."""
+    with tempfile.TemporaryDirectory() as folder:
+        name = 107 - 32 + excess - len(os.fsencode(folder)) - 1
+        longest = Path(folder, "ö" * (name // 2) + "o" * (name % 2))
+        longest.mkdir()
+        done = command(tmp_path, before=f"export TMPDIR={shlex.quote(str(longest))}")
+        assert os.listdir(longest) == []
+    if excess:
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: {longest} has too long a name")
+        assert "of 108 bytes there, and 107 is the most. Set TMPDIR" in done.stderr
+        assert not (tmp_path / "run").exists()
+    else:
+        assert done.returncode == 0, done.stderr
