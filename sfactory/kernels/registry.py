@@ -74,10 +74,11 @@ class Kernel:
         fits: Whether it can.
         differences: Relative differences on a small chunk, of which none may be above the tolerance.
         tolerance: In float32.
-        low_tolerance: Under autocast, where the plain callable is as far from exact as that itself; None: it computes
-            in float32 all the same.
         decision: Page of docs/decisions that says what it brings on which machine; ``python -m perf.gains``
             measures that for whole runs.
+        low_tolerance: Under autocast, where the plain callable is as far from exact as that itself; None: it computes
+            in float32 all the same.
+        device: Type of the device where the model has to compute, on which both are compared; None: any.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Kernel:
     tolerance: float
     decision: str
     low_tolerance: float | None = None
+    device: str | None = "cpu"
 
     def disagreement(self, use: Use) -> str | None:
         """Why it cannot stand for the plain callable, or None if it gives the same numbers."""
@@ -335,9 +337,14 @@ def _has_dense_network(use: Use) -> bool:
 
 
 DENSE_NETWORK = Kernel("dense network", TorchNetwork, DenseNetwork, _has_dense_network, _dense_differences, 1e-4, "005")
-OBJECTIVE = Kernel("objective", Objective, CompiledObjective, _learns_as_built_in, _objective_differences, 1e-4, "006")
 UPDATE = Kernel("update", Update, CompiledUpdate, _updates_as_built_in, _update_differences, 1e-4, "005")
-SAMPLER = Kernel("sampling", Sampler, CompiledSampler, _samples_as_built_in, _sampler_differences, 1e-4, "006")
+SAMPLER = Kernel(
+    "sampling", Sampler, CompiledSampler, _samples_as_built_in, _sampler_differences, 1e-4, "006", device=None
+)
+OBJECTIVES = (
+    Kernel("objective", Objective, CompiledObjective, _learns_as_built_in, _objective_differences, 1e-4, "006"),
+    Kernel("fused loss", Objective, FusedObjective, _can_fuse, _fused_differences, 1e-4, "023", device="cuda"),
+)
 MODULES = (
     _module_kernel("convolutions", NatureCNN, FastNatureCNN, "009", 1e-3),
     _module_kernel("first convolution", PixelConv, BlockPixelConv, "010", 1e-3),
@@ -347,11 +354,7 @@ MODULES = (
     _module_kernel("tanh", nn.Tanh, FastTanh, "005"),
 )
 """Modules that are exchanged one kind after the other."""
-REGISTRY = (DENSE_NETWORK, OBJECTIVE, UPDATE, SAMPLER, *MODULES)
-
-
-FUSED_LOSS = Kernel("fused loss", Objective, FusedObjective, _can_fuse, _fused_differences, 1e-4, "023")
-"""The one that is for GPUs, where it is compared with the plain loss as the others are on the CPU."""
+REGISTRY = (DENSE_NETWORK, *OBJECTIVES, UPDATE, SAMPLER, *MODULES)
 
 
 def exchange_all(module: nn.Module) -> nn.Module:

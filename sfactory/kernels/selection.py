@@ -15,14 +15,12 @@ from sfactory.data.plane import Laps
 from sfactory.data.weights import FlatWeights
 from sfactory.distributions import Sampler
 from sfactory.kernels.dense_network import DenseNetwork
-from sfactory.kernels.fused_loss import FusedObjective
 from sfactory.kernels.modules import exchange
 from sfactory.kernels.objective import CompiledObjective
 from sfactory.kernels.registry import (
     DENSE_NETWORK,
-    FUSED_LOSS,
     MODULES,
-    OBJECTIVE,
+    OBJECTIVES,
     SAMPLER,
     UPDATE,
     Kernel,
@@ -83,7 +81,7 @@ class Kernels:
     def network(self) -> Network:
         """What the learner runs the model with."""
         compiled = self._config.optim.compile
-        if self.device.type == "cpu" and not compiled:
+        if not compiled:
             if self._takes(DENSE_NETWORK, training=True):
                 return DenseNetwork(self._model)
             self.optimize(training=True)
@@ -91,22 +89,17 @@ class Kernels:
 
     def dense_network(self) -> DenseNetwork | None:
         """What a policy worker runs a small model with, if it fits; the weights have to stay where they lie."""
-        fits = self.device.type == "cpu" and self._takes(DENSE_NETWORK, training=False)
-        return DenseNetwork(self._model) if fits else None
+        return DenseNetwork(self._model) if self._takes(DENSE_NETWORK, training=False) else None
 
     def optimize(self, training: bool = False) -> None:
-        """Exchange a model's modules for fast ones. The model must be on the CPU."""
+        """Exchange a model's modules for fast ones."""
         for kernel in MODULES:
             if self._takes(kernel, training):
                 exchange(modules_of(self._model, kernel.plain), kernel.fast)
 
     def objective(self, units: CriticUnits) -> Objective:
         """Targets and loss of the learner."""
-        kind: type[Objective] = Objective
-        if self.device.type == "cpu" and self._takes(OBJECTIVE, training=True):
-            kind = CompiledObjective
-        elif self.device.type == "cuda" and self._takes(FUSED_LOSS, training=True):
-            kind = FusedObjective
+        kind = next((kernel.fast for kernel in OBJECTIVES if self._takes(kernel, training=True)), Objective)
         return kind(self._config, self._model.distribution, units)
 
     def update(
@@ -119,13 +112,15 @@ class Kernels:
 
     def sampler(self, seed: int) -> Sampler:
         """What draws a policy worker's actions, on the host whatever the device."""
-        fits = self._takes(SAMPLER, training=False)
-        return (CompiledSampler if fits else Sampler)(self._model.distribution, seed)
+        kind = CompiledSampler if self._takes(SAMPLER, training=False) else Sampler
+        return kind(self._model.distribution, seed)
 
     def _takes(self, kernel: Kernel, training: bool) -> bool:
         """Whether a kernel fits and agrees with what it stands for; keeps account of that."""
         use = Use(self._model, self._config, self._autocast, training)
-        if not self._config.takes_kernel(kernel.name) or not kernel.fits(use):
+        if kernel.device not in (None, self.device.type) or not self._config.takes_kernel(kernel.name):
+            return False
+        if not kernel.fits(use):
             return False
         try:
             with _evaluation_mode(self._model):

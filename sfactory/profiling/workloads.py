@@ -211,9 +211,8 @@ def _forward(plan: Plan, rows: int) -> Repetition:
     device = devices.inference_device(config)
     autocast = devices.autocast_dtype(config, env.observation.has_images, device)
     model = build_uninitialized(env.observation, env.action, config.model).to(device).eval()
-    if device.type == "cpu":
-        Kernels(config, model, device, autocast).optimize()
-        lower_weights(model, autocast)
+    Kernels(config, model, device, autocast).optimize()
+    lower_weights(model, autocast)
     obs = tuple(torch.from_numpy(_random_values(leaf, (rows,), rng)).to(device) for leaf in env.observation.leaves)
     state = torch.zeros(rows, model.state_size, device=device) if model.state_size else None
 
