@@ -29,7 +29,7 @@ from sfactory.envs import probe
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, SfactoryError, telling_errors
 from sfactory.runtime.processes import EventSender, WorkerProcesses, fork_server
-from sfactory.runtime.workers import settle_process
+from sfactory.runtime.worker_process import settle_process
 from sfactory.telemetry.console import new_console
 
 DESCRIPTION = """Make an environment, play random actions in it, and say what is wrong with it, which speed to expect on

@@ -30,7 +30,7 @@ from sfactory.profiling.workloads import (
     rows_of,
     torch_threads,
 )
-from sfactory.runtime import workers
+from sfactory.runtime import worker_process
 from sfactory.runtime.allocator import keep_freed_memory
 from sfactory.runtime.plan import PickledPlan, Plan
 from sfactory.runtime.planning import make_plan
@@ -144,7 +144,7 @@ def measure(plan: Plan, seconds: Mapping[Workload, float], processes: int) -> li
     with fork_server(), WorkerProcesses() as children:
         for process in range(processes):
             given = PickledPlan(plan), wires, flags, process, dict(seconds)
-            children.start(f"measure-{process}", workers.process_main, _measure_main, *given)
+            children.start(f"measure-{process}", worker_process.process_main, _measure_main, *given)
         timeout = plan.config.runtime.step_timeout_s + sum(seconds.values())
         return np.sum(_results(children, processes, timeout), 0).tolist()
 

@@ -34,7 +34,7 @@ with not_collecting():
     from sfactory.envs import general, native  # noqa: F401
     from sfactory.envs.families import gymnasium  # noqa: F401
     from sfactory.kernels import initialize
-    from sfactory.runtime import workers  # noqa: F401
+    from sfactory.runtime import worker_process, workers  # noqa: F401
 
     initialize()
 

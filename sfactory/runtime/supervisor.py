@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.run_files import OUTPUT, VIDEOS
 from sfactory.runs.run_folder import RunFolder
-from sfactory.runtime import workers
+from sfactory.runtime import worker_process, workers
 from sfactory.runtime.budgets import RestartBudget
 from sfactory.runtime.monitor import Monitor
 from sfactory.runtime.mps import mps_daemon
@@ -96,7 +96,7 @@ class Supervisor:
         self._start(EVALUATOR, workers.evaluator_main, self._videos)
 
     def _start(self, name: str, target: Callable[..., None], *args: object) -> None:
-        main = functools.partial(workers.process_main, output=self._printed.path, environment=self._environment)
+        main = functools.partial(worker_process.process_main, output=self._printed.path, environment=self._environment)
         self._processes.start(name, main, target, self._pickled_plan, self._monitor.wires, *args)
 
     # Watching

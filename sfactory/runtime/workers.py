@@ -1,4 +1,4 @@
-"""Workers: how each is built from the plan, and the main function of each worker process.
+"""Workers: how each is built from the plan, and what each does in a process of its own.
 
 Serial mode builds the same workers in the runner's process.
 """
@@ -6,21 +6,10 @@ Serial mode builds the same workers in the runner's process.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import os
 import random
-import shutil
-import signal
-import tempfile
-import threading
 import time
-import traceback
-from collections.abc import Callable, Mapping
-from multiprocessing import connection, parent_process
-from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,26 +17,18 @@ import torch
 from sfactory.config import devices
 from sfactory.envs import make_group
 from sfactory.envs.interface import EnvRequest
-from sfactory.errors import EnvironmentFault, SfactoryError
 from sfactory.inference import InferenceSettings, PolicyWorker
 from sfactory.kernels import Kernels
 from sfactory.model import build_uninitialized
 from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime.allocator import keep_freed_memory
-from sfactory.runtime.output import print_into
-from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
-from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_tree
-from sfactory.runtime.stacks import explain_exit, keep_stacks
+from sfactory.runtime.plan import EVALUATOR, Plan
 from sfactory.runtime.training import Stopped, make_training
 from sfactory.runtime.wires import Wires, inline_wires
 from sfactory.telemetry.control_block import ControlBlock
-from sfactory.telemetry.events import Failure, KernelsChosen
+from sfactory.telemetry.events import KernelsChosen
 
-COMPILER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sfactory" / "inductor"
-"""Where what torch.compile has made outlasts a run, unless TORCHINDUCTOR_CACHE_DIR names another place."""
-DEVICE_FAILED = 71
-"""Exit status of a worker whose device failed or ran out of memory; it is started anew."""
 POLL_S = 0.05
 """Longest wait for a message, in seconds, before a worker looks at the stop flag again."""
 EVALUATOR_NICE = 10
@@ -191,79 +172,6 @@ def evaluator_main(plan: Plan, wires: Wires, videos: Path) -> None:
             evaluator.poll(POLL_S)
 
 
-def _wait_for_evaluator(control: ControlBlock) -> bool:
-    """Wait a moment, and tell whether the evaluator has shown a sign of life."""
-    time.sleep(POLL_S)
-    return time.monotonic() - control.total(EVALUATOR, "heartbeat") < EVALUATOR_SILENT_S
-
-
-def settle_process(name: str, folder: str) -> None:
-    """Make the process that this is called in one of a run's: it leaves signals to the runner, has its temporary files
-    in a folder of its own, and ends with the runner.
-
-    Args:
-        name: Name of the process.
-        folder: Temporary files of this process and of its children belong there.
-    """
-    with contextlib.suppress(OSError):  # a sandbox may forbid it
-        Path("/proc/self/comm").write_text(f"sf-{name}")  # the name shown by top and ps
-    runner_group = os.getpgrp()
-    os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds children of environments by it
-    for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # only the fork server passes it on
-    # Handled rather than ignored: programs that environments start, and their forks, must still end by them.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-        os.register_at_fork(after_in_child=functools.partial(signal.signal, number, signal.SIG_DFL))
-    keep_stacks(folder)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILER_CACHE))  # torch's own would lie in the folder
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
-    threading.Thread(target=_end_with_parent, args=(folder, runner_group), daemon=True).start()
-
-
-def process_main(
-    name: str,
-    events: EventSender,
-    folder: str,
-    target: Callable[..., None],
-    plan: PickledPlan,
-    wires: Wires,
-    *args: Any,
-    output: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> None:
-    """Run a worker process: leave signals to the runner, report failures, and let nothing of it outlive the runner.
-
-    Args:
-        name: Name of the worker.
-        events: Sends this process's events.
-        folder: Temporary files of this process and of its children belong there.
-        target: Main function of the worker, called with plan, wires and `args`.
-        plan: Plan of the run.
-        wires: Wires of the run.
-        args: Further arguments of `target`.
-        output: Where what is printed goes; None: to the runner's own standard output.
-        environment: Variables that it has besides the fork server's.
-    """
-    settle_process(name, folder)
-    os.environ.update(environment or {})
-    if output is not None:
-        print_into(output)
-    try:
-        target(plan.open(), dataclasses.replace(wires, events=events), *args)
-    except SfactoryError as error:
-        events.put(Failure(name, str(error), "", isinstance(error, EnvironmentFault)))
-    except BaseException as error:
-        if devices.is_device_error(error):  # another process may have better luck, or another GPU
-            explain_exit(folder, str(error).strip().partition("\n")[0])
-            os._exit(DEVICE_FAILED)
-        events.put(Failure(name, str(error) or repr(error), traceback.format_exc()))
-    finally:
-        wires.control.close()
-
-
 def _schedule_as_batch() -> None:
     """Use the SCHED_BATCH policy: a process woken by a message does not preempt the running one. There are fewer
     context switches and fuller inference batches.
@@ -275,14 +183,7 @@ def _schedule_as_batch() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _end_with_parent(folder: str, runner_group: int) -> None:
-    """Wait for the end of the runner; then end this process and its descendants, remove their temporary files, and
-    continue what is stopped of the runner's process group, such as the resource tracker, so that it ends, too."""
-    connection.wait([parent_process().sentinel])
-    kill_tree(os.getpid(), spare_root=True)
-    with contextlib.suppress(OSError):
-        os.killpg(runner_group, signal.SIGCONT)
-    # The runner has had no time to remove the folders of the workers and of the fork server.
-    for left in (Path(folder).parent, get_temp_dir()):
-        shutil.rmtree(left, ignore_errors=True)
-    os._exit(1)
+def _wait_for_evaluator(control: ControlBlock) -> bool:
+    """Wait a moment, and tell whether the evaluator has shown a sign of life."""
+    time.sleep(POLL_S)
+    return time.monotonic() - control.total(EVALUATOR, "heartbeat") < EVALUATOR_SILENT_S
