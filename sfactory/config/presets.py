@@ -71,6 +71,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mujoco": _MUJOCO,
     "mujoco_in_step": _MUJOCO | {"runtime": {"spare_batches": 0}},
     "mujoco_low_noise": _MUJOCO | {"model": _MUJOCO["model"] | {"initial_log_std": -1.0}},
+    "mujoco_small_steps": _MUJOCO | {"optim": _MUJOCO["optim"] | {"lr": 1e-4}},
+    "mujoco_far_sighted": _MUJOCO
+    | {
+        "envs_per_worker": 4,
+        "rollout": 512,
+        "batch_size": 4096,
+        "optim": _MUJOCO["optim"] | {"lr": 6e-4},
+        "loss": _MUJOCO["loss"] | {"gamma": 0.9999, "lam": 0.98},
+    },
     "atari": {
         "envs_per_worker": 8,
         "rollout": 128,
@@ -130,10 +139,11 @@ _FAMILIES = (
     ("procgen", r"procgen-|procgen_gym/procgen-"),
     ("mujoco_low_noise", r"(Ant|HalfCheetah)-v\d"),
     ("mujoco_in_step", r"Walker2d-v\d"),
+    ("mujoco_small_steps", r"InvertedDoublePendulum-v\d"),
+    ("mujoco_far_sighted", r"Swimmer-v\d"),
     (
         "mujoco",
-        r"(BipedalWalker(Hardcore)?|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum|Pusher|Reacher|"
-        r"Swimmer)-v\d",
+        r"(BipedalWalker(Hardcore)?|Hopper|Humanoid|HumanoidStandup|InvertedPendulum|Pusher|Reacher)-v\d",
     ),
 )
 
