@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import re
+import tempfile
 import xml.dom.minidom
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +75,10 @@ def execute(cells: list[str], while_running: Callable[[int], bool]) -> Any:
                     await client.km.interrupt_kernel()
                 await running
 
-    asyncio.run(all_cells())
+    # A kernel waits in the end for multiprocessing's resource tracker, which heeds no signal, until it is killed.
+    with tempfile.TemporaryDirectory() as left, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", left)
+        asyncio.run(all_cells())
     return notebook
 
 
