@@ -210,8 +210,8 @@ def files_below(folder: Path) -> set[str]:
 def test_files_are_made_in_the_run_folder_only(way, tmp_path_factory):
     """Compiled kernels go to __pycache__ beside sfactory's own files, or where NUMBA_CACHE_DIR says; they are left out
     here."""
-    folder = tmp_path_factory.mktemp("files")  # tmp_path is too long for a socket
-    home, temporary, here = (folder / name for name in ("home", "tmp", "here"))
+    root = tmp_path_factory.mktemp("files")  # tmp_path is too long for a socket
+    home, temporary, here = (root / name for name in ("home", "tmp", "here"))
     for folder in (home, temporary, here):
         folder.mkdir()
     shared = abandoned_shared_memory()

@@ -345,6 +345,7 @@ OBJECTIVES = (
     Kernel("objective", Objective, CompiledObjective, _learns_as_built_in, _objective_differences, 1e-4, "006"),
     Kernel("fused loss", Objective, FusedObjective, _can_fuse, _fused_differences, 1e-4, "023", device="cuda"),
 )
+"""A learner takes the first that fits."""
 MODULES = (
     _module_kernel("convolutions", NatureCNN, FastNatureCNN, "009", 1e-3),
     _module_kernel("first convolution", PixelConv, BlockPixelConv, "010", 1e-3),

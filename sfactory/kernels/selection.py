@@ -118,9 +118,8 @@ class Kernels:
     def _takes(self, kernel: Kernel, training: bool) -> bool:
         """Whether a kernel fits and agrees with what it stands for; keeps account of that."""
         use = Use(self._model, self._config, self._autocast, training)
-        if kernel.device not in (None, self.device.type) or not self._config.takes_kernel(kernel.name):
-            return False
-        if not kernel.fits(use):
+        meant = kernel.device in (None, self.device.type) and self._config.takes_kernel(kernel.name)
+        if not (meant and kernel.fits(use)):
             return False
         try:
             with _evaluation_mode(self._model):
