@@ -70,7 +70,8 @@ def curve_name(reference: Reference, kind: str, seed: int | str) -> str:
 
 def train(reference: Reference, seed: int, run: Path, sync: bool) -> tuple[float, float]:
     """Score and seconds of a run of sfactory, which goes on where it was interrupted."""
-    command = [*reference.command(seed), "--run", str(run), "--log.display", "none", *(["--sync"] if sync else [])]
+    command = [*reference.command(seed), "--run", str(run), "--log.display", "none", "--eval.no-at-end"]
+    command += ["--sync"] if sync else []
     subprocess.run([sys.executable, "-m", "sfactory.train", *command], check=True)
     seconds = json.loads((run / "summary.json").read_text())["wall_s"]
     evaluation = ["--run", str(run), "--episodes", str(EPISODES), "--json", "--trust"]

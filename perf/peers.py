@@ -174,7 +174,7 @@ def _group_of(pid: int) -> int | None:
 def sfactory_run(flags: str, folder: str) -> Iterator[subprocess.Popen[bytes]]:
     """A training run of sfactory in `folder`; interrupted at the end."""
     command = [sys.executable, "-m", "sfactory.train", *shlex.split(flags), "--run", f"{folder}/run", "--device", "cpu"]
-    command += ["--log.display", "none", "--log.no-tensorboard"]
+    command += ["--log.display", "none", "--log.no-tensorboard", "--eval.no-at-end"]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
         yield process

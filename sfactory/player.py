@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
 import os
+import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -23,8 +26,9 @@ from sfactory.envs.faults import environment_fault
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError
+from sfactory.files import write_atomically
 from sfactory.policy import Checkpoint, Policy, load_policy
-from sfactory.runs.run_files import read_config
+from sfactory.runs.run_files import EVALUATION, read_config
 from sfactory.runs.space_codec import check_spaces
 from sfactory.runs.video import VideoRecorder, prepare_rendering
 
@@ -58,6 +62,17 @@ class Evaluation:
     lengths: tuple[int, ...]
     extras: dict[str, float]
     protocol: str = ""
+
+    def keep(self, run: Path, checkpoint: Checkpoint, env_steps: int) -> None:
+        """Write it into a run folder, whose page shows it from then on.
+
+        Args:
+            run: The run folder.
+            checkpoint: Which of the run's checkpoints has played.
+            env_steps: Env steps behind that.
+        """
+        values = {"checkpoint": checkpoint, "env_steps": env_steps} | dataclasses.asdict(self)
+        write_atomically(run / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
 
 
 class Viewer(Protocol):
@@ -121,6 +136,21 @@ class Player:
         if video is None:
             return contextlib.nullcontext()
         return contextlib.closing(VideoRecorder(Path(video), self.render_fps))
+
+    def record(self, path: Path, deterministic: bool, max_steps: int | None) -> None:
+        """Record one episode as an MP4 file, which is there once it is whole.
+
+        Raises:
+            ConfigError: If something that a video needs is not there.
+            EnvironmentFault: If an environment raises, breaks its API or does not render.
+            OSError: If the file cannot be written.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            with self.recorder(folder) as recorder:
+                self.play(1, deterministic, None, max_steps, recorder)
+            (recorded,) = Path(folder).glob("*.mp4")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(recorded, path)
 
     def play(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -16,9 +14,8 @@ import tyro
 from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, telling_errors
-from sfactory.files import write_atomically
 from sfactory.runs.report_page import write_page
-from sfactory.runs.run_files import CONFIG, EVALUATION, VIDEOS
+from sfactory.runs.run_files import CONFIG, VIDEOS
 
 DESCRIPTION = """Write report.html into a run folder: curves, configuration, machine, phases, and the last evaluation
 with its video. The page needs no other file and no network."""
@@ -72,10 +69,7 @@ def _play(options: Options) -> None:
     }  # fmt: skip
     if options.episodes:
         result = evaluate(folder, options.episodes, **shared)
-        env_steps = load_snapshot(folder, options.checkpoint).env_steps
-        played = {"checkpoint": options.checkpoint, "env_steps": env_steps}
-        values = played | dataclasses.asdict(result)
-        write_atomically(folder / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
+        result.keep(folder, options.checkpoint, load_snapshot(folder, options.checkpoint).env_steps)
     if options.video:
         evaluate(folder, 1, video=folder / VIDEOS / FINAL, **shared)
 

@@ -262,7 +262,7 @@ class LogConfig:
 @settings_group
 @dataclass(frozen=True)
 class EvalConfig:
-    """Evaluation beside training, in a process of its own at a low priority."""
+    """Evaluation in a process of its own: beside training at a low priority, or at its end."""
 
     every: Count = setting(
         0, at_least(0), resume=safe("once there is an evaluation, the best checkpoint is that of the best one")
@@ -274,6 +274,9 @@ class EvalConfig:
     """Draw actions from the policy instead of taking the most probable ones."""
     video_every: Count = setting(0, at_least(0), resume=_REPORTS)
     """Record one more episode as videos/ENV_STEPS.mp4 in the run folder every so many env steps; 0: none."""
+    at_end: bool = setting(True, resume=_REPORTS)
+    """Without `every`, evaluate the last policy of a completed run and record an episode for report.html, in a tenth of
+    the time that was trained, or 5 s; runs of less than 5 s go without."""
 
 
 @settings_group

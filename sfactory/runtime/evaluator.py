@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from sfactory.errors import SfactoryError, said
 from sfactory.model import build_uninitialized
 from sfactory.player import Player, rendering
 from sfactory.policy import Policy
+from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runs.run_files import VIDEOS
 from sfactory.runtime.plan import EVALUATOR, Plan
 from sfactory.runtime.training import Stopped, next_multiple
 from sfactory.runtime.wires import Wires
@@ -49,7 +50,7 @@ class Evaluator:
         with torch.random.fork_rng(devices=[]):  # a serial run goes on as it would without this model
             model = build_uninitialized(plan.env.observation, plan.env.action, plan.config.model)
         self._flat = FlatWeights(model)
-        self._seed = int(np.random.SeedSequence(plan.config.seed, spawn_key=(_SEED_BRANCH,)).generate_state(1)[0])
+        self._seed = _seed_of(plan)
         self._policy = _WatchedPolicy(self, plan, model, self._seed)
         self._request = EnvRequest.of(plan.config, plan.env_source, threads=1)
         self._player = self._make_player(self._request)
@@ -104,17 +105,40 @@ class Evaluator:
             return
         self._next_video = next_multiple(env_steps, every)
         try:
-            with tempfile.TemporaryDirectory() as folder:
-                sampled = self._plan.config.eval.sampled
-                player = self._make_player(rendering(self._request))
-                with player.recorder(folder) as recorder:
-                    player.play(1, not sampled, None, LONGEST, recorder)
-                (recorded,) = Path(folder).glob("*.mp4")
-                self._videos.mkdir(exist_ok=True)
-                shutil.move(recorded, self._videos / f"{env_steps:012d}.mp4")
+            player = self._make_player(rendering(self._request))
+            player.record(_video(self._videos, env_steps), not self._plan.config.eval.sampled, LONGEST)
         except (SfactoryError, OSError, ValueError) as error:
             self._next_video = math.inf
             self._emit(Note(f"there will be no videos of evaluation: {said(error)}"))
+
+
+def play_last(plan: Plan, run: Path, store: CheckpointStore) -> None:
+    """Play episodes with the newest checkpoint, and keep in the run folder what they returned, and then a video of
+    another one, where there can be one.
+
+    Raises:
+        EnvironmentFault: If an environment raises or breaks its API while it is evaluated.
+    """
+    snapshot, seed, sampled = store.load_latest(), _seed_of(plan), plan.config.eval.sampled
+    assert snapshot is not None  # of the run that has just ended
+    model = build_uninitialized(plan.env.observation, plan.env.action, plan.config.model)
+    model.load_state_dict(snapshot.model)
+    policy = Policy(plan.env, model, torch.device("cpu"), seed)
+    request = EnvRequest.of(plan.config, plan.env_source, threads=1)
+    played = Player(policy, request, seed, "the run").play(plan.config.eval.episodes, not sampled, None, LONGEST)
+    played.keep(run, "latest", snapshot.env_steps)
+    with contextlib.suppress(SfactoryError, OSError, ValueError):  # nobody has asked for the video
+        player = Player(policy, rendering(request), seed, "the run")
+        player.record(_video(run / VIDEOS, snapshot.env_steps), not sampled, LONGEST)
+
+
+def _seed_of(plan: Plan) -> int:
+    return int(np.random.SeedSequence(plan.config.seed, spawn_key=(_SEED_BRANCH,)).generate_state(1)[0])
+
+
+def _video(videos: Path, env_steps: int) -> Path:
+    """Where the video of the policy after so many env steps belongs."""
+    return videos / f"{env_steps:012d}.mp4"
 
 
 class _WatchedPolicy(Policy):

@@ -123,15 +123,15 @@ class Monitor:
             return self._error
         return (EnvironmentFault if self.failure.environment_fault else RunFailed)(_describe(self.failure))
 
-    def close(self) -> Result:
-        """Write the summary of the run."""
+    def summarize(self) -> Result:
+        """Write the summary of the run, whose clock stops with that."""
         self._faults.flush()
         status: Status = "completed" if self.ended is not None and self.ended.completed else "interrupted"
         if self.failure is not None:
             status = "failed"
         env_steps = self.ended.env_steps if self.ended else self.reporter.progress.env_steps
         error = _describe(self.failure) if self.failure else None
-        return self.reporter.close(status, env_steps, error, self.signal, self._phases())
+        return self.reporter.summarize(status, env_steps, error, self.signal, self._phases())
 
     def _phases(self) -> dict[str, dict[str, float]]:
         """Share of every phase in the time of each kind of worker, since the workers' start."""

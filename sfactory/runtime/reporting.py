@@ -201,7 +201,7 @@ class Reporter:
         """Mean returns of the reports so far, thinned out."""
         return self._display.returns.means(CURVE_POINTS)
 
-    def close(
+    def summarize(
         self,
         status: Status,
         env_steps: int,
@@ -209,7 +209,7 @@ class Reporter:
         signal: int | None,
         phases: Mapping[str, Mapping[str, float]],
     ) -> Result:
-        """Write the summary and the run's page, and close the display.
+        """Write the summary, and close the loggers.
 
         Args:
             status: How the run ended.
@@ -230,10 +230,13 @@ class Reporter:
         except OSError as cause:
             self.note(f"summary not written: {cause}")
         self._loggers.close()
-        if config.log.report:
+        return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path, self._kernels)
+
+    def close(self) -> None:
+        """Write the run's page, and close the display."""
+        if self._plan.config.log.report:
             self._write_page()
         self._display.close()
-        return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path, self._kernels)
 
     def nothing_to_do(self, snapshot: Snapshot) -> Result:
         """Tell the user that the checkpoint already has the requested number of env steps."""

@@ -14,6 +14,7 @@ from sfactory.errors import check_platform
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_folder import RunFolder, open_run
 from sfactory.runs.run_state import remove_status
+from sfactory.runtime.final_evaluation import evaluate_at_end
 from sfactory.runtime.interrupts import end_at_once, handling, interrupting_signals
 from sfactory.runtime.monitor import Callback, Monitor, Observer
 from sfactory.runtime.plan import Plan
@@ -91,7 +92,9 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
             monitor.report_rest()
         except Exception as error:
             monitor.fail_with(error)
-        result = monitor.close()
+        result = monitor.summarize()
+        evaluate_at_end(plan, folder, store, monitor, result)
+        monitor.reporter.close()
         remove_status(folder.path)
     if (error := monitor.exception) is not None:
         raise error

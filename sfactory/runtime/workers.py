@@ -172,6 +172,14 @@ def evaluator_main(plan: Plan, wires: Wires, videos: Path) -> None:
             evaluator.poll(POLL_S)
 
 
+def final_evaluation_main(plan: Plan, wires: Wires, run: Path, store: CheckpointStore) -> None:
+    """Main function of the process that plays for a run's page once all others have ended."""
+    from sfactory.runtime.evaluator import play_last
+
+    seed_globals(plan, 0, _EVALUATOR)
+    play_last(plan, run, store)
+
+
 def _schedule_as_batch() -> None:
     """Use the SCHED_BATCH policy: a process woken by a message does not preempt the running one. There are fewer
     context switches and fuller inference batches.

@@ -1,0 +1,71 @@
+"""The final evaluation: after training, the last policy plays episodes for the run's page, in a process of its own."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import time
+
+from sfactory.errors import said
+from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runs.report_page import read_json
+from sfactory.runs.run_files import EVALUATION, OUTPUT
+from sfactory.runs.run_folder import RunFolder
+from sfactory.runtime import worker_process, workers
+from sfactory.runtime.monitor import Monitor
+from sfactory.runtime.output import PrintedLines
+from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
+from sfactory.runtime.processes import WorkerProcesses
+from sfactory.runtime.reporting import Result
+
+TRAINED_S = 5.0
+"""A run that has trained for less ends without."""
+MOST_SHARE, AT_LEAST_S = 0.1, 5.0
+"""It may take this share of the time that was trained, but always so many seconds."""
+EVENT_POLL_S = 0.1
+
+
+def evaluate_at_end(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor, result: Result) -> None:
+    """Evaluate the policy that a run has ended with, and record an episode, unless the run is short or has evaluated
+    beside training. Whatever goes wrong with it, the run has ended as it has.
+
+    Args:
+        plan: Plan of the run.
+        folder: Run folder, which the figures and the video belong to.
+        store: Its checkpoints.
+        monitor: Shows what comes of it; a signal ends it.
+        result: Result of the run.
+    """
+    config = plan.config
+    wanted = config.eval.at_end and not (plan.evaluates or plan.sample_only or config.serial)
+    if not wanted or result.status != "completed" or result.wall_s < TRAINED_S:
+        return
+    try:
+        monitor.note(_evaluate(plan, folder, store, monitor, result))
+    except Exception as error:
+        monitor.note(f"no final evaluation: {said(error)}")
+
+
+def _evaluate(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor, result: Result) -> str:
+    """Have the process play for as long as it may, and say what came of it."""
+    most_s = max(AT_LEAST_S, MOST_SHARE * result.wall_s)
+    deadline = time.monotonic() + most_s
+    with (
+        PrintedLines(folder.path / OUTPUT if monitor.reporter.live else None, monitor.note) as printed,
+        WorkerProcesses() as processes,
+    ):
+        main = functools.partial(worker_process.process_main, output=printed.path)
+        target = workers.final_evaluation_main
+        processes.start(EVALUATOR, main, target, PickledPlan(plan), monitor.wires, folder.path, store)
+        while (alive := processes.alive()) and monitor.signal is None and time.monotonic() < deadline:
+            monitor.watch(processes.take(EVENT_POLL_S), report=False)
+    found = read_json(folder.path / EVALUATION)
+    if found.get("env_steps") == result.env_steps:
+        low, mean, high = (f"{found[f'return_{name}']:.4g}" for name in ("min", "mean", "max"))
+        return f"final evaluation: return {mean} ({low} to {high}) in {found['episodes']} episodes"
+    if monitor.signal is not None:
+        return "no final evaluation: interrupted"
+    late = f"it was not done within {most_s:.0f} s" if alive else "its process has died"
+    reason = monitor.evaluator_failure.strip().partition("\n")[0] or late
+    command = f"sfactory report {shlex.quote(str(folder.path))} --episodes {plan.config.eval.episodes} --video"
+    return f"no final evaluation: {reason}; {command} makes one"
