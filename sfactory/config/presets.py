@@ -40,6 +40,16 @@ _MUJOCO: dict[str, Any] = {
     "model": {"normalize_obs": True},
 }
 """Gymnasium's MuJoCo, and walkers like those."""
+_BOX2D: dict[str, Any] = {
+    "envs_per_worker": 32,
+    "rollout": 64,
+    "batch_size": 2048,
+    "epochs": 4,
+    "optim": {"lr": 1e-3, "minibatches": 16, "schedule": "linear"},
+    "loss": {"gamma": 0.999, "lam": 0.98, "entropy_coef": 0.01, "normalize_returns": True},
+    "model": {"normalize_obs": True},
+}
+"""LunarLander."""
 _WITH_CORE = {"classic": "classic_memory"}
 """Families that have another preset where the model has a core, whose minibatches are of whole rows."""
 PRESETS: dict[str, dict[str, Any]] = {
@@ -59,15 +69,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss": {"gamma": 0.97, "normalize_returns": True},
         "model": {"normalize_obs": True},
     },
-    "box2d": {
-        "envs_per_worker": 32,
-        "rollout": 64,
-        "batch_size": 2048,
-        "epochs": 4,
-        "optim": {"lr": 1e-3, "minibatches": 16, "schedule": "linear"},
-        "loss": {"gamma": 0.999, "lam": 0.98, "entropy_coef": 0.01, "normalize_returns": True},
-        "model": {"normalize_obs": True},
-    },
+    "box2d": _BOX2D,
+    "box2d_low_noise": _BOX2D | {"model": _BOX2D["model"] | {"initial_log_std": -1.0}},
     "mujoco": _MUJOCO,
     "mujoco_in_step": _MUJOCO | {"runtime": {"spare_batches": 0}},
     "mujoco_low_noise": _MUJOCO | {"model": _MUJOCO["model"] | {"initial_log_std": -1.0}},
@@ -134,6 +137,7 @@ _FAMILIES = (
     ("memory", r"sfactory/MemoryGrid"),
     ("pendulum", r"Pendulum-|sfactory/Pendulum"),
     ("classic", r"(.*CartPole|Acrobot-|MountainCar-)|sfactory/CartPole"),
+    ("box2d_low_noise", r"LunarLanderContinuous-v\d"),
     ("box2d", r"LunarLander"),
     ("car_racing", r"CarRacing-"),
     ("procgen", r"procgen-|procgen_gym/procgen-"),
