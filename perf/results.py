@@ -265,13 +265,14 @@ def peer_cell(rows: Sequence[Row]) -> str:
 
 
 def scores(runs: Sequence[Row]) -> list[str]:
-    """Seconds to a target, each trainer's newest session."""
+    """Seconds to a target, each trainer's newest session, where sfactory has been measured more than once."""
     rows = []
     for machine in distinct(runs, "machine"):
         for workload in distinct(runs, "workload"):
             here = select(runs, machine=machine, workload=workload)
-            cells = [score_cell(newest(select(here, trainer=trainer))) for trainer in ("sfactory", *PEERS)]
-            if any(cells):
+            sessions = [newest(select(here, trainer=trainer)) for trainer in ("sfactory", *PEERS)]
+            cells = [score_cell(session) for session in sessions]
+            if len(sessions[0]) > 1:
                 rows.append([machine, f"{workload}, {figure(float(here[-1]['target']))}", *cells])
     return table(("machine", "workload, target", *(f"{trainer}, s" for trainer in ("sfactory", *PEERS))), rows)
 
@@ -399,7 +400,7 @@ def lag(data: Path = lag_curves.DATA) -> list[str]:
     return table(header, ([task, *(cell(task, lag) for lag in lag_curves.LAGS)] for task in tasks))
 
 
-def changes(rows: Sequence[Row], count: int = 5) -> list[str]:
+def changes(rows: Sequence[Row], count: int = 2) -> list[str]:
     """The last changes whose speed was measured, the newest first: medians before and after, and their ratio."""
     rows = [row for row in rows if row["unit"] == "env steps/s" or row["quantity"] in ("whole command", "whole call")]
 

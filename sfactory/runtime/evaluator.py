@@ -26,6 +26,8 @@ from sfactory.telemetry.events import Evaluated, Note
 
 LONGEST = 100_000
 """Env steps after which an episode that still goes on counts as it stands: a policy may never end one."""
+LAST_VIDEO = 300
+"""Env steps of an episode in the video at the end of a run, which waits for it: 6 s of CartPole, 20 s of an Atari game."""
 _SEED_BRANCH = 2
 """Spawn key of these seeds: neither those of training nor those of ``sfactory eval``."""
 
@@ -114,7 +116,7 @@ class Evaluator:
 
 def play_last(plan: Plan, run: Path, store: CheckpointStore) -> None:
     """Play episodes with the newest checkpoint, and keep in the run folder what they returned, and then a video of
-    another one, where there can be one.
+    the first :data:`LAST_VIDEO` env steps of another one, where there can be one.
 
     Raises:
         EnvironmentFault: If an environment raises or breaks its API while it is evaluated.
@@ -129,7 +131,7 @@ def play_last(plan: Plan, run: Path, store: CheckpointStore) -> None:
     played.keep(run, "latest", snapshot.env_steps)
     with contextlib.suppress(SfactoryError, OSError, ValueError):  # nobody has asked for the video
         player = Player(policy, rendering(request), seed, "the run")
-        player.record(_video(run / VIDEOS, snapshot.env_steps), not sampled, LONGEST)
+        player.record(_video(run / VIDEOS, snapshot.env_steps), not sampled, LAST_VIDEO)
 
 
 def _seed_of(plan: Plan) -> int:
