@@ -27,7 +27,7 @@ from sfactory.telemetry.events import Evaluated, Note
 LONGEST = 100_000
 """Env steps after which an episode that still goes on counts as it stands: a policy may never end one."""
 LAST_VIDEO = 300
-"""Env steps of an episode in the video at the end of a run, which waits for it: 6 s of CartPole, 20 s of an Atari game."""
+"""Env steps of an episode in the video at the end of a run, which waits for it: 6 s of CartPole, 20 s of Atari."""
 _SEED_BRANCH = 2
 """Spawn key of these seeds: neither those of training nor those of ``sfactory eval``."""
 
