@@ -276,7 +276,7 @@ class EvalConfig:
     """Record one more episode as videos/ENV_STEPS.mp4 in the run folder every so many env steps; 0: none."""
     at_end: bool = setting(True, resume=_REPORTS)
     """Without `every`, evaluate the last policy of a completed run and record 300 env steps for report.html, in a tenth
-    of the time that was trained, or 5 s; runs of less than 5 s go without."""
+    of the time that was trained, but in 5 to 60 s; runs of less than 5 s go without."""
 
 
 @settings_group

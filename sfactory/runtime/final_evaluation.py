@@ -17,11 +17,13 @@ from sfactory.runtime.output import PrintedLines
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.reporting import Result
+from sfactory.runtime.training import LAST_EVALUATION_S, TOLD_S
 
 TRAINED_S = 5.0
 """A run that has trained for less ends without."""
 MOST_SHARE, AT_LEAST_S = 0.1, 5.0
-"""It may take this share of the time that was trained, but always so many seconds."""
+"""It may take this share of the time that was trained, always so many seconds, and never more than
+:data:`LAST_EVALUATION_S`."""
 EVENT_POLL_S = 0.1
 
 
@@ -48,8 +50,8 @@ def evaluate_at_end(plan: Plan, folder: RunFolder, store: CheckpointStore, monit
 
 def _evaluate(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor, result: Result) -> str:
     """Have the process play for as long as it may, and say what came of it."""
-    most_s = max(AT_LEAST_S, MOST_SHARE * result.wall_s)
-    deadline = time.monotonic() + most_s
+    most_s = min(max(AT_LEAST_S, MOST_SHARE * result.wall_s), LAST_EVALUATION_S)
+    begin, told = time.monotonic(), False
     with (
         PrintedLines(folder.path / OUTPUT if monitor.reporter.live else None, monitor.note) as printed,
         WorkerProcesses() as processes,
@@ -57,8 +59,11 @@ def _evaluate(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Mo
         main = functools.partial(worker_process.process_main, output=printed.path)
         target = workers.final_evaluation_main
         processes.start(EVALUATOR, main, target, PickledPlan(plan), monitor.wires, folder.path, store)
-        while (alive := processes.alive()) and monitor.signal is None and time.monotonic() < deadline:
+        while (alive := processes.alive()) and monitor.signal is None and time.monotonic() - begin < most_s:
             monitor.watch(processes.take(EVENT_POLL_S), report=False)
+            if not told and time.monotonic() - begin > TOLD_S:
+                told = True
+                monitor.note(f"waits for the final evaluation, {most_s:.0f} s at most; Ctrl-C ends the run without it")
     found = read_json(folder.path / EVALUATION)
     if found.get("env_steps") == result.env_steps:
         low, mean, high = (f"{found[f'return_{name}']:.4g}" for name in ("min", "mean", "max"))

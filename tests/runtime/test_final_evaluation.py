@@ -126,11 +126,13 @@ def test_a_run_completes_whatever_happens_to_it(
 ) -> None:
     if last == "hang":
         monkeypatch.setattr(final_evaluation, "AT_LEAST_S", 1.0)
+        monkeypatch.setattr(final_evaluation, "TOLD_S", 0.2)
     result = train(task_config(tmp_path, env_kwargs={"last": last}))
     assert result.status == summary(result.run_dir)["status"] == "completed"
     assert (result.run_dir / "report.html").exists() and not (result.run_dir / "evaluation.json").exists()
     shown = capsys.readouterr().out
     (line,) = (line for line in shown.splitlines() if "no final evaluation" in line)
+    assert ("waits for the final evaluation, 1 s at most" in shown) == (last == "hang")
     assert said in line and f"sfactory report {result.run_dir} --episodes 10 --video" in line
 
 
