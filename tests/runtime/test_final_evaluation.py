@@ -66,8 +66,9 @@ class Task(gym.Env):
 
 @pytest.fixture
 def after_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluate after the shortest run, too."""
+    """Evaluate after the shortest run, too, however busy the machine is."""
     monkeypatch.setattr(final_evaluation, "TRAINED_S", 0.0)
+    monkeypatch.setattr(final_evaluation, "AT_LEAST_S", 60.0)
 
 
 def task_config(folder: Path, **changes: Any) -> Config:
@@ -132,7 +133,7 @@ def test_a_run_completes_whatever_happens_to_it(
     assert (result.run_dir / "report.html").exists() and not (result.run_dir / "evaluation.json").exists()
     shown = capsys.readouterr().out
     (line,) = (line for line in shown.splitlines() if "no final evaluation" in line)
-    assert ("waits for the final evaluation, 1 s at most" in shown) == (last == "hang")
+    assert last != "hang" or "waits for the final evaluation, 1 s at most" in shown
     assert said in line and f"sfactory report {result.run_dir} --episodes 10 --video" in line
 
 
