@@ -249,5 +249,6 @@ def test_files_are_made_in_the_run_folder_only(way, tmp_path_factory):
     killed = {"status.json"} if way == "interrupted twice" else set()  # it ends at once, as if killed
     assert {path.name for path in run.iterdir()} <= killed | {
         ".lock", "config.yaml", "spaces.json", "metrics.csv", "summary.json", "report.html", "checkpoints",
+        "evaluation.json", "videos",  # of a run that has taken long enough
         *(p.name for p in run.glob("events.out.*")),
     }  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from sfactory import Config
-from sfactory.config import LogConfig
+from sfactory.config import EvalConfig, LogConfig
 from sfactory.runs.checkpoint import CheckpointStore
 
 BATCH = 128
@@ -29,6 +29,7 @@ def config_for(folder: Path, env: Any, **changes: Any) -> Config:
         "device": "cpu",
     }
     settings["log"] = QUIET
+    settings["eval"] = EvalConfig(at_end=False)  # which on a busy machine also small runs are long enough for
     return Config(env=env, run=str(folder / "run"), **settings | changes)
 
 

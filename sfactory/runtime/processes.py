@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -87,11 +88,13 @@ def server_pid() -> int | None:
 
 
 def _check_folder() -> None:
-    folder = Path(get_temp_dir())
-    size = len(os.fsencode(folder / "listener-12345678"))
+    folder = Path(
+        tempfile.gettempdir()
+    )  # multiprocessing's own is made last: nobody removes it before there is a server
+    size = len(os.fsencode(folder / "pymp-12345678" / "listener-12345678"))
     if size > LONGEST_SOCKET:
         raise ConfigError(
-            f"{folder.parent} has too long a name for temporary files: a socket of the worker processes would have a "
+            f"{folder} has too long a name for temporary files: a socket of the worker processes would have a "
             f"path of {size} bytes there, and {LONGEST_SOCKET} is the most. Set TMPDIR to a folder with a shorter name"
         )
 

@@ -72,7 +72,7 @@ def after_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def task_config(folder: Path, **changes: Any) -> Config:
-    return config_for(folder, Task, **{"steps": 1024, "log": PLAIN} | changes)
+    return config_for(folder, Task, **{"steps": 1024, "log": PLAIN, "eval": EvalConfig()} | changes)
 
 
 def kept(run: Path) -> dict[str, Any]:
