@@ -108,7 +108,7 @@ class Evaluator:
         self._next_video = next_multiple(env_steps, every)
         try:
             player = self._make_player(rendering(self._request))
-            player.record(_video(self._videos, env_steps), not self._plan.config.eval.sampled, LONGEST)
+            player.record(_video_path(self._videos, env_steps), not self._plan.config.eval.sampled, LONGEST)
         except (SfactoryError, OSError, ValueError) as error:
             self._next_video = math.inf
             self._emit(Note(f"there will be no videos of evaluation: {said(error)}"))
@@ -131,14 +131,14 @@ def play_last(plan: Plan, run: Path, store: CheckpointStore) -> None:
     played.keep(run, "latest", snapshot.env_steps)
     with contextlib.suppress(SfactoryError, OSError, ValueError):  # nobody has asked for the video
         player = Player(policy, rendering(request), seed, "the run")
-        player.record(_video(run / VIDEOS, snapshot.env_steps), not sampled, LAST_VIDEO)
+        player.record(_video_path(run / VIDEOS, snapshot.env_steps), not sampled, LAST_VIDEO)
 
 
 def _seed_of(plan: Plan) -> int:
     return int(np.random.SeedSequence(plan.config.seed, spawn_key=(_SEED_BRANCH,)).generate_state(1)[0])
 
 
-def _video(videos: Path, env_steps: int) -> Path:
+def _video_path(videos: Path, env_steps: int) -> Path:
     """Where the video of the policy after so many env steps belongs."""
     return videos / f"{env_steps:012d}.mp4"
 

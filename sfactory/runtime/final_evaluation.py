@@ -17,6 +17,7 @@ from sfactory.runtime.output import PrintedLines
 from sfactory.runtime.plan import EVALUATOR, PickledPlan, Plan
 from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.reporting import Result
+from sfactory.runtime.supervisor import EVENT_POLL_S
 from sfactory.runtime.training import LAST_EVALUATION_S, TOLD_S
 
 TRAINED_S = 5.0
@@ -24,7 +25,6 @@ TRAINED_S = 5.0
 MOST_SHARE, AT_LEAST_S = 0.1, 5.0
 """It may take this share of the time that was trained, always so many seconds, and never more than
 :data:`LAST_EVALUATION_S`."""
-EVENT_POLL_S = 0.1
 
 
 def evaluate_at_end(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor, result: Result) -> None:

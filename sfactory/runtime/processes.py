@@ -88,9 +88,9 @@ def server_pid() -> int | None:
 
 
 def _check_folder() -> None:
-    folder = Path(
-        tempfile.gettempdir()
-    )  # multiprocessing's own is made last: nobody removes it before there is a server
+    """Check that a socket below the folder of temporary files can have a path. Multiprocessing's own folder there is
+    not made for that: until there is a server, nobody removes it."""
+    folder = Path(tempfile.gettempdir())
     size = len(os.fsencode(folder / "pymp-12345678" / "listener-12345678"))
     if size > LONGEST_SOCKET:
         raise ConfigError(

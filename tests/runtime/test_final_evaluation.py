@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+from commands import wait_until
 from gymnasium import spaces
 from whole_runs import config_for, summary, worker_process
 
@@ -73,6 +74,13 @@ def after_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def task_config(folder: Path, **changes: Any) -> Config:
     return config_for(folder, Task, **{"steps": 1024, "log": PLAIN, "eval": EvalConfig()} | changes)
+
+
+def evaluates() -> bool:
+    """Whether the process of a final evaluation lives."""
+    with contextlib.suppress(StopIteration, psutil.Error):
+        return worker_process("evaluator").is_running()
+    return False
 
 
 def kept(run: Path) -> dict[str, Any]:
@@ -140,10 +148,7 @@ def test_a_run_completes_whatever_happens_to_it(
 @pytest.mark.usefixtures("after_any_run")
 def test_an_interrupt_ends_it_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt() -> None:
-        while True:
-            with contextlib.suppress(StopIteration, psutil.Error):
-                worker_process("evaluator")
-                break
+        assert wait_until(evaluates, 60)
         os.kill(os.getpid(), signal.SIGINT)
 
     sender = threading.Thread(target=interrupt)
