@@ -75,8 +75,7 @@ Row = Mapping[str, str]
 METHOD = """\
 # Results
 
-`python -m perf.results` makes this file of the runs in perf/data/*.csv. Why the design is as it is, with the
-measurements and what failed: [docs/decisions](../docs/decisions/README.md).
+`python -m perf.results` makes this file of perf/data/*.csv; [docs/decisions](../docs/decisions/README.md) says why.
 
 ## Method
 
@@ -265,14 +264,15 @@ def peer_cell(rows: Sequence[Row]) -> str:
 
 
 def scores(runs: Sequence[Row]) -> list[str]:
-    """Seconds to a target, each trainer's newest session, where sfactory has been measured more than once."""
+    """Seconds to a target, each trainer's newest session, where sfactory has been measured more than once, or
+    nowhere else."""
     rows = []
     for machine in distinct(runs, "machine"):
         for workload in distinct(runs, "workload"):
             here = select(runs, machine=machine, workload=workload)
             sessions = [newest(select(here, trainer=trainer)) for trainer in ("sfactory", *PEERS)]
             cells = [score_cell(session) for session in sessions]
-            if len(sessions[0]) > 1:
+            if len(sessions[0]) > 1 or len(distinct(select(runs, workload=workload), "machine")) == 1:
                 rows.append([machine, f"{workload}, {figure(float(here[-1]['target']))}", *cells])
     return table(("machine", "workload, target", *(f"{trainer}, s" for trainer in ("sfactory", *PEERS))), rows)
 
