@@ -272,7 +272,7 @@ def scores(runs: Sequence[Row]) -> list[str]:
             here = select(runs, machine=machine, workload=workload)
             sessions = [newest(select(here, trainer=trainer)) for trainer in ("sfactory", *PEERS)]
             cells = [score_cell(session) for session in sessions]
-            if len(sessions[0]) > 1 or len(distinct(select(runs, workload=workload), "machine")) == 1:
+            if len(sessions[0]) > 1 or here == select(runs, workload=workload):
                 rows.append([machine, f"{workload}, {figure(float(here[-1]['target']))}", *cells])
     return table(("machine", "workload, target", *(f"{trainer}, s" for trainer in ("sfactory", *PEERS))), rows)
 
