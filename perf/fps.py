@@ -4,9 +4,9 @@
 
 A workload trains for a number of seconds once it has settled: at first a run trains faster than it samples, on what was
 sampled before its first update. Its figure is the env steps trained on by the time they took. The ceiling
-(sfactory/profiling/ceiling.py) is measured before the first run and after each, so that whatever else the machine does
-slows both. Medians and ranges are shown; the fraction is the one median by the other. With `--record` the runs are
-appended to perf/data/throughput.csv.
+(sfactory/profiling/ceiling.py) is measured after each, for episodes of the run's length, so that whatever else the
+machine does slows both. Medians and ranges are shown; the fraction is the one median by the other. With `--record` the
+runs are appended to perf/data/throughput.csv.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import platform
 import shlex
 import signal
@@ -25,6 +26,7 @@ import time
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -80,7 +82,7 @@ class Result:
 
     Attributes:
         speeds: Env steps per second of each run.
-        ceilings: Before the first run and after each.
+        ceilings: After each run.
     """
 
     workload: str
@@ -107,18 +109,32 @@ class Result:
         return asdict(self) | medians | {"limits": self.limits}
 
     def records(self) -> list[dict[str, object]]:
-        """A row for each run, its ceiling the mean of those before and after it."""
+        """A row for each run, its ceiling the mean of those around it."""
         rows = []
-        for speed, limits in zip(self.speeds, pairwise(self.limits), strict=True):
-            ceiling = statistics.mean(limits)
+        for number, speed in enumerate(self.speeds):
+            ceiling = statistics.mean(self.limits[max(number - 1, 0) : number + 1])
             row = {"workload": self.workload, "trainer": "sfactory", "runs": 1, "env_steps_per_s": f"{speed:.0f}"}
             row |= {"ceiling": f"{ceiling:.0f}", "fraction_of_ceiling": f"{speed / ceiling:.3f}", "note": self.flags}
             rows.append(row)
         return rows
 
 
+class Trained(NamedTuple):
+    """A report of a run that tells of something new: its time, the env steps trained on by then, and the mean env
+    steps of the last episodes, infinite where none has ended."""
+
+    wall_s: float
+    env_steps: int
+    episode_length: float
+
+
 def measure(flags: str, seconds: float) -> float:
     """Env steps per second, learning included, of one run that goes on for so many seconds once it has settled."""
+    return measure_run(flags, seconds)[0]
+
+
+def measure_run(flags: str, seconds: float) -> tuple[float, float]:
+    """As :func:`measure`, and the mean env steps of the run's last episodes."""
     settled = settled_after(flags)
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -147,8 +163,8 @@ def measure(flags: str, seconds: float) -> float:
         raise SystemExit(
             f"no two reports of more than {settled:,} env steps within {START_S:g} s from: {shlex.join(command)}"
         )
-    (begun_s, before), (ended_s, after) = reports[0], reports[-1]
-    return (after - before) / (ended_s - begun_s)
+    first, last = reports[0], reports[-1]
+    return (last.env_steps - first.env_steps) / (last.wall_s - first.wall_s), last.episode_length
 
 
 def settled_after(flags: str) -> int:
@@ -158,24 +174,28 @@ def settled_after(flags: str) -> int:
     return settling_steps(plan.config, plan.rows)
 
 
-def trained(metrics: Path, settled: int) -> list[tuple[float, int]]:
-    """Seconds and env steps of each report in a file of metrics that tells of something new, after so many env
-    steps."""
+def trained(metrics: Path, settled: int) -> list[Trained]:
+    """The reports in a file of metrics that tell of something new, after so many env steps."""
     if not metrics.exists():
         return []
     with metrics.open() as file:
-        points = [(float(row["wall_s"]), int(row["env_steps"])) for row in csv.DictReader(file)]
-    return [point for before, point in pairwise([(0.0, 0), *points]) if point[1] > max(before[1], settled)]
+        reports = [
+            Trained(float(row["wall_s"]), int(row["env_steps"]), float(row["episode_length_mean"] or math.inf))
+            for row in csv.DictReader(file)
+        ]
+    new = pairwise([Trained(0.0, 0, math.inf), *reports])
+    return [report for before, report in new if report.env_steps > max(before.env_steps, settled)]
 
 
 def run(workload: str, seconds: float, repeats: int, ceiling_s: float) -> Result:
     """Measure the ceiling and the speed in turns."""
     flags = WORKLOADS[workload]
     config = from_command_line(shlex.split(flags), "perf/fps.py")
-    speeds, ceilings = [], [measure_ceiling(config, ceiling_s)]
+    speeds, ceilings = [], []
     for _ in range(repeats):
-        speeds.append(measure(flags, seconds))
-        ceilings.append(measure_ceiling(config, ceiling_s))
+        speed, episode_length = measure_run(flags, seconds)
+        speeds.append(speed)
+        ceilings.append(measure_ceiling(config, ceiling_s, episode_length=episode_length))
     return Result(workload, flags, speeds, ceilings)
 
 

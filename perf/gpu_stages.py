@@ -125,7 +125,7 @@ def workload(name: str, task: Task) -> Result:
         task.keep(result)
         if profile.plan.on_device:
             return _held_to(name, result | values(profile, math.nan, find_bottleneck(profile)), task)
-        ceiling = measure_ceiling(profile.plan.config, task.seconds / 2)
+        ceiling = measure_ceiling(profile.plan.config, task.seconds / 2, episode_length=profile.episode_length)
     simulating = min(profile.plan.config.workers, ceiling.cores)
     simulation = simulating / ceiling.simulation_s
     result |= values(profile, ceiling.env_steps_per_s, find_bottleneck(profile)) | {

@@ -118,7 +118,7 @@ def _run(options: ProfileOptions, config: Config, plan: Plan, begun: float) -> i
             profile = profile_run(
                 plan, options.seconds, options.trace, settling_s=settling_s, tell=tell, command_s=begun
             )
-        ceiling = _ceiling(profile.plan, ceiling_s, tell)
+        ceiling = _ceiling(profile, ceiling_s, tell)
     bottleneck = find_bottleneck(profile)
     show(console, profile, ceiling, bottleneck)
     if options.json:
@@ -157,14 +157,15 @@ def _tune(options: ProfileOptions, config: Config, plan: Plan, seconds: float, c
     return tuning.profile, 128 + tuning.signal if tuning.signal is not None else 0
 
 
-def _ceiling(plan: Plan, seconds: float, tell: Callable[[str], object]) -> float:
-    """Ceiling of env steps per second of this machine; of sampling alone where nothing is learned. NaN where
-    environments step on the device: there are no parts to be measured apart."""
+def _ceiling(profile: Profile, seconds: float, tell: Callable[[str], object]) -> float:
+    """Ceiling of env steps per second of this machine for the run that was profiled; of sampling alone where nothing is
+    learned. NaN where environments step on the device: there are no parts to be measured apart."""
+    plan = profile.plan
     if plan.on_device:
         return math.nan
     from sfactory.profiling.ceiling import measure_ceiling
 
-    ceiling = measure_ceiling(plan.config, seconds, tell)
+    ceiling = measure_ceiling(plan.config, seconds, tell, episode_length=profile.episode_length)
     if plan.sample_only:
         ceiling = dataclasses.replace(ceiling, training_s=0.0)
     return ceiling.env_steps_per_s

@@ -8,6 +8,7 @@ data plane is left out: no queues, no waiting, no copies between workers.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -20,7 +21,6 @@ from sfactory.config import Config, devices
 from sfactory.data.shared_memory import SharedArray
 from sfactory.errors import RunFailed
 from sfactory.profiling.workloads import (
-    SIMULATION,
     TRAINING,
     Repetition,
     Workload,
@@ -44,7 +44,8 @@ class Ceiling:
     """Costs of an env step, and the ceiling of env steps per second that follows.
 
     Attributes:
-        simulation_s: Core seconds per env step of the environment alone, with random actions.
+        simulation_s: Core seconds per env step of the environment alone, with random actions. Single environments are
+            reset as often as in the run, if that is known and is more often than these actions end an episode.
         inference_s: Core seconds (on a GPU: seconds) per env step of inference, at the cheapest batch size tried.
         training_s: Core seconds (on a GPU: seconds) per env step of training, over all epochs.
         cores: Cores that the run may use.
@@ -76,7 +77,11 @@ class Ceiling:
 
 
 def measure_ceiling(
-    config: Config, seconds: float, tell: Callable[[str], object] = str, simulation_s: float | None = None
+    config: Config,
+    seconds: float,
+    tell: Callable[[str], object] = str,
+    simulation_s: float | None = None,
+    episode_length: float = math.inf,
 ) -> Ceiling:
     """Measure the ceiling of this machine for a run.
 
@@ -85,6 +90,7 @@ def measure_ceiling(
         seconds: Seconds for all measurements together; starting processes takes additional time.
         tell: Is told how far it is.
         simulation_s: Core seconds per env step of the environment, where they are known; None: measured, too.
+        episode_length: Mean env steps of an episode of the run; infinite where nobody knows.
 
     Raises:
         ConfigError: If the configuration cannot work.
@@ -94,7 +100,8 @@ def measure_ceiling(
         plan = with_threads(make_plan(config), 1)
         config, cores, share = plan.config, devices.cores(), seconds / 3
         inference = inference_workloads(plan)
-        workloads = [*([SIMULATION] if simulation_s is None else []), *inference, TRAINING]
+        simulation = Workload("simulation", episode_length=episode_length)
+        workloads = [*([simulation] if simulation_s is None else []), *inference, TRAINING]
         processes = {w: cores if device_of(plan, w).type == "cpu" else 1 for w in workloads}
         speeds: dict[Workload, float] = {}
         for number in sorted(set(processes.values())):
@@ -107,7 +114,7 @@ def measure_ceiling(
         best = min(inference, key=costs.__getitem__)
         places = device_of(plan, best), device_of(plan, TRAINING)
     return Ceiling(
-        simulation_s or costs[SIMULATION], costs[best], costs[TRAINING], cores, rows_of(plan, best),
+        simulation_s or costs[simulation], costs[best], costs[TRAINING], cores, rows_of(plan, best),
         config.batch_size,
         1, precision_of(plan, places[1]), places[0].type, places[1].type,
     )  # fmt: skip

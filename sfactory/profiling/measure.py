@@ -69,6 +69,7 @@ class Profile:
         levels: Levels of the queues (``requests``: all policy workers together, if they have processes of their own;
             ``free``, ``finished``) and of the slots by state (``slots free``, ``slots filling``, ``slots finished``).
         lag_mean, lag_max: Policy lag in learner updates; NaN where nothing was learned.
+        episode_length: Mean env steps of the last episodes; infinite where none has ended.
         settled: Whether the run had settled when the measurement began; else it may have trained faster than it can
             sample.
         kernels: Names of the kernels with which each kind of worker ran.
@@ -86,6 +87,7 @@ class Profile:
     levels: dict[str, Level]
     lag_mean: float
     lag_max: float
+    episode_length: float = math.inf
     settled: bool = True
     kernels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     begin_s: float = math.nan
@@ -198,6 +200,7 @@ class _Observer:
         self._before = self._after = np.empty(0)
         self._names: list[str] = []
         self._lags: list[tuple[float, float]] = []
+        self._episode_length = math.inf
         self.samples: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
 
     @property
@@ -207,6 +210,8 @@ class _Observer:
 
     def report(self, report: Report) -> None:
         """Take a report of the run."""
+        if not math.isnan(report.episode_length_mean):
+            self._episode_length = report.episode_length_mean
         if not math.isnan(self._begin) and not math.isnan(report.policy_lag_mean):
             self._lags.append((report.policy_lag_mean, report.policy_lag_max))
 
@@ -255,8 +260,8 @@ class _Observer:
         lag_max = max((most for _, most in self._lags), default=math.nan)
         return Profile(
             plan, self._begin - self._made, self._end - self._begin, fps, interval, levels,
-            math.nan if plan.sample_only else lag_mean, math.nan if plan.sample_only else lag_max, self._settled,
-            begin_s=self._begin, start=self._start(),
+            math.nan if plan.sample_only else lag_mean, math.nan if plan.sample_only else lag_max,
+            self._episode_length, self._settled, begin_s=self._begin, start=self._start(),
         )  # fmt: skip
 
     def _start(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import cycle
@@ -49,10 +50,13 @@ class Workload(NamedTuple):
     Attributes:
         kind: simulation (of one group), forward (the model alone), answer (a policy worker) or training.
         size: Rows of a forward pass, or groups that the policy worker answers at once.
+        episode_length: Env steps after which simulation resets a single environment whose episode goes on; how often it
+            is reset may cost more than how often it steps.
     """
 
     kind: Literal["simulation", "forward", "answer", "training"]
     size: int = 0
+    episode_length: float = math.inf
 
 
 SIMULATION, TRAINING = Workload("simulation"), Workload("training")
@@ -86,7 +90,7 @@ def torch_threads(plan: Plan, workload: Workload) -> int:
 
 def device_of(plan: Plan, workload: Workload) -> torch.device:
     """Where a work is done."""
-    if workload == SIMULATION:
+    if workload.kind == "simulation":
         return torch.device("cpu")
     return devices.learner_device(plan.config) if workload == TRAINING else devices.inference_device(plan.config)
 
@@ -102,7 +106,7 @@ def prepare(plan: Plan, workload: Workload, process: int = 0) -> AbstractContext
     devices.prepare_device(device_of(plan, workload), plan.config)
     match workload.kind:
         case "simulation":
-            return _simulation(plan, process)
+            return _simulation(plan, process, workload.episode_length)
         case "forward":
             return nullcontext(_forward(plan, workload.size))
         case "answer":
@@ -115,7 +119,7 @@ def prepare(plan: Plan, workload: Workload, process: int = 0) -> AbstractContext
 
 
 @contextmanager
-def _simulation(plan: Plan, process: int) -> Iterator[Repetition]:
+def _simulation(plan: Plan, process: int, episode_length: float) -> Iterator[Repetition]:
     """Random actions in a group's environments: as directly as they allow, because what sfactory adds to them is no
     part of the limit."""
     config, env = plan.config, plan.env
@@ -125,7 +129,7 @@ def _simulation(plan: Plan, process: int) -> Iterator[Repetition]:
     try:
         match group:
             case SingleGroup() if not env.masked:
-                yield _step_singles(group, env, rng)
+                yield _step_singles(group, env, rng, episode_length)
             case VectorGroup() if not env.masked and group.mode is not AutoresetMode.DISABLED:
                 yield _step_vector(group, env, rng)
             case _:
@@ -140,18 +144,23 @@ def _random_actions(env: EnvSpec, rows: int, rng: np.random.Generator) -> tuple[
     return categorical, rng.standard_normal((rows, env.action.continuous), np.float32)
 
 
-def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator) -> Repetition:
+def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator, episode_length: float) -> Repetition:
     group.reset(new_step_buffers(env, group.rows))
-    turns = zip(
-        cycle(group.envs), cycle(env.action.rows(*_random_actions(env, ACTIONS * SINGLE_STEPS, rng))), strict=False
-    )
+    actions = env.action.rows(*_random_actions(env, ACTIONS * SINGLE_STEPS, rng))
+    turns = zip(cycle(range(group.rows)), cycle(actions), strict=False)
+    envs, lengths = group.envs, [0.0] * group.rows
 
     def repeat() -> int:
         for _ in range(SINGLE_STEPS):
-            each, action = next(turns)
-            _, _, terminated, truncated, _ = each.step(action)
+            row, action = next(turns)
+            _, _, terminated, truncated, _ = envs[row].step(action)
+            lengths[row] += 1
             if terminated or truncated:
-                each.reset()
+                envs[row].reset()
+                lengths[row] = 0.0
+            elif lengths[row] >= episode_length:
+                envs[row].reset()
+                lengths[row] -= episode_length  # so that they are right on average
         return SINGLE_STEPS
 
     return repeat

@@ -258,12 +258,13 @@ def test_the_simulation_that_a_run_is_held_against_has_its_workers_alone(monkeyp
         env_steps_per_s: float = 16e3
 
     config = dataclasses.replace(gpu_stages.from_command_line(["--env", "CartPole-v1"], "test"), workers=14)
-    profile = SimpleNamespace(plan=SimpleNamespace(config=config, on_device=False), fps=7e3, seconds=4.0, begin_s=100.0)
+    plan = SimpleNamespace(config=config, on_device=False)
+    profile = SimpleNamespace(plan=plan, fps=7e3, seconds=4.0, episode_length=9.0, begin_s=100.0)
     readings = [(99.0, 0.0), (101.5, 80.0), (103.9, 90.0), (104.5, 0.0)]  # while it starts, runs, and shuts down
     for name, value in {
         "make_plan": lambda config: config,
         "profile_run": lambda *_: profile,
-        "measure_ceiling": lambda *_: Costs(),
+        "measure_ceiling": lambda *_, episode_length: Costs(),
         "values": lambda *_: {},
         "find_bottleneck": lambda _: None,
         "utilisation": lambda _: contextlib.nullcontext(readings),

@@ -12,7 +12,7 @@ from small_plans import small_config, small_plan
 from sfactory.config import ModelConfig, OptimConfig
 from sfactory.errors import RunFailed
 from sfactory.profiling.ceiling import Ceiling, measure, measure_ceiling
-from sfactory.profiling.workloads import SIMULATION, TRAINING, inference_workloads, prepare, rows_of
+from sfactory.profiling.workloads import SIMULATION, TRAINING, Workload, inference_workloads, prepare, rows_of
 
 CEILING = Ceiling(3e-6, 1e-6, 4e-6, 4, 256, 1024, 1, "float32", "cpu", "cpu")
 
@@ -50,6 +50,17 @@ def test_simulation_counts_steps_and_begins_new_episodes(env):
         counted = sum(repeat() for _ in range(50))
     assert Walled.resets > 0
     assert counted == Walled.steps
+
+
+@pytest.mark.parametrize("episode_length", [2.5, 3.0])
+def test_single_environments_are_reset_as_often_as_in_the_run(episode_length):
+    """A policy that ends episodes sooner than random actions do makes the environment's resets count for more."""
+    plan = small_plan(Walled, env_kwargs={"longest": 10**9})
+    with prepare(plan, Workload("simulation", episode_length=episode_length)) as repeat:
+        Walled.steps = Walled.resets = 0
+        for _ in range(100):
+            repeat()
+    assert Walled.steps / Walled.resets == pytest.approx(episode_length, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def server():
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     """A working folder in which nothing but the files that were asked for may be left."""
-    ceiling = types.SimpleNamespace(measure_ceiling=lambda config, seconds, tell: FixedCeiling())
+    ceiling = types.SimpleNamespace(measure_ceiling=lambda *_, **__: FixedCeiling())
     monkeypatch.setitem(sys.modules, "sfactory.profiling.ceiling", ceiling)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -113,6 +113,15 @@ def test_a_measurement_that_is_shorter_than_a_batch_waits_for_one():
     assert 0 < profile.fps < 60  # a batch takes at least 0.64 s
     assert profile.seconds > 0.01
     assert told[-1].endswith("until a batch is trained")
+
+
+def test_the_ceiling_is_that_of_the_run_and_its_episodes(monkeypatch, capsys):
+    given = []
+    ceiling = types.SimpleNamespace(measure_ceiling=lambda *_, **named: given.append(named) or FixedCeiling())
+    monkeypatch.setitem(sys.modules, "sfactory.profiling.ceiling", ceiling)
+    kwargs = ["--env-backend", "gymnasium", "--env-kwargs", '{"max_episode_steps": 7}']  # no pole falls so soon
+    profile(capsys, "--env", "CartPole-v1", *kwargs, *SMALL, "--seconds", "1")
+    assert given == [{"episode_length": 7.0}]
 
 
 def test_a_profile_accounts_for_all_time_and_leaves_only_its_trace(place, capsys):
