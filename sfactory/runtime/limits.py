@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psutil
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from sfactory.config import devices
 from sfactory.config.lag import segments_per_batch
@@ -220,14 +221,36 @@ def saved_bytes(model: nn.Module) -> float:
     return total / batch.first.numel()
 
 
+def passing_bytes(model: nn.Module) -> float:
+    """Bytes, for each sample, that a pass without a way back through a model of the CPU takes at its widest module, in
+    float32."""
+    batch, widest = example_batch(model.observation, model.action, model.state_size), 0
+
+    def note(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+        nonlocal widest
+        if next(module.children(), None) is None:
+            widest = max(widest, sum(x.numel() for x in (*inputs, output) if isinstance(x, torch.Tensor)))
+
+    network = TorchNetwork(model, torch.device("cpu"), None, compiled=False)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), register_module_forward_hook(note):
+        network.outputs(batch, batch.all_columns)
+    return torch.float32.itemsize * widest / batch.first.numel()
+
+
+def activation_bytes(model: nn.Module, minibatches: int) -> float:
+    """Bytes of activations for each sample of a batch, in float32: of an update, which goes back through a minibatch,
+    or of the pass over the whole batch that its targets come from."""
+    return max(saved_bytes(model) / minibatches, passing_bytes(model))
+
+
 def gpu_bytes(plan: Plan, model: nn.Module, batch_size: int) -> float:
-    """Bytes of the learner's GPU that a run takes at least: two staging buffers, a minibatch's activations, weights
-    with gradients and optimizer, and a context for each process there."""
+    """Bytes of the learner's GPU that a run takes at least: two staging buffers, activations, weights with gradients
+    and optimizer, and a context for each process there."""
     config, device = plan.config, devices.learner_device(plan.config)
     segments = batch_size // (config.rollout * plan.rows)
     batch = arena_bytes(segment_fields(plan.env, model.state_size), segments, config.rollout, plan.rows)
     low = 1.0 if config.precision == "float32" else 0.5
-    activations = low * saved_bytes(model) * batch_size / config.optim.minibatches
+    activations = low * activation_bytes(model, config.optim.minibatches) * batch_size
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     there = sum(devices.inference_device(config, worker) == device for worker in range(plan.policies))
     return 2 * batch + activations + (5 + there) * weights + CONTEXT_MIB * MIB * (1 + there)
@@ -244,10 +267,12 @@ def _device_memory(plan: Plan, model: nn.Module) -> str | None:
     unit = (needed - fixed) / (config.batch_size // segment)
     fitting = int(max(0, state.free - fixed) // unit) * segment
     remedy = f"the largest that fits is {fitting}" if fitting else "not even one segment fits; make the model smaller"
+    minibatches = config.optim.minibatches
+    helps = activation_bytes(model, minibatches + 1) < activation_bytes(model, minibatches)
     return (
         f"batch_size {config.batch_size} needs about {needed / 2**30:.1f} GiB on {device}, of which "
-        f"{state.free / 2**30:.1f} GiB of {state.total / 2**30:.1f} GiB are free; {remedy}. More optim.minibatches or "
-        "--precision bfloat16 need less of it"
+        f"{state.free / 2**30:.1f} GiB of {state.total / 2**30:.1f} GiB are free; {remedy}. "
+        f"{'More optim.minibatches or --precision bfloat16 need' if helps else '--precision bfloat16 needs'} less of it"
     )
 
 

@@ -153,9 +153,11 @@ def test_more_minibatches_need_less_of_a_gpu(driver) -> None:
     ]
     model = build_model(plans[0].env.observation, plans[0].env.action, plans[0].config.model)
     one, four = (limits.gpu_bytes(plan, model, plan.config.batch_size) for plan in plans)
-    saved = limits.saved_bytes(model)
+    saved, passing = limits.saved_bytes(model), limits.passing_bytes(model)
     assert saved > 4 * (32 * 20 * 20 + 64 * 9 * 9 + 64 * 7 * 7), "the layers' outputs in float32"
-    assert one - four == pytest.approx(0.5 * 0.75 * saved * plans[0].config.batch_size)
+    assert passing == 4 * (84 * 84 * 4 + 32 * 20 * 20), "what the first convolution takes in and gives out"
+    assert saved > passing > saved / 4, "the targets of four minibatches come from one pass over them all"
+    assert one - four == pytest.approx(0.5 * (saved - passing) * plans[0].config.batch_size)
 
 
 def test_float32_is_float32_on_a_gpu_even_where_a_container_sets_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
