@@ -21,6 +21,7 @@ import yaml
 from sfactory.config import Config, devices, fitted_anew, merged, resolve, to_dict
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
+from sfactory.profiling.ceiling import precision_of
 from sfactory.profiling.measure import PATIENCE_S, Interrupted, Profile, profile_run
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.planning import make_plan
@@ -97,8 +98,7 @@ def tune(
         Interrupted, EnvironmentFault, RunFailed: As :func:`profile_run`, in the first run. An interrupt after that ends
             the search.
     """
-    config = dataclasses.replace(plan.config, precision=_precision(plan))
-    search = _Search(dataclasses.replace(plan, config=config, sample_only=sample_only), seconds, report)
+    search = _Search(dataclasses.replace(plan, sample_only=sample_only), seconds, report)
     search.try_settings(search.best)
     try:
         search.climb()
@@ -139,7 +139,7 @@ def write_tuned(file: Path, asked: Config, tuning: Tuning) -> None:
 
 
 def settings_of(config: Config) -> Settings:
-    """Values of the searched fields, with threads as they will be."""
+    """Values of the searched fields, with threads as they will be, and the precision as it is asked for."""
     runtime = config.runtime
     return {
         "device": config.device,
@@ -153,12 +153,6 @@ def settings_of(config: Config) -> Settings:
         "runtime.inference_threads": devices.inference_threads(config),
         "runtime.rollout_nice": runtime.rollout_nice,
     }
-
-
-def _precision(plan: Plan) -> str:
-    """The precision that a plan computes in, by name."""
-    lower = devices.autocast_dtype(plan.config, plan.env.observation.has_images, devices.learner_device(plan.config))
-    return "float32" if lower is None else "bfloat16"
 
 
 def _differences(values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
@@ -191,7 +185,7 @@ class _Search:
         self._end = monotonic() + seconds
         self._run_s = min(10.0, max(1.5, seconds / 40))
         self._start_s = START_S
-        self.best = settings_of(plan.config)
+        self.best = settings_of(plan.config) | {"precision": self._precision(plan.config)}
         self._other_device = None
         if plan.device_reason:  # it was left open, and there are two
             self._other_device = "cpu" if plan.config.device == "cuda" else "cuda"
@@ -255,7 +249,7 @@ class _Search:
                 yield self._other_device
             return
         if name == "precision":
-            if direction == 1 and devices.computes_bfloat16(devices.learner_device(self._plan.config)):
+            if direction == 1 and devices.computes_bfloat16(devices.learner_device(self._fit(self.best))):
                 yield "float32" if now == "bfloat16" else "bfloat16"
             return
         if name == "runtime.rollout_nice":
@@ -276,10 +270,11 @@ class _Search:
         """The best settings with one of them changed and others made to fit; None where that has been tried or cannot
         be."""
         changes = {name: value}
-        if name == "device":  # policy workers are left to what suits it
+        if name == "device":  # policy workers are left to what suits it, and the precision, if nobody has named one
             other = dataclasses.replace(self._plan.config.runtime, policy_workers=None)
             config = dataclasses.replace(self._plan.config, device=value, runtime=other)
             changes["runtime.policy_workers"] = devices.policy_processes(config)
+            changes["precision"] = self._precision(config)
         settings = settings_of(self._fit({**self.best, **changes}))
         tried = {_key(trial.settings) for trial in self.trials}
         return None if _key(settings) in tried or settings[name] == self.best[name] else settings
@@ -312,6 +307,10 @@ class _Search:
         self.profiles[_key(settings)] = profile
         self._note(Trial(settings, profile.fps))
         return profile.fps
+
+    def _precision(self, config: Config) -> str:
+        """The precision that the learner of a run computes in, by name."""
+        return precision_of(dataclasses.replace(self._plan, config=config), devices.learner_device(config))
 
     def _left(self) -> float:
         return self._end - monotonic()

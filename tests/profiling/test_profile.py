@@ -10,7 +10,9 @@ from time import process_time
 
 import numpy as np
 import pytest
+import torch
 from commands import Command, wait_until
+from environments import Pixels
 
 from sfactory.config import Config, RuntimeConfig, resolve
 from sfactory.config.command_line import from_command_line
@@ -418,6 +420,22 @@ def test_tuning_finds_the_fastest_within_its_time_and_keeps_what_is_learned(monk
     assert len(found.trials) == len(runs.seen)
     assert any("no batch" in trial.note for trial in found.trials)
     assert max(trial.fps for trial in found.trials if not math.isnan(trial.fps)) == found.profile.fps
+
+
+@pytest.mark.parametrize(("asked", "on_gpu"), [("auto", "bfloat16"), ("float32", "float32")])
+def test_the_other_device_is_tried_in_the_precision_that_it_would_choose(monkeypatch, asked, on_gpu):
+    runs = FakeRuns(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr("sfactory.config.devices.computes_bfloat16", lambda device: device.type == "cuda")
+    monkeypatch.setattr(tuning_module, "make_plan", lambda config: dataclasses.replace(plan, config=config))
+    config = resolve(Config(env=Pixels, preset="none", device="cpu", precision=asked, envs_per_worker=32))
+    plan = dataclasses.replace(make_plan(config), device_reason="it is left open")
+    tune(plan, 300)
+    tried = {(config.device, config.precision) for config in runs.seen}
+    assert ("cpu", "float32") in tried and ("cuda", on_gpu) in tried
+    assert runs.seen[0].device == "cpu" and runs.seen[1].device == "cuda"
+    assert (runs.seen[0].precision, runs.seen[1].precision) == ("float32", on_gpu)
 
 
 def test_the_first_run_of_a_search_has_time_to_begin(monkeypatch):
