@@ -12,25 +12,21 @@ runs are appended to perf/data/throughput.csv.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import platform
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from perf.runs import Report, training
 from sfactory.config.command_line import from_command_line
 from sfactory.config.lag import settling_steps
 from sfactory.profiling.ceiling import Ceiling, measure_ceiling
@@ -119,52 +115,24 @@ class Result:
         return rows
 
 
-class Trained(NamedTuple):
-    """A report of a run that tells of something new: its time, the env steps trained on by then, and the mean env
-    steps of the last episodes, infinite where none has ended."""
-
-    wall_s: float
-    env_steps: int
-    episode_length: float
-
-
 def measure(flags: str, seconds: float) -> float:
     """Env steps per second, learning included, of one run that goes on for so many seconds once it has settled."""
     return measure_run(flags, seconds)[0]
 
 
 def measure_run(flags: str, seconds: float) -> tuple[float, float]:
-    """As :func:`measure`, and the mean env steps of the run's last episodes."""
-    settled = settled_after(flags)
+    """As :func:`measure`, and the mean env steps of the run's last episodes, infinite where none has ended."""
+    settled, endless = settled_after(flags), f"{flags} --steps {10**12} --log.report-every-s 1"
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "sfactory.train",
-            *shlex.split(flags),
-            "--run",
-            f"{folder}/run",
-            "--steps",
-            str(10**12),
-        ]
-        command += ["--log.report-every-s", "1", "--log.display", "none", "--log.no-tensorboard", "--overwrite"]
-        metrics = Path(folder) / "run" / "metrics.csv"
-        process = subprocess.Popen(command)
-        try:
-            begin = time.monotonic()
-            while not trained(metrics, settled) and process.poll() is None and time.monotonic() - begin < START_S:
-                time.sleep(0.1)
-            time.sleep(seconds if trained(metrics, settled) else 0)
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-        reports = trained(metrics, settled)
+        with training(shlex.split(endless), folder) as run:
+            if run.wait_until(lambda reports: trained(reports, settled), START_S):
+                time.sleep(seconds)
+        reports = trained(run.reports(), settled)
     if len(reports) < 2:
-        raise SystemExit(
-            f"no two reports of more than {settled:,} env steps within {START_S:g} s from: {shlex.join(command)}"
-        )
+        raise SystemExit(f"no two reports of more than {settled:,} env steps within {START_S:g} s from: {endless}")
     first, last = reports[0], reports[-1]
-    return (last.env_steps - first.env_steps) / (last.wall_s - first.wall_s), last.episode_length
+    speed = (last["env_steps"] - first["env_steps"]) / (last["wall_s"] - first["wall_s"])
+    return speed, last.get("episode_length_mean", math.inf)
 
 
 def settled_after(flags: str) -> int:
@@ -174,17 +142,12 @@ def settled_after(flags: str) -> int:
     return settling_steps(plan.config, plan.rows)
 
 
-def trained(metrics: Path, settled: int) -> list[Trained]:
-    """The reports in a file of metrics that tell of something new, after so many env steps."""
-    if not metrics.exists():
-        return []
-    with metrics.open() as file:
-        reports = [
-            Trained(float(row["wall_s"]), int(row["env_steps"]), float(row["episode_length_mean"] or math.inf))
-            for row in csv.DictReader(file)
-        ]
-    new = pairwise([Trained(0.0, 0, math.inf), *reports])
-    return [report for before, report in new if report.env_steps > max(before.env_steps, settled)]
+def trained(reports: list[Report], settled: int) -> list[Report]:
+    """Those that tell of something new, after so many env steps."""
+    steps = [0.0, *(report["env_steps"] for report in reports)]
+    return [
+        report for before, report in zip(steps, reports, strict=False) if report["env_steps"] > max(before, settled)
+    ]
 
 
 def run(workload: str, seconds: float, repeats: int, ceiling_s: float) -> Result:

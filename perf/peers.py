@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import json
+import math
 import os
 import selectors
 import shlex
@@ -36,7 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ from perf.fps import settled_after
 from perf.peer_settings import PEERS, SCORES, TASKS, WORKLOADS, Setting
 from perf.references import BY_NAME
 from perf.results import record
+from perf.runs import ROOT, Report, training
 
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 NAMES = {"sample-factory": "Sample Factory", "stable-baselines3": "SB3", "pufferlib": "PufferLib", "rllib": "RLlib"}
 """Of trainers in perf/data, where they differ from those of the command line."""
@@ -170,68 +170,48 @@ def _group_of(pid: int) -> int | None:
     return None
 
 
-@contextlib.contextmanager
-def sfactory_run(flags: str, folder: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A training run of sfactory in `folder`; interrupted at the end."""
-    command = [sys.executable, "-m", "sfactory.train", *shlex.split(flags), "--run", f"{folder}/run", "--device", "cpu"]
-    command += ["--log.display", "none", "--log.no-tensorboard", "--eval.no-at-end"]
-    process = subprocess.Popen(command, cwd=ROOT)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.send_signal(signal.SIGINT)
-            process.wait(30)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def read_metrics(folder: str) -> list[dict[str, float]]:
-    """The complete rows of a run's metrics.csv so far."""
-    path = Path(folder) / "run" / "metrics.csv"
-    if not path.exists():
-        return []
-    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(lines)]
-
-
 def measure_sfactory(flags: str, warmup: float, seconds: float) -> float:
     """Env steps per second, counted as window.py does, with the reports of metrics.csv; the window opens once the run
     has settled, too."""
     settled = settled_after(flags)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        sfactory_run(f"{flags} --steps {10**12} --log.report-every-s 0.5", folder) as process,
-    ):
-        deadline = time.monotonic() + START_LIMIT_S + warmup + seconds
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.5)
-            rows = [row for row in read_metrics(folder) if row["env_steps"] > 0]
-            warm = (row for row in rows if row["wall_s"] - rows[0]["wall_s"] >= warmup and row["env_steps"] > settled)
-            opened = next(warm, None)
-            if opened and rows[-1]["wall_s"] - opened["wall_s"] >= seconds:
-                return (rows[-1]["env_steps"] - opened["env_steps"]) / (rows[-1]["wall_s"] - opened["wall_s"])
-    raise PeerError(f"sfactory ended or reported nothing in time: {flags}")
+
+    def window(reports: list[Report]) -> tuple[Report, Report] | None:
+        """The reports that it opens and closes with."""
+        begun = [report for report in reports if report["env_steps"] > 0]
+        for opens in begun:
+            if opens["wall_s"] - begun[0]["wall_s"] >= warmup and opens["env_steps"] > settled:
+                return (opens, begun[-1]) if begun[-1]["wall_s"] - opens["wall_s"] >= seconds else None
+        return None
+
+    endless = f"{flags} --device cpu --steps {10**12} --log.report-every-s 0.5"
+    with tempfile.TemporaryDirectory() as folder, training(shlex.split(endless), folder) as run:
+        run.wait_until(window, START_LIMIT_S + warmup + seconds)
+        measured = window(run.reports())
+    if measured is None:
+        raise PeerError(f"sfactory ended or reported nothing in time: {flags}")
+    opens, closes = measured
+    return (closes["env_steps"] - opens["env_steps"]) / (closes["wall_s"] - opens["wall_s"])
 
 
 def score_sfactory(name: str, seed: int) -> tuple[float | None, float]:
     """(score or None, seconds from the command to it)."""
     begin, score = time.monotonic(), SCORES[name]
-    flags = f"{shlex.join(BY_NAME[name].command(seed))} --log.episode-window 20"
+    flags = [*BY_NAME[name].command(seed), "--device", "cpu", "--log.episode-window", "20"]
     with tempfile.TemporaryDirectory() as folder:
         if score.evaluated:
-            with sfactory_run(flags, folder) as process:
-                process.wait(score.limit_s)
-            command = [sys.executable, "-m", "sfactory.eval", "--run", f"{folder}/run", "--episodes", "20", "--json"]
+            with training(flags, folder) as run:
+                run.process.wait(score.limit_s)
+            command = [sys.executable, "-m", "sfactory.eval", "--run", str(run.folder), "--episodes", "20", "--json"]
             printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
             return json.loads(printed.splitlines()[-1])["return_mean"], time.monotonic() - begin
-        with sfactory_run(f"{flags} --log.report-every-s 0.5", folder) as process:
-            while process.poll() is None and time.monotonic() - begin < score.limit_s:
-                time.sleep(0.2)
-                returns = [row["episode_return_mean"] for row in read_metrics(folder) if "episode_return_mean" in row]
-                if returns and returns[-1] >= score.target:
-                    return returns[-1], time.monotonic() - begin
+
+        def returned(reports: list[Report]) -> float:
+            """The newest return."""
+            return next((x["episode_return_mean"] for x in reversed(reports) if "episode_return_mean" in x), -math.inf)
+
+        with training([*flags, "--log.report-every-s", "0.5"], folder) as run:
+            if run.wait_until(lambda reports: returned(reports) >= score.target, score.limit_s):
+                return returned(run.reports()), time.monotonic() - begin
     return None, time.monotonic() - begin
 
 

@@ -22,12 +22,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import json
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -40,6 +37,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from perf.runs import Report, Run, training
 from sfactory.config import Config, RuntimeConfig
 from sfactory.config.lag import slot_count
 from sfactory.data.arena import arena_bytes, segment_fields
@@ -158,70 +156,41 @@ def arena_of(env: str, size: Size, batch_rows: int) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def training(env: str, size: Size, batch_rows: int, *more: str) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """A training run that has begun to learn, and its metrics.csv; interrupted at the end.
+def learning(env: str, size: Size, batch_rows: int, *more: str) -> Iterator[Run]:
+    """A training run that has begun to learn; interrupted at the end.
 
     Raises:
         SystemExit: If it ends by itself, or has not begun after two minutes.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        model = "--preset none --model.shared-critic True"
-        flags = (
-            f"--env {env} {model} --device cpu --rollout {ROLLOUT} --batch-size {ROLLOUT * batch_rows} --workers "
-            f"{size.workers}"
-        )
-        flags += (
-            f" --envs-per-worker {size.environments} --runtime.groups {size.groups} --runtime.spare-batches "
-            f"{size.spare}"
-        )
-        command = [sys.executable, "-m", "sfactory.train", *shlex.split(flags), *more]
-        command += [
-            "--run",
-            f"{folder}/run",
-            "--steps",
-            str(10**12),
-            "--log.display",
-            "none",
-            "--log.report-every-s",
-            "1",
-        ]
-        metrics = Path(folder) / "run" / "metrics.csv"
-        process = subprocess.Popen(command)
-        try:
-            begin = time.monotonic()
-            while not any(steps for _, steps in progress(metrics)):
-                if process.poll() is not None or time.monotonic() - begin > START_S:
-                    raise SystemExit(
-                        f"no env steps after {time.monotonic() - begin:.0f} s (status {process.poll()}): "
-                        f"{shlex.join(command)}"
-                    )
-                time.sleep(0.2)
-            yield process, metrics
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
+    flags = (
+        f"--env {env} --preset none --model.shared-critic True --device cpu --rollout {ROLLOUT} "
+        f"--batch-size {ROLLOUT * batch_rows} --workers {size.workers} --envs-per-worker {size.environments} "
+        f"--runtime.groups {size.groups} --runtime.spare-batches {size.spare} --steps {10**12} --log.report-every-s 1"
+    )
+    with tempfile.TemporaryDirectory() as folder, training([*shlex.split(flags), *more], folder) as run:
+        if not run.wait_until(begun, START_S):
+            raise SystemExit(f"no env steps after {START_S:.0f} s (status {run.process.poll()}): {flags}")
+        yield run
 
 
-def progress(metrics: Path) -> list[tuple[float, int]]:
-    """(seconds, env steps) of every report so far."""
-    if not metrics.exists():
-        return []
-    with metrics.open() as file:
-        return [(float(row["wall_s"]), int(row["env_steps"])) for row in csv.DictReader(file) if row["env_steps"]]
+def begun(reports: list[Report]) -> list[Report]:
+    """The reports from the first env steps on."""
+    return [report for report in reports if report["env_steps"]]
 
 
-def speed(reports: Sequence[tuple[float, int]]) -> float:
+def speed(reports: list[Report]) -> float:
     """Env steps per second between the first report with env steps and the last one."""
-    trained = [report for report in reports if report[1]]
-    (begin, first), (end, last) = trained[0], trained[-1]
-    return (last - first) / (end - begin) if end > begin else float("nan")
+    learned = begun(reports)
+    first, last = learned[0], learned[-1]
+    seconds = last["wall_s"] - first["wall_s"]
+    return (last["env_steps"] - first["env_steps"]) / seconds if seconds > 0 else float("nan")
 
 
 def measure(env: str, size: Size, seconds: float, batch_rows: int) -> Point:
     """Train for some seconds after the first env steps; the memory is that of the end."""
-    with training(env, size, batch_rows, "--log.no-tensorboard") as (process, metrics):
+    with learning(env, size, batch_rows) as run:
         time.sleep(seconds)
-        memory, fps = tree_memory(process.pid), speed(progress(metrics))
+        memory, fps = tree_memory(run.process.pid), speed(run.reports())
     return Point(env, size, *arena_of(env, size, batch_rows), fps, memory)
 
 
@@ -288,17 +257,15 @@ def long_run(env: str, environments: int, workers: int, minutes: float) -> dict:
     half = measure(env, replace(size, environments=size.environments // 2), 10, batch_rows)
     spare = measure(env, replace(size, spare=8), 10, batch_rows)
     memories: list[tuple[float, Memory]] = []
-    with training(env, size, batch_rows, "--log.save-every-s", str(min(30.0, 60 * minutes * WARM_UP / 3))) as (
-        process,
-        metrics,
-    ):
-        begin = time.monotonic()
+    saves = "--log.tensorboard", "--log.save-every-s", str(min(30.0, 60 * minutes * WARM_UP / 3))
+    with learning(env, size, batch_rows, *saves) as run:
+        begin, process = time.monotonic(), run.process
         while (now := time.monotonic() - begin) < 60 * minutes and process.poll() is None:
             memories.append((now, tree_memory(process.pid)))
             time.sleep(SAMPLE_S)
         if process.poll() is not None:
             raise SystemExit(f"the run ended by itself after {now:.0f} s with status {process.returncode}")
-        fps = speed(progress(metrics))
+        fps = speed(run.reports())
     memory = memories[-1][1]
     whole = Point(env, size, *arena_of(env, size, batch_rows), fps, memory)
     settled = [memory.own for seconds, memory in memories if seconds > 60 * minutes * WARM_UP]

@@ -17,7 +17,7 @@ import pytest
 from commands import wait_until
 from rich.console import Console
 
-from perf import peers
+from perf import peers, runs
 from perf.peer_scripts.window import Window
 from perf.peers import (
     PEERS,
@@ -26,12 +26,12 @@ from perf.peers import (
     WORKLOADS,
     PeerError,
     measure_peer,
-    read_metrics,
     run_driver,
     score_table,
     throughput_table,
 )
 from perf.references import BY_NAME
+from perf.runs import read_reports
 from sfactory.config.command_line import from_command_line
 
 DRIVER = """
@@ -195,10 +195,10 @@ class TestTables:
 
 
 def test_a_row_of_metrics_that_is_still_being_written_does_not_count(tmp_path: Path) -> None:
-    assert read_metrics(str(tmp_path)) == []
+    assert read_reports(tmp_path / "run") == []
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.csv").write_text("wall_s,env_steps,episode_return_mean\n1.0,100,\n2.0,200,9.5\n3.0,3")
-    assert read_metrics(str(tmp_path)) == [
+    assert read_reports(tmp_path / "run") == [
         {"wall_s": 1.0, "env_steps": 100.0},
         {"wall_s": 2.0, "env_steps": 200.0, "episode_return_mean": 9.5},
     ]
@@ -220,7 +220,7 @@ def test_a_run_of_sfactory_is_measured_and_ended(monkeypatch: pytest.MonkeyPatch
         "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n"
         "time.sleep(60)\n"
     )
-    monkeypatch.setattr(peers, "ROOT", tmp_path)
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
     assert peers.measure_sfactory("--env CartPole-v1 --workers 1", warmup=4.0, seconds=10.0) == pytest.approx(2000.0)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)
