@@ -15,11 +15,11 @@ from sfactory.objective import final_values
 SMALL = {"envs_per_worker": 8, "workers": 1, "rollout": 16, "batch_size": 128, "preset": "none"}
 
 
-def busy_config(core: str, env=Busy, **kwargs) -> Config:
+def busy_config(core: str, env=Busy, precision="float32", **kwargs) -> Config:
     model = ModelConfig(
         core=core, core_size=16, core_layers=2, hidden=(16,), features=32, normalize_obs=True, squash="tanh"
     )
-    return Config(env=env, model=model, **SMALL, **kwargs)
+    return Config(env=env, model=model, precision=precision, **SMALL, **kwargs)
 
 
 def shake(run: SamplingRun) -> None:
@@ -35,18 +35,20 @@ def shake(run: SamplingRun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("core", "shared", "env"),
+    ("core", "shared", "env", "precision"),
     [
-        ("none", True, Busy),
-        ("gru", True, Busy),
-        ("lstm", True, Busy),
-        ("lstm", False, Busy),
-        *(("lstm", True, vector_of(Busy, mode)) for mode in MODES),
+        ("none", True, Busy, "float32"),
+        ("gru", True, Busy, "float32"),
+        ("lstm", True, Busy, "float32"),
+        ("lstm", False, Busy, "float32"),
+        ("lstm", False, Busy, "bfloat16"),
+        *(("lstm", True, vector_of(Busy, mode), "float32") for mode in MODES),
     ],
-    ids=["none", "gru", "lstm", "separate critic", *(mode.name for mode in MODES)],
+    ids=["none", "gru", "lstm", "separate critic", "bfloat16", *(mode.name for mode in MODES)],
 )
-def test_lag_zero_importance_weights_are_one(core, shared, env, tmp_path):
-    config = busy_config(core, env)
+def test_lag_zero_importance_weights_are_one(core, shared, env, precision, tmp_path):
+    """Sums of batches of other sizes may be of another order, which bfloat16 rounds to another number now and then."""
+    config, close = busy_config(core, env, precision), {"float32": 1e-5, "bfloat16": 2**-8}[precision]
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, shared_critic=shared))
     run = SamplingRun(config, tmp_path)
     try:
@@ -60,14 +62,14 @@ def test_lag_zero_importance_weights_are_one(core, shared, env, tmp_path):
             assert (batch.truncated & batch.active[:-1]).any()
             assert not batch.mask.all()
             _, stats = run.learner.evaluate(batch)
-            assert abs(float(stats.weight_min) - 1) < 1e-5
-            assert abs(float(stats.weight_max) - 1) < 1e-5
+            assert abs(float(stats.weight_min) - 1) < close
+            assert abs(float(stats.weight_max) - 1) < close
             values, stored = (
                 run.learner.outputs(batch).value[:-1],
                 torch.from_numpy(np.concatenate(run.wires.arena.value[slots], 1)),
             )
             active = batch.active[:-1]
-            torch.testing.assert_close(values[active], stored[:-1][active], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(values[active], stored[:-1][active], rtol=close, atol=close)
             run.give_back(slots)
     finally:
         run.close()

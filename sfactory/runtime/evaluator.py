@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ def play_last(plan: Plan, run: Path, store: CheckpointStore) -> None:
     request = EnvRequest.of(plan.config, plan.env_source, threads=1)
     played = Player(policy, request, seed, "the run").play(plan.config.eval.episodes, not sampled, None, LONGEST)
     played.keep(run, "latest", snapshot.env_steps)
-    with contextlib.suppress(SfactoryError, OSError, ValueError):  # nobody has asked for the video
+    # nobody has asked for the video, so nobody is told that there can be none
+    with contextlib.suppress(SfactoryError, OSError, ValueError), warnings.catch_warnings(action="ignore"):
         player = Player(policy, rendering(request), seed, "the run")
         player.record(_video_path(run / VIDEOS, snapshot.env_steps), not sampled, LAST_VIDEO)
 

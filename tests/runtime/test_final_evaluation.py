@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from commands import wait_until
+from commands import Command, wait_until
 from gymnasium import spaces
 from whole_runs import config_for, summary, worker_process
 
@@ -119,6 +119,27 @@ def test_what_cannot_be_filmed_is_evaluated(tmp_path: Path) -> None:
     result = train(task_config(tmp_path, env_kwargs={"renders": False}))
     assert kept(result.run_dir)["return_mean"] == 10
     assert not (result.run_dir / "videos").exists()
+
+
+UNFILMED = """
+import gymnasium as gym
+from environments import Counting
+from sfactory import Config, LogConfig, train
+from sfactory.runtime import final_evaluation
+
+final_evaluation.TRAINED_S, final_evaluation.AT_LEAST_S = 0.0, 60.0
+gym.register("Unfilmed-v0", Counting)
+sizes = dict(steps=256, workers=1, envs_per_worker=4, rollout=8, batch_size=32, preset="none")
+log = LogConfig(display="none", tensorboard=False)
+train(Config(env="Unfilmed-v0", device="cpu", run="FOLDER", log=log, **sizes))
+"""
+
+
+def test_gymnasium_does_not_warn_of_pictures_that_nobody_asked_for(tmp_path: Path) -> None:
+    with Command("-", stdin=UNFILMED.replace("FOLDER", str(tmp_path / "run"))) as command:
+        assert command.wait() == 0, command.errors
+    assert (command.output, command.errors) == ("", "")
+    assert kept(tmp_path / "run")["episodes"] == 10
 
 
 @pytest.mark.usefixtures("after_any_run")
