@@ -223,7 +223,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def throughput(machine: str, runs: Sequence[Row], peers: Sequence[Row]) -> list[str]:
-    """Each workload's newest speed, its share of the ceiling, and the peers in the same rounds."""
+    """Each workload's newest speed, its share of the ceiling, and the peers in the same rounds. One without peers is
+    shown where it was measured last."""
     rows = []
     for workload in dict.fromkeys((*WORKLOADS, *distinct(runs, "workload"))):
         mine = newest(select(runs, machine=machine, workload=workload))
@@ -231,7 +232,7 @@ def throughput(machine: str, runs: Sequence[Row], peers: Sequence[Row]) -> list[
         main = newest([row for row in select(beside, trainer=PEERS[0], setting="best") if row["ratio"]])
         session = main[0]["session"] if main else ""
         own = numbers(select(beside, session=session, trainer="sfactory", setting="throughput"), "env_steps_per_s")
-        if mine or own:
+        if beside or (mine and mine == newest(select(runs, workload=workload))):
             others = [peer_cell(select(beside, trainer=peer, setting="best")) for peer in PEERS]
             rows.append([workload, *alone(mine), f"{figure(statistics.median(own))}" if own else "", *others])
     header = ("workload", "env steps/s", "ceiling", "share", "beside peers", *PEERS)

@@ -50,8 +50,8 @@ class Workload(NamedTuple):
     Attributes:
         kind: simulation (of one group), forward (the model alone), answer (a policy worker) or training.
         size: Rows of a forward pass, or groups that the policy worker answers at once.
-        episode_length: Env steps after which simulation resets a single environment whose episode goes on; how often it
-            is reset may cost more than how often it steps.
+        episode_length: Env steps after which simulation resets a single environment whose episode goes on, so that
+            resets count for as much as in a run with episodes of this length.
     """
 
     kind: Literal["simulation", "forward", "answer", "training"]

@@ -27,7 +27,7 @@ from sfactory.errors import ConfigError
 from sfactory.model import build_model
 from sfactory.model.actor_critic import CORES
 from sfactory.model.encoders import KNOWN
-from sfactory.model.networks import TorchNetwork
+from sfactory.model.networks import Outputs, TorchNetwork
 from sfactory.runtime.processes import server_pid
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def _memory(plan: Plan, model: nn.Module) -> str | None:
 
 def saved_bytes(model: nn.Module) -> float:
     """Bytes of activations that a model of the CPU saves for the way back, for each sample, in float32."""
-    batch, found = example_batch(model.observation, model.action, model.state_size), dict[int, int]()
+    found = dict[int, int]()
     own = {weights.data_ptr() for weights in model.state_dict().values()}
 
     def note(x: torch.Tensor) -> torch.Tensor:
@@ -213,28 +213,34 @@ def saved_bytes(model: nn.Module) -> float:
             found[x.data_ptr()] = max(x.nbytes, found.get(x.data_ptr(), 0))
         return x
 
-    network = TorchNetwork(model, torch.device("cpu"), None, compiled=False)
-    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        kept = network.outputs(batch, batch.all_columns)  # an address belongs to one tensor as long as it lives
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        kept, samples = _example_pass(model)  # an address belongs to one tensor as long as it lives
         total = sum(found.values())
         del kept
-    return total / batch.first.numel()
+    return total / samples
 
 
 def passing_bytes(model: nn.Module) -> float:
     """Bytes, for each sample, that a pass without a way back through a model of the CPU takes at its widest module, in
     float32."""
-    batch, widest = example_batch(model.observation, model.action, model.state_size), 0
+    widest = 0
 
     def note(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
         nonlocal widest
         if next(module.children(), None) is None:
             widest = max(widest, sum(x.numel() for x in (*inputs, output) if isinstance(x, torch.Tensor)))
 
+    with torch.no_grad(), register_module_forward_hook(note):
+        _, samples = _example_pass(model)
+    return torch.float32.itemsize * widest / samples
+
+
+def _example_pass(model: nn.Module) -> tuple[Outputs, int]:
+    """What a model of the CPU makes of an example batch, and its number of samples."""
+    batch = example_batch(model.observation, model.action, model.state_size)
     network = TorchNetwork(model, torch.device("cpu"), None, compiled=False)
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), register_module_forward_hook(note):
-        network.outputs(batch, batch.all_columns)
-    return torch.float32.itemsize * widest / batch.first.numel()
+    with torch.random.fork_rng(devices=[]):
+        return network.outputs(batch, batch.all_columns), batch.first.numel()
 
 
 def activation_bytes(model: nn.Module, minibatches: int) -> float:
