@@ -85,6 +85,7 @@ REFERENCES = [
     Reference("taxi", "Taxi-v4", 1_000_000, 7.5, 2, "optimum about 8"),
     Reference("pong-classic", "PongNoFrameskip-v4", 2_500_000, 20, 16, "CleanRL"),
     Reference("pong", "ALE/Pong-v5", 5_000_000, 18, 32, "Sample Factory"),
+    Reference("breakout-quarter", "BreakoutNoFrameskip-v4", 2_500_000, 200, 16, "SB3 zoo 398 at 10M"),
     Reference("breakout-classic", "BreakoutNoFrameskip-v4", 10_000_000, 400, 60, "SB3 zoo 398"),
     Reference("vizdoom-basic", "VizdoomBasic-v1", 300_000, 80, 5, "Sample Factory"),
     Reference("vizdoom-center", "VizdoomDefendCenter-v1", 2_000_000, 20, 40, "Sample Factory"),
