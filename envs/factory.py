@@ -75,8 +75,8 @@ def make_environments(request: EnvRequest, count: int) -> list[Any]:
             first.close()
             raise ConfigError(
                 f"{name} returned a vector environment with num_envs {first.num_envs}, but a group has {count} "
-                "environments "
-                "(envs_per_worker / runtime.groups); let the callable take num_envs, or change envs_per_worker"
+                "environments (envs_per_worker / runtime.groups); let the callable take num_envs, or change "
+                "envs_per_worker"
             )
         return [first]
     envs = [first, *(make_environment(request, count) for _ in range(count - 1))]

@@ -90,8 +90,8 @@ class ObservationWriter:
             if value.shape != target.shape or not _fits(value.dtype, leaf):
                 raise EnvironmentFault(
                     f"{self._name(0)}: the batched observation {leaf.name} has shape {value.shape} and dtype "
-                    f"{value.dtype}; its space says "
-                    f"{target.shape} and {leaf.dtype}; return that, or change the observation space"
+                    f"{value.dtype}; its space says {target.shape} and {leaf.dtype}; return that, or change the "
+                    "observation space"
                 )
             np.copyto(target, value, casting="unsafe")
             if store.start is not None:
@@ -180,9 +180,8 @@ class ObservationWriter:
                 if value.shape != leaf.shape or not _fits(value.dtype, leaf):
                     raise EnvironmentFault(
                         f"{self._name(row)}: the observation {leaf.name} has shape {value.shape} and dtype "
-                        f"{value.dtype}; its space says "
-                        f"{leaf.shape} and {leaf.dtype}; return that, or change the observation space. It is "
-                        f"{shown(value)}",
+                        f"{value.dtype}; its space says {leaf.shape} and {leaf.dtype}; return that, or change the "
+                        f"observation space. It is {shown(value)}",
                         row,
                     )
         raise EnvironmentFault(

@@ -125,9 +125,8 @@ class Learner:
         if (skipped := int(self._update.skipped_in_a_row)) >= self._config.optim.max_skipped:
             raise RunFailed(
                 f"the loss or its gradient was not finite in {skipped} updates in a row (optim.max_skipped); none of "
-                "them was applied. "
-                "Look at the sizes of rewards and observations, lower optim.lr, or use loss.normalize_returns and "
-                "model.normalize_obs"
+                "them was applied. Look at the sizes of rewards and observations, lower optim.lr, or use "
+                "loss.normalize_returns and model.normalize_obs"
             )
 
     def report(self) -> None:

@@ -202,14 +202,12 @@ def request_of(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trus
     if env is None and config.env.startswith("<"):
         raise ConfigError(
             f"the run was trained with a callable, {config.env}, which is not in its folder; pass it: evaluate(run, "
-            "env=...), or "
-            "--env module:Name on the command line"
+            "env=...), or --env module:Name on the command line"
         )
     if env is None and ":" in config.env and not trust:
         raise ConfigError(
             f"the run's environment is {config.env}, code outside sfactory, which is not imported unasked; if you know "
-            "it, pass "
-            f"env={config.env!r} or trust=True (on the command line --env {config.env} or --trust)"
+            f"it, pass env={config.env!r} or trust=True (on the command line --env {config.env} or --trust)"
         )
     if env_kwargs is None and not is_harmless(config.env_kwargs) and not trust:
         raise ConfigError(

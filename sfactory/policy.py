@@ -239,14 +239,12 @@ def _complete(saved: ModelConfig, given: ModelConfig | None, trust: bool) -> Mod
         if value.startswith("<"):
             raise ConfigError(
                 f"the run was trained with a model.{role} of its own, {value}, which is not in its folder; pass it to "
-                "load_policy or "
-                f"evaluate: model=ModelConfig({role}=...)"
+                f"load_policy or evaluate: model=ModelConfig({role}=...)"
             )
         if ":" in value and not trust:
             raise ConfigError(
                 f"the run's model.{role} is {value}, code outside sfactory, which is not imported unasked; if you know "
-                "it, pass "
-                f"model=ModelConfig({role}={value!r}), or trust=True (on the command line --trust)"
+                f"it, pass model=ModelConfig({role}={value!r}), or trust=True (on the command line --trust)"
             )
     return dataclasses.replace(saved, **asked)
 

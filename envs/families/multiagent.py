@@ -36,9 +36,8 @@ def read_spec(env: Any, request: EnvRequest) -> EnvSpec:
             if space_of(agent) != space_of(first):
                 raise ConfigError(
                     f"{env_name(request.env)}: the agents {first} and {agent} have different {what} spaces, "
-                    f"{space_of(first)} and "
-                    f"{space_of(agent)}; all agents must share one. Pad them (supersuit has pad_observations_v0 and "
-                    "pad_action_space_v0)"
+                    f"{space_of(first)} and {space_of(agent)}; all agents must share one. Pad them (supersuit has "
+                    "pad_observations_v0 and pad_action_space_v0)"
                 )
     observation, action = read_spaces(env.observation_space(first), env.action_space(first), request)
     name = environment_name(request, 0)
@@ -181,8 +180,7 @@ class ParallelGroup:
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
             raise EnvironmentFault(
                 f"{self._names[index]}: step() returned {shown(result)}; it must return five dicts by agent: "
-                "observations, "
-                "rewards, terminations, truncations, infos"
+                "observations, rewards, terminations, truncations, infos"
             )
         observations, rewards, terminations, truncations, infos = result
         living = [agent for agent in env.agents if not (terminations.get(agent) or truncations.get(agent))]

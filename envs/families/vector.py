@@ -43,8 +43,7 @@ def _autoreset_mode(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> Aut
     except ValueError:
         raise ConfigError(
             f"{env_name(request.env)}: metadata['autoreset_mode'] is {mode!r}; set it to what the vector environment "
-            "does at an episode's "
-            "end, for example gymnasium.vector.AutoresetMode.NEXT_STEP"
+            "does at an episode's end, for example gymnasium.vector.AutoresetMode.NEXT_STEP"
         ) from None
 
 

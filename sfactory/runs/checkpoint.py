@@ -263,8 +263,8 @@ class CheckpointStore:
         if reasons:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} can be read "
-                f"({'; '.join(f'{stem}: {why}' for stem, why in reasons.items())}); "
-                "restore the folder from a copy, or start anew with --overwrite"
+                f"({'; '.join(f'{stem}: {why}' for stem, why in reasons.items())}); restore the folder from a copy, or "
+                "start anew with --overwrite"
             )
         return None
 

@@ -106,9 +106,8 @@ def check_model(plan: Plan) -> None:
     if needed > MEMORY_SHARE * (free := free_memory()).left:
         raise ConfigError(
             f"training the model needs {needed / 2**30:.1f} GiB for weights, gradients and optimizer, and {free.by} "
-            "leaves "
-            f"{max(0, free.left) / 2**30:.1f} GiB; lower model.hidden, model.features or model.core_size, or make the "
-            "spaces smaller"
+            f"leaves {max(0, free.left) / 2**30:.1f} GiB; lower model.hidden, model.features or model.core_size, or "
+            "make the spaces smaller"
         )
 
 
@@ -120,11 +119,9 @@ def _check_one_hot(plan: Plan) -> None:
     most = MOST_ONE_HOT // (4 * max(samples, width))
     problems = [
         f"the observation {leaf.name} has {categories} categories, which enter the network one-hot: "
-        f"{4 * samples * categories / 2**30:.1f} "
-        f"GiB for each minibatch of {samples} samples, and {4 * width * categories / 2**30:.1f} GiB of weights in a "
-        "first layer of width "
-        f"{width}. At most {most} categories are sensible with these sizes ({MOST_ONE_HOT / 2**30:.0f} GiB for each of "
-        "the two); let a "
+        f"{4 * samples * categories / 2**30:.1f} GiB for each minibatch of {samples} samples, and "
+        f"{4 * width * categories / 2**30:.1f} GiB of weights in a first layer of width {width}. At most {most} "
+        f"categories are sensible with these sizes ({MOST_ONE_HOT / 2**30:.0f} GiB for each of the two); let a "
         "gymnasium.ObservationWrapper make fewer categories or coordinates of them, or write a model.encoder with an "
         "embedding"
         for leaf in plan.env.observation.leaves
@@ -194,9 +191,8 @@ def _memory(plan: Plan, model: nn.Module) -> str | None:
     return (
         f"the run needs {needed / 2**30:.1f} GiB of memory besides its environments, of which trajectories take "
         f"{trajectories / 2**30:.1f} GiB ({slots} slots of rollout {config.rollout} x {plan.rows} rows), and {free.by} "
-        "leaves "
-        f"{max(0, free.left) / 2**30:.1f} GiB; lower envs_per_worker, workers, rollout or batch_size, or free some "
-        "memory"
+        f"leaves {max(0, free.left) / 2**30:.1f} GiB; lower envs_per_worker, workers, rollout or batch_size, or free "
+        "some memory"
     )
 
 
@@ -289,8 +285,7 @@ def _file_size(plan: Plan, model: nn.Module) -> str | None:
         return None
     return (
         f"the trajectories need a block of {needed} bytes, and the limit on the size of files is {soft} (hard limit: "
-        f"{_finite(hard)}); "
-        "raise it with ulimit -f unlimited, or lower envs_per_worker, workers, rollout or batch_size"
+        f"{_finite(hard)}); raise it with ulimit -f unlimited, or lower envs_per_worker, workers, rollout or batch_size"
     )
 
 

@@ -130,10 +130,8 @@ def notes_on(plan: Plan) -> list[str]:
     if "batch_size" not in given_values(config) and config.batch_size != usual:
         notes.append(
             f"batch_size is {config.batch_size:,}, not the preset's {usual:,}: it is a multiple of rollout "
-            f"{config.rollout} x rows "
-            f"{plan.rows} = {segment:,} that has room for {config.optim.minibatches} minibatches; --envs-per-worker, "
-            "--rollout and "
-            "--optim.minibatches allow for others"
+            f"{config.rollout} x rows {plan.rows} = {segment:,} that has room for {config.optim.minibatches} "
+            "minibatches; --envs-per-worker, --rollout and --optim.minibatches allow for others"
         )
     batches = -(-config.steps // config.batch_size)
     if (updates := batches * config.updates_per_batch) < FEW_UPDATES:
@@ -194,7 +192,6 @@ def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
     if differing:
         raise ConfigError(
             f"{folder} holds weights of another model (saved -> asked); ask for the saved one, start anew with "
-            "--overwrite, or name "
-            "another folder with --run:",
+            "--overwrite, or name another folder with --run:",
             *(f"  {name}: {saved.get(name, 'missing')} -> {asked.get(name, 'missing')}" for name in differing),
         )

@@ -186,8 +186,7 @@ def _leaf(path: tuple[str | int, ...], space: spaces.Space, reading: Reading) ->
         return _box_leaf(name, path, space, reading)
     raise ConfigError(
         f"the observation space of {name}, {space}, is not supported; use Box, Discrete, MultiDiscrete, MultiBinary, "
-        "and "
-        "Dict or Tuple of them, or a gymnasium.ObservationWrapper that makes one of them"
+        "and Dict or Tuple of them, or a gymnasium.ObservationWrapper that makes one of them"
     )
 
 
