@@ -63,19 +63,14 @@ class ObservationWriter:
                 for key in store.path:
                     values = [value[key] for value in values]
                 store.write(values, target)
-        except _MISFIT:
-            self._name_misfit(observations)
+        except _MISFIT:  # one does not fit, or they have several dtypes that do
+            self._write_each(range(len(observations)), observations, out)
 
     def write_rows(self, rows: Sequence[int], observations: Sequence[Any], out: tuple[np.ndarray, ...]) -> None:
         """Write observations of some rows; the others become zero. Arguments and errors are those of `write`."""
         for target in out:
             target.fill(0)
-        for row, observation in zip(rows, observations, strict=True):
-            try:
-                for leaf, store, target in zip(self._observation.leaves, self._stores, out, strict=True):
-                    store.write([_value(observation, leaf)], target[row : row + 1])
-            except _MISFIT:
-                self._name_misfit([observation], first_row=row)
+        self._write_each(rows, observations, out)
 
     def write_batch(self, observation: Any, out: tuple[np.ndarray, ...]) -> None:
         """Write a batched observation, whose leaves have a leading row dimension. Errors are those of `write`; one of
@@ -108,6 +103,8 @@ class ObservationWriter:
         """
         try:
             flat = [mask if isinstance(mask, np.ndarray) else self._action.flat_mask(mask) for mask in masks]
+            if any(mask.size != self._action.logits for mask in flat):
+                raise ValueError("masks of several sizes")  # whose sum may be right
             np.concatenate(flat, axis=None, out=out.reshape(-1), casting="unsafe")
         except _MISFIT:
             self._name_mask(masks)
@@ -168,10 +165,10 @@ class ObservationWriter:
                     f"{self._name(row)}: the observation {leaf.name} is {value}{where}; {remedy}", row
                 )
 
-    def _name_misfit(self, observations: Sequence[Any], first_row: int = 0) -> NoReturn:
-        """Raise an EnvironmentFault that names the first observation which does not fit."""
-        for row, observation in enumerate(observations, first_row):
-            for leaf in self._observation.leaves:
+    def _write_each(self, rows: Sequence[int], observations: Sequence[Any], out: tuple[np.ndarray, ...]) -> None:
+        """Write observations one by one, each of a dtype of its own, and name the first that does not fit."""
+        for row, observation in zip(rows, observations, strict=True):
+            for leaf, store, target in zip(self._observation.leaves, self._stores, out, strict=True):
                 try:
                     value = np.asarray(_value(observation, leaf))
                 except _MISFIT as error:
@@ -184,9 +181,9 @@ class ObservationWriter:
                         f"observation space. It is {shown(value)}",
                         row,
                     )
-        raise EnvironmentFault(
-            f"{self._name(first_row)}: the observations do not fit their space: {shown(observations[0])}", first_row
-        )
+                target[row] = value.astype(leaf.dtype)
+                if store.start is not None:
+                    target[row] -= store.start
 
     def _name_mask(self, masks: Sequence[Any]) -> NoReturn:
         """Raise an EnvironmentFault that names the first bad action mask."""
@@ -225,7 +222,7 @@ class _LeafStore:
         self.start = np.array(leaf.start).astype(leaf.dtype).reshape(leaf.shape) if any(leaf.start) else None
         self.sizes = np.array(leaf.sizes, np.int64)
         self._is_scalar = not leaf.shape
-        self._joined = (-1, *leaf.shape[1:])
+        self._joined, self._lengths = (-1, *leaf.shape[1:]), {*leaf.shape[:1]}
         self._is_bytes = leaf.dtype == np.uint8
 
     def write(self, values: Sequence[Any], target: np.ndarray) -> None:
@@ -240,6 +237,8 @@ class _LeafStore:
                 raise ValueError(block.shape)
             np.copyto(target, block, casting="same_kind")
         else:  # unlike an assignment, concatenation does not broadcast
+            if {*map(len, values)} != self._lengths:
+                raise ValueError("rows of several lengths")  # whose sum may be right
             np.concatenate(values, out=target.reshape(self._joined), casting="same_kind")
         if self.start is not None:
             target -= self.start

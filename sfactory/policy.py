@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -186,8 +185,7 @@ class Policy:
                 raise ValueError('this policy was trained with action masks; pass action_mask=info["action_mask"]')
             return buffers
         rows = len(buffers.first)
-        parts = list(mask.values()) if isinstance(mask, Mapping) else mask if isinstance(mask, list | tuple) else [mask]
-        flat = np.concatenate([np.reshape(part, (rows, -1)) for part in parts], axis=1)
+        flat = np.concatenate([np.reshape(part, (rows, -1)) for part in self.spec.action.mask_parts(mask)], axis=1)
         allowed = np.empty((rows, self.spec.action.logits), bool)
         self._check(self._writer.write_masks, flat, allowed)
         return buffers._replace(mask=allowed)

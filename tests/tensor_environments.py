@@ -54,6 +54,8 @@ class Schedules(gymnasium.vector.VectorEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if options and "reset_mask" in options:
             self._next_episode(options["reset_mask"])
+            info = self._info()  # tells nothing of the other rows
+            return self._observation(), {key: value & options["reset_mask"][:, None] for key, value in info.items()}
         else:
             self._episode, self._count = (torch.zeros_like(self._rows) for _ in range(2))
             self._over, self._steps = torch.zeros_like(self._rows, dtype=torch.bool), 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from sfactory.spaces import Leaf, ObservationSpec, Reading
+from sfactory.spaces import ActionSpec, Leaf, ObservationSpec, Reading
 
 
 def leaf_of(space: spaces.Space, **reading) -> Leaf:
@@ -80,3 +80,43 @@ def test_nothing_is_an_image_where_all_is_flattened() -> None:
     assert not leaf_of(spaces.Box(0, 255, (84, 84, 4), np.uint8), images=False).is_image
     assert leaf_of(spaces.MultiDiscrete(np.full((7, 7, 2), 5))).is_image
     assert not leaf_of(spaces.MultiDiscrete(np.arange(2, 100).reshape(7, 7, 2))).is_image
+
+
+MOVES = spaces.Dict(
+    {
+        "move": spaces.Discrete(3),
+        "attack": spaces.Tuple((spaces.Discrete(2), spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 2]))),
+        "aim": spaces.Box(-1, 1, (1,)),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        (np.array([0, 1]), np.ones(2), np.array([1, 0, 0, 1])),
+        (np.array([0, 1]), None, (np.array([1, 0]), np.array([0, 1]))),
+        [np.array([0, 1]), np.array([1, 0, 0, 1])],
+    ],
+    ids=["with the box", "nested", "without the box"],
+)
+def test_a_mask_in_a_dict_is_read_by_the_names_of_the_space(attack) -> None:
+    action = ActionSpec.from_space(MOVES)
+    assert [part.path[0] for part in action.parts] == ["aim", "attack", "attack", "attack", "move"]
+    mask = {"move": np.array([1, 1, 0]), "attack": attack}
+    assert action.flat_mask(mask).astype(int).tolist() == [0, 1, 1, 0, 0, 1, 1, 1, 0]
+
+
+def test_a_mask_in_a_dict_that_lacks_an_entry_names_it() -> None:
+    with pytest.raises(ValueError, match="no 'move'"):
+        ActionSpec.from_space(MOVES).flat_mask({"attack": np.ones(6), "moves": np.ones(3)})
+
+
+@pytest.mark.filterwarnings("error")
+def test_bounds_that_are_too_far_apart_for_a_number_count_as_none() -> None:
+    most = np.finfo(np.float32)
+    low, high = np.array([most.min, most.min, -2], np.float32), np.array([most.max, 5, 4], np.float32)
+    action = ActionSpec.from_space(spaces.Box(low, high))
+    given = np.array([[0.5, 7.0, 1.0], [-3.0, -9.0, 0.0]], np.float32)
+    none = np.zeros((2, 0), np.int32)
+    assert action.batch(none, given).tolist() == [[0.5, 5.0, 4.0], [-3.0, -9.0, 1.0]]

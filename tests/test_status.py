@@ -235,7 +235,7 @@ def test_a_crash_is_told_with_its_python_stack(tmp_path, capsys):
 class TestWatchdog:
     def setup_method(self):
         self.now = 100.0
-        self.watchdog = Watchdog({"rollout-0": 10.0, "learner": 60.0}, 30.0, lambda: self.now)
+        self.watchdog = Watchdog({"rollout-0": 10.0, "learner": 60.0}, {"rollout-0"}, 30.0, lambda: self.now)
 
     def look(self, seconds: float, rollout: float, learner: float, work: float) -> dict[str, str]:
         """Look once a second for some time; heartbeats and work as at its end."""
@@ -248,6 +248,10 @@ class TestWatchdog:
     def test_each_process_has_its_own_limit(self):
         assert self.look(9, 100, 100, 1) == {}
         assert list(self.look(2, 100, 100, 2)) == ["rollout-0"]
+
+    def test_only_what_steps_environments_may_hang_for_them(self):
+        assert "an environment may hang" in self.look(11, 100, 100, 1)["rollout-0"]
+        assert "environment" not in self.look(60, 160, 100, 2)["learner"]
 
     def test_a_run_in_which_nobody_works_hangs_though_all_are_alive(self):
         for _ in range(30):

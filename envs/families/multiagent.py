@@ -222,7 +222,7 @@ class ParallelGroup:
             raise EnvironmentFault(
                 f"{self._names[index]}: the agent {agent} is not in possible_agents, {self._agents}; list it there"
             )
-        if agent not in observations:
+        if observations.get(agent) is None:
             raise EnvironmentFault(
                 f"{self._names[index]}: there is no observation of agent {agent}, which is in env.agents; give one"
             )

@@ -295,11 +295,7 @@ class VectorGroup:
             buffers.active[invalid] = False
         if buffers.mask is not None:
             in_observation = self._spec.observation.mask(observation)
-            masks = (
-                self._masks_of(info, buffers.active)
-                if in_observation is None
-                else _flat_masks(in_observation, self.rows)
-            )
+            masks = self._masks_of(info, buffers.active) if in_observation is None else self._flat_masks(in_observation)
             self._writer.write_masks(np.where(buffers.active[:, None], masks, True), buffers.mask)
 
     def _masks_of(self, info: Mapping[str, Any], needed: np.ndarray) -> np.ndarray:
@@ -319,16 +315,15 @@ class VectorGroup:
                     for mask, has in zip(masks, present, strict=True)
                 ]
             )
-        return _flat_masks(masks, self.rows)
+        return self._flat_masks(masks)
 
-
-def _flat_masks(masks: Any, rows: int) -> np.ndarray:
-    """Batched masks, an array or a tuple or Dict of arrays, as bool ``[rows, logits]``."""
-    if isinstance(masks, Mapping):
-        masks = [value for key, value in masks.items() if not key.startswith("_")]
-    if isinstance(masks, list | tuple):
-        return np.concatenate([np.reshape(mask, (rows, -1)) for mask in masks], axis=1).astype(bool)
-    return np.reshape(masks, (rows, -1)).astype(bool)
+    def _flat_masks(self, masks: Any) -> np.ndarray:
+        """Batched masks, an array or a tuple or Dict of arrays, as bool ``[rows, logits]``."""
+        try:
+            parts = [np.reshape(part, (self.rows, -1)) for part in self._spec.action.mask_parts(masks)]
+            return np.concatenate(parts, axis=1).astype(bool)
+        except ValueError as error:
+            raise EnvironmentFault(f"{self._group_name}: {error}; the action masks are {shown(masks)}") from error
 
 
 def _take(batch: Any, rows: np.ndarray) -> Any:

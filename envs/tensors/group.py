@@ -122,8 +122,11 @@ class TensorGroup:
             after.active.fill_(True)
             if self._mode is AutoresetMode.DISABLED:
                 self._write_obs(observation, outcome.finals, after.active, outcome.truncated)
-                reset = self._env.reset
+                masks, reset = self._masks(observation, info), self._env.reset
                 observation, info = self._ask("reset()", lambda: reset(options={"reset_mask": ended.clone()}), 2)
+                if masks is not None:  # reset() tells those of the rows that it has reset
+                    fresh = self._masks(observation, info)
+                    info = {MASK_KEY: masks if fresh is None else torch.where(ended[:, None], fresh, masks)}
             else:
                 self._write_obs(self._finals(info), outcome.finals, after.active, outcome.truncated)
         if self._validate:
@@ -191,14 +194,24 @@ class TensorGroup:
     def _write(self, observation: Any, info: Mapping[str, Any], after: TensorStep) -> None:
         self._write_obs(observation, after.obs, after.active)
         if after.mask is not None:
-            mask = self.spec.observation.mask(observation)
-            mask = info.get(MASK_KEY) if mask is None else mask
-            if mask is None:
+            masks = self._masks(observation, info)
+            if masks is None:
                 raise EnvironmentFault(f"{self.name}: info has no {MASK_KEY}, though the first reset() gave one")
-            parts = list(mask.values()) if isinstance(mask, Mapping) else mask
-            flat = torch.cat([x.flatten(1) for x in parts], 1) if isinstance(parts, list | tuple) else parts
-            self._copy(MASK_KEY, flat, after.mask)
+            self._copy(MASK_KEY, masks, after.mask)
             after.mask.logical_or_(~after.active[:, None])  # nothing is chosen there
+
+    def _masks(self, observation: Any, info: Mapping[str, Any]) -> Tensor | None:
+        """The action masks bool ``[rows, logits]`` of all rows in an observation or an info, None where those have
+        none."""
+        masks = self.spec.observation.mask(observation)
+        masks = info.get(MASK_KEY) if masks is None else masks
+        if not self.spec.masked or masks is None:
+            return None
+        try:
+            parts = self.spec.action.mask_parts(masks)
+            return torch.cat([part.reshape(self.rows, -1).bool() for part in parts], 1)
+        except (ValueError, RuntimeError, AttributeError) as error:
+            raise EnvironmentFault(f"{self.name}: {error}; the action masks are {shown(masks)}") from error
 
     def _write_obs(
         self, observation: Any, out: tuple[Tensor, ...], active: Tensor, meant: Tensor | None = None

@@ -81,6 +81,7 @@ class Monitor:
         self._faults = FaultBudget(plan.config.runtime.env_fault_rate, self.reporter.note)
         self._error: Exception | None = None
         self._cancelled = self._told_of_speed = False
+        self._past: dict[str, float] = {}
 
     def begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
         """Make the wires and begin to report, at the start and whenever the learner is replaced.
@@ -90,6 +91,8 @@ class Monitor:
             wall_s: Seconds that the run has taken so far.
         """
         self.reporter.begin(snapshot, wall_s)
+        if self.restarts:
+            self._past = self._totals()
         self.wires = make_wires(self._plan, self._plan.config.serial, wall_s)
         # When, and the workers' counters then.
         self._last_report = self._last_status = (time.monotonic(), self.wires.control.snapshot())
@@ -199,7 +202,7 @@ class Monitor:
                     self._lose(f"{event.unsaved}; what was learned since the last one is lost")
             case Failure(process="learner"):  # also while the run ends, since then it may not have saved
                 self.fail(event)
-            case Failure() if not self.ending:
+            case Failure() if not (self.ending or self.ended):
                 self.fail(event)
 
     def _lose(self, what: str) -> None:
@@ -219,15 +222,21 @@ class Monitor:
         """Show faults of environments, and end the run if there are too many."""
         self._faults.add(event)
         self.reporter.news = True
-        faults, env_steps = map(int, self._sampling_totals("env_faults", "rows"))
-        if (problem := self._faults.excess(faults, env_steps)) and not (self.ending or self.ended):
+        totals = self._totals()
+        problem = self._faults.excess(int(totals["env_faults"]), int(totals["rows"]))
+        if problem and not (self.ending or self.ended):
             self.fail(Failure("runner", problem, "", environment_fault=True))
 
-    def _sampling_totals(self, *columns: str) -> list[float]:
-        """Totals of the workers that step environments."""
+    def _totals(self) -> dict[str, float]:
+        """Counters since this program began the run, of workers too that have been replaced: full_waits of all, the
+        others of those that step environments."""
         control, kind = self.wires.control, "learner" if self._plan.on_device else "rollout"
-        names = [name for name in control.names if name.startswith(kind)]
-        return [sum(control.total(name, column) for name in names) for column in columns]
+        sampling = [name for name in control.names if name.startswith(kind)]
+        counted = dict.fromkeys(("rows", "environment", "env_faults"), sampling) | {"full_waits": control.names}
+        return {
+            column: self._past.get(column, 0) + sum(control.total(name, column) for name in names)
+            for column, names in counted.items()
+        }
 
     # What the user is told
 
@@ -267,15 +276,15 @@ class Monitor:
         self._last_report = (time.monotonic(), table)
         interval = Interval(self.wires.control.names, old, table)
         batches = interval.column("policy", "batches").sum()
-        slots = self.wires.arena.state
+        slots, totals = self.wires.arena.state, self._totals()
         return {
             **{f"{kind}_busy": interval.busy(kind) for kind in ("rollout", "policy", "learner")},
             "batch_fill": float(interval.column("policy", "rows").sum() / batches) if batches else float("nan"),
             "free_slots": int((slots == FREE).sum()),
             "finished_slots": int((slots == FINISHED).sum()),
             "restarts": self.restarts,
-            "queue_full_waits": int(table[:, COLUMNS.index("full_waits")].sum()),
-            "env_faults": int(table[:, COLUMNS.index("env_faults")].sum()),
+            "queue_full_waits": int(totals["full_waits"]),
+            "env_faults": int(totals["env_faults"]),
             "rss_mb": math.nan
             if self.processes.ended
             else (psutil.Process().memory_info().rss + self.processes.resident_bytes()) / 2**20,
@@ -293,11 +302,11 @@ class Monitor:
         """Say once how long a batch takes where env steps are slow."""
         if self._told_of_speed:
             return
-        seconds, steps = self._sampling_totals("environment", "rows")
-        if not steps:
+        totals = self._totals()
+        if not totals["rows"]:
             return
         self._told_of_speed = True
-        if (note := note_on_slow_steps(self._plan, seconds / steps)) is not None:
+        if (note := note_on_slow_steps(self._plan, totals["environment"] / totals["rows"])) is not None:
             self.note(note)
 
 

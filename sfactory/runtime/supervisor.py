@@ -121,15 +121,12 @@ class Supervisor:
 
     def _new_watchdog(self) -> Watchdog:
         limit = self._plan.config.runtime.step_timeout_s
+        names, stepping = self._watched_names(), ("learner" if self._plan.on_device else "rollout", EVALUATOR)
+        sampling = {name for name in names if name.startswith(stepping)}
         # Only environments hang by themselves; learner and policy workers may compute for long.
         patient = max(limit, COMPUTE_TIMEOUT_S)
-        return Watchdog(
-            {
-                name: limit if name.startswith("rollout") or name == EVALUATOR else patient
-                for name in self._watched_names()
-            },
-            patient + STARTING_S,
-        )
+        limits = {name: patient if name.startswith(("learner", "policy")) else limit for name in names}
+        return Watchdog(limits, sampling, patient + STARTING_S)
 
     def _watched_names(self) -> list[str]:
         """Names of all workers that there must be: the evaluator may have been given up."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 LOOK_S = 1.0
 """Longest time in seconds that one look counts for. Longer gaps mean that this process was held up, perhaps with all
 others: the machine slept, the process was stopped, or a callback took long."""
+
+HINT = "; an environment may hang (runtime.step_timeout_s sets the limit, for a step of all environments of a group)"
 
 
 class Watchdog:
@@ -15,12 +17,19 @@ class Watchdog:
 
     Args:
         limits: Seconds without a heartbeat after which a process counts as hanging, by name.
+        sampling: Names of those that step environments.
         stall_s: Seconds without any work after which the run counts as stalled.
         clock: Monotonic clock, in seconds.
     """
 
-    def __init__(self, limits: dict[str, float], stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limits, self._stall_s, self._clock = limits, stall_s, clock
+    def __init__(
+        self,
+        limits: dict[str, float],
+        sampling: Container[str],
+        stall_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits, self._sampling, self._stall_s, self._clock = limits, sampling, stall_s, clock
         self._looked = clock()
         self._watched = self._worked = 0.0
         self._heartbeats: dict[str, float] = {}
@@ -44,8 +53,11 @@ class Watchdog:
                 self._heartbeats[name] = heartbeat
                 self._shown[name] = self._watched - min(now - heartbeat, step)
         silent = {name: self._watched - shown for name, shown in self._shown.items()}
-        hint = "an environment may hang (runtime.step_timeout_s sets the limit)"
-        found = {name: f"no sign of life for {s:.0f} s; {hint}" for name, s in silent.items() if s > self._limits[name]}
+        found = {
+            name: f"no sign of life for {s:.0f} s{HINT if name in self._sampling else ''}"
+            for name, s in silent.items()
+            if s > self._limits[name]
+        }
         if work != self._work:
             self._work, self._worked = work, self._watched
         elif not found and (idle := self._watched - self._worked) > self._stall_s:

@@ -242,9 +242,9 @@ class _Part:
     end: int
 
     @functools.cached_property
-    def scale(self) -> _BoxScale:
+    def scale(self) -> BoxScale:
         """How Gaussian samples get into a Box."""
-        return _BoxScale(self.space)
+        return BoxScale(self.space)
 
 
 @dataclass(frozen=True)
@@ -341,39 +341,50 @@ class ActionSpec:
         ``[logits]``.
 
         Raises:
-            ValueError: If its size is not that of the logits.
+            ValueError: If its size is not that of the logits, or an entry of a Dict is missing.
         """
-        if isinstance(mask, Mapping):
-            mask = [mask[key] for key in mask]
-        if isinstance(mask, list | tuple):
-            mask = np.concatenate([np.ravel(m) for m in mask])
-        flat = np.asarray(mask).ravel().astype(bool)
+        flat = np.concatenate([np.ravel(part) for part in self.mask_parts(mask)]).astype(bool)
         if flat.size != self.logits:
             raise ValueError(f"the action mask has {flat.size} entries, the action space has {self.logits} categories")
         return flat
 
+    def mask_parts(self, mask: Any) -> list[Any]:
+        """The arrays of an action mask, one environment's or a batch of them, in the order of the logits: those of a
+        Dict are found by the names in the space, whose order Gymnasium chooses.
 
-class _BoxScale:
+        Raises:
+            ValueError: If an entry of a Dict is missing.
+        """
+        return list(_mask_parts(self.space, mask))
+
+
+class BoxScale:
     """Maps unbounded Gaussian samples into a Box.
 
     Where both bounds are finite, clip(u, -1, 1) or tanh(u) is scaled linearly to [low, high]; elsewhere u itself is
-    clipped to the bounds.
+    clipped to the bounds. Bounds so far apart that twice their distance overflows count as none.
+
+    Attributes:
+        low, high: Of the Box.
+        bounded: bool ``[*space.shape]``.
+        centre, half_width: Of the bounded dimensions, 0 elsewhere.
     """
 
     def __init__(self, space: spaces.Box) -> None:
-        self._low, self._high, self._dtype = space.low, space.high, space.dtype
-        self._bounded = space.bounded_below & space.bounded_above
-        low, high = (np.where(self._bounded, bound, 0) for bound in (self._low, self._high))
-        self._centre, self._half = (high + low) / 2, (high - low) / 2
-        self._all, self._any = bool(self._bounded.all()), bool(self._bounded.any())
+        self.low, self.high, self._dtype = space.low, space.high, space.dtype
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.bounded = space.bounded_below & space.bounded_above & np.isfinite(np.float32(2) * (space.high - space.low).astype(np.float32))
+        low, high = (np.where(self.bounded, bound, 0) for bound in (self.low, self.high))
+        self.centre, self.half_width = (high + low) / 2, (high - low) / 2
+        self._all, self._any = bool(self.bounded.all()), bool(self.bounded.any())
 
     def __call__(self, u: np.ndarray, squash: Literal["clip", "tanh"]) -> np.ndarray:
         """The actions for samples float32 ``[rows, *space.shape]``."""
         if self._any:
             unit = np.tanh(u) if squash == "tanh" else np.minimum(np.maximum(u, -1.0), 1.0)
-            scaled = self._centre + self._half * unit
-            u = scaled if self._all else np.where(self._bounded, scaled, u)
-        return np.minimum(np.maximum(u, self._low), self._high).astype(self._dtype, copy=False)
+            scaled = self.centre + self.half_width * unit
+            u = scaled if self._all else np.where(self.bounded, scaled, u)
+        return np.minimum(np.maximum(u, self.low), self.high).astype(self._dtype, copy=False)
 
 
 def _nest(space: spaces.Space, by_path: dict[tuple[str | int, ...], Any]) -> Any:
@@ -387,6 +398,25 @@ def _nest(space: spaces.Space, by_path: dict[tuple[str | int, ...], Any]) -> Any
         return by_path[path]
 
     return build(space, ())
+
+
+def _mask_parts(space: spaces.Space | None, mask: Any) -> Iterator[Any]:
+    """The arrays of an action mask, nested as the space is, in which a Box needs none."""
+    if isinstance(mask, Mapping) and isinstance(space, spaces.Dict):
+        for key, child in space.spaces.items():
+            if key in mask:
+                yield from _mask_parts(child, mask[key])
+            elif any(not isinstance(leaf, spaces.Box) for _, leaf in _walk(child)):
+                raise ValueError(f"the action mask has no {key!r}, an entry of the action space; it has {list(mask)}")
+    elif isinstance(mask, Mapping | list | tuple):
+        parts = (
+            list(mask) if not isinstance(mask, Mapping) else [mask[key] for key in mask if not str(key).startswith("_")]
+        )
+        same = isinstance(space, spaces.Tuple) and len(space.spaces) == len(parts)
+        for child, part in zip(space.spaces if same else [None] * len(parts), parts, strict=True):
+            yield from _mask_parts(child, part)
+    elif not isinstance(space, spaces.Box):
+        yield mask
 
 
 def _row(batch: Any, index: int) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sfactory.spaces import ActionSpec, spaces
+from sfactory.spaces import ActionSpec, BoxScale, spaces
 
 
 def action_parts(action: ActionSpec) -> Iterator[nn.Module]:
@@ -41,11 +41,9 @@ class _BoxAction(nn.Module):
         super().__init__()
         self.begin, self.end, self.shape, self.squash = begin, end, tuple(space.shape), squash
         self.dtype = _torch_dtype(space)
-        bounded = space.bounded_below & space.bounded_above
-        low, high = (np.where(bounded, bound, 0) for bound in (space.low, space.high))
-        arrays = {"bounded": bounded, "centre": (high + low) / 2, "half_width": (high - low) / 2}
-        for name, array in (arrays | {"low": space.low, "high": space.high}).items():
-            self.register_buffer(name, torch.from_numpy(np.array(array)), persistent=False)
+        scale = BoxScale(space)
+        for name in ("bounded", "centre", "half_width", "low", "high"):
+            self.register_buffer(name, torch.from_numpy(np.array(getattr(scale, name))), persistent=False)
 
     def forward(self, categorical: Tensor, continuous: Tensor) -> Tensor:
         u = continuous[:, self.begin : self.end].reshape(-1, *self.shape)

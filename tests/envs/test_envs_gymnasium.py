@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from sfactory.envs import EnvRequest, Outcome, env_seed, general, make_group, probe, register_env, resolve_env
 from sfactory.envs.interface import EnvSpec, Group
-from sfactory.envs.observations import new_step_buffers
+from sfactory.envs.observations import ObservationWriter, new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.spaces import Reading
 
@@ -321,6 +321,29 @@ def test_float_image_for_a_byte_space_is_a_fault():
 def test_category_outside_its_space_is_a_fault():
     message = fault(first=(2, {}), results=[(5, 0.0, False, False, {})], observation_space=spaces.Discrete(3, start=2))
     assert "obs is 5" in message
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Box(0, 255, (4,), np.uint8), spaces.Box(0, 3, (4,), np.uint8), spaces.Box(0, 255, (2, 2), np.uint8)],
+    ids=str,
+)
+def test_each_environment_may_return_a_dtype_of_its_own(space: spaces.Box):
+    values = [np.arange(4).reshape(space.shape).astype(dtype) for dtype in (np.uint8, np.int64, np.int32, bool)]
+    spec, _ = group_of(Scripted, observation_space=space, first=(values[0], {}))
+    (leaf,) = spec.observation.leaves
+    out = np.zeros((4, *leaf.shape), leaf.dtype)
+    ObservationWriter(spec, str, validate=True, compiled=False).write(values, (out,))
+    assert out.reshape(4, 4).tolist() == [[0, 1, 2, 3]] * 3 + [[0, 1, 1, 1]]
+
+
+def test_observations_and_masks_of_wrong_lengths_are_faults_also_where_their_sum_is_right():
+    spec, _ = group_of(Scripted, first=(GOOD, {"action_mask": np.ones(2)}))
+    writer = ObservationWriter(spec, "environment {}".format, validate=True, compiled=False)
+    with pytest.raises(EnvironmentFault, match=r"environment 1: .* has shape \(3,\)"):
+        writer.write([GOOD, GOOD[:3], np.append(GOOD, 1)], (np.zeros((3, 4), np.float32),))
+    with pytest.raises(EnvironmentFault, match="environment 0: the action mask has 1 entries"):
+        writer.write_masks([np.ones(1), np.ones(3)], np.zeros((2, 2), bool))
 
 
 def test_mask_faults():

@@ -59,7 +59,7 @@ class Team(pettingzoo.ParallelEnv):
         ]
         self.agents = [agent for agent in shown if agent not in ended]
         return (
-            {agent: self._see(agent) for agent in shown},
+            {agent: None if self.bad == "none" and agent == "b" else self._see(agent) for agent in shown},
             {
                 agent: actions[agent] + (np.nan if self.bad == "nan" and agent == "b" else 0.5)
                 for agent in shown
@@ -201,7 +201,12 @@ def test_agents_must_share_their_spaces():
 
 
 @pytest.mark.parametrize(
-    ("bad", "parts"), [("raise", ["(Team)", "the team broke up"]), ("nan", ["(Team), agent b", "reward is nan"])]
+    ("bad", "parts"),
+    [
+        ("raise", ["(Team)", "the team broke up"]),
+        ("nan", ["(Team), agent b", "reward is nan"]),
+        ("none", ["no observation of agent b"]),
+    ],
 )
 def test_faults_name_environment_and_agent(bad: str, parts: list[str]):
     spec, group = group_of(Team, first_index=6, bad=bad)

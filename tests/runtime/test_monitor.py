@@ -1,0 +1,53 @@
+"""The monitor's accounts of events and counters, handed to it without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_plans import small_plan
+
+from sfactory.runs.run_folder import open_run
+from sfactory.runtime.monitor import Monitor
+from sfactory.telemetry.events import Failure, TrainingEnded
+
+
+@pytest.fixture
+def monitor(tmp_path: Path) -> Iterator[Monitor]:
+    plan = small_plan("sfactory/CartPole", run=str(tmp_path / "run"), workers=2)
+    with open_run(plan.config, plan.env) as folder:
+        monitor = Monitor(plan, folder)
+        monitor.begin(None, 0.0)
+        yield monitor
+
+
+def count(monitor: Monitor, env_faults: int, full_waits: int) -> None:
+    watch = monitor.wires.control.stopwatch("rollout-1")
+    watch.env_faults, watch.full_waits = env_faults, full_waits
+    watch.flush()
+
+
+def test_counters_go_on_when_the_workers_are_replaced(monitor: Monitor) -> None:
+    count(monitor, 7, 3)
+    monitor.restarts += 1
+    monitor.begin(None, 0.0)
+    count(monitor, 2, 1)
+    monitor.restarts += 1
+    monitor.begin(None, 0.0)
+    count(monitor, 1, 0)
+    load = monitor._load()
+    assert (load["env_faults"], load["queue_full_waits"], load["restarts"]) == (10, 4, 2)
+
+
+def test_a_worker_that_fails_after_the_learner_is_done_does_not_fail_the_run(monitor: Monitor) -> None:
+    monitor.watch([TrainingEnded(20_000, True)], report=False)
+    monitor.watch([Failure("rollout-0", "environment 0 has failed 10 times", "", True)], report=False)
+    assert monitor.exception is None
+    assert monitor.summarize().status == "completed"
+
+
+def test_a_worker_that_fails_before_does(monitor: Monitor) -> None:
+    monitor.watch([Failure("rollout-0", "environment 0 has failed 10 times", "", True)], report=False)
+    monitor.watch([TrainingEnded(10_000, False)], report=False)
+    assert monitor.summarize().status == "failed"
