@@ -156,7 +156,7 @@ class DeviceRollout:
         state = self._state.masked_fill(first[:, None], 0.0) if self._model.state_size else None
         with mixed_precision(self._settings.device.type, self._settings.autocast):
             params, value, state = self._model(obs, state)
-        return params.float(), value, state
+        return params.float(), value.float(), None if state is None else state.float()
 
     def _bootstrap(self, segment: Batch) -> None:
         """The values of the last observations of truncated episodes whose rows have been reset since."""

@@ -21,6 +21,7 @@ from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
 from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, Targets, loss_stats
+from sfactory.model.heads import PolicyHead
 from sfactory.model.networks import Outputs
 from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Estimates, valid_samples
@@ -66,6 +67,7 @@ class Learner:
         self._config, self._model, self._feed, self._emit, self._watch = config, model.train(), feed, events.put, watch
         self._device = device = kernels.device
         self._flat = FlatWeights(model, gradients=True)
+        self._heads = [part for part in model.modules() if isinstance(part, PolicyHead)]
         self._network = kernels.network()
         threads = learner_threads(config) if device.type == "cpu" else 1
         self._threads = ChunkThreads(threads)
@@ -188,6 +190,8 @@ class Learner:
             self._normalize_by(fresh.batch)
             self._objective.begin_critic(fresh.batch)
         self._learn(batch)
+        for head in self._heads:
+            head.restrain()
         if not begins:
             self._normalize_by(fresh.batch)
         if config.optim.schedule == "adaptive_kl":

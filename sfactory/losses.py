@@ -9,6 +9,7 @@ older, and enters by the weights of V-trace alone.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -229,6 +230,7 @@ def policy_loss_ppo(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tenso
     """PPO's clipped surrogate, negated, for each sample.
 
     min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A) is written as min(ratio A, A + clip |A|), which is the same number.
+    A ratio that overflows has no gradient where the clip ends it: 0, not 0 times infinity.
 
     Args:
         log_ratio: float ``[T, B]``; log pi(a_t|x_t) - log pi_prox(a_t|x_t).
@@ -236,7 +238,9 @@ def policy_loss_ppo(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tenso
         clip: Clip range of the ratio.
     """
     limit = torch.add(advantages, advantages.abs(), alpha=clip)
-    return -torch.minimum(log_ratio.exp() * advantages, limit)
+    beyond = (advantages >= 0) & (log_ratio > math.log1p(clip))
+    ratio = log_ratio.masked_fill(beyond, 0.0).exp()
+    return -torch.where(beyond, limit, torch.minimum(ratio * advantages, limit))
 
 
 def policy_loss_impala(log_prob: Tensor, advantages: Tensor) -> Tensor:

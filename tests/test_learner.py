@@ -131,6 +131,22 @@ def test_the_first_batch_is_trained_on_as_normalised_as_all_others(tmp_path) -> 
         run.close()
 
 
+def test_a_standard_deviation_stays_where_it_has_a_gradient(tmp_path: Path) -> None:
+    config = Config(
+        env="Pendulum-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, optim=OptimConfig(lr=0.1),
+        model=ModelConfig(initial_log_std=1.95), loss=LossConfig(entropy_coef=10.0),
+    )  # fmt: skip
+    run = SamplingRun(config, tmp_path)
+    try:
+        learner, log_std = run.learner, run.training._model.policy.log_std
+        for _ in range(3):
+            learner._train(learner._feed.fresh(run.sample(learner._feed.per_batch), learner.updates))
+        assert log_std.tolist() == [2.0], "the entropy bonus would raise it for ever"
+        assert learner._flat.parameters.eq(2.0).any(), "where the policy workers read it, too"
+    finally:
+        run.close()
+
+
 def normalised_run(folder: Path) -> SamplingRun:
     """Of a task whose returns are far from 0."""
     loss = LossConfig(normalize_returns=True)

@@ -222,6 +222,15 @@ def test_a_sample_beyond_the_clip_range_has_no_policy_gradient(compute: Loss) ->
     assert (log_prob.grad[0] != 0).tolist() == [False, True, True, False]
 
 
+def test_a_ratio_that_overflows_has_no_gradient_where_the_clip_ends_it(compute: Loss) -> None:
+    log_prob = torch.tensor([[100.0, 100.0, 0.0]], requires_grad=True)
+    zero = torch.zeros(1, 3)
+    targets = Targets(torch.tensor([[1.0, 0.0, 1.0]]), zero, zero, zero, zero, torch.ones(1, 3, dtype=torch.bool))
+    loss, _ = compute(LossConfig(), "ppo", log_prob, zero, zero, targets)
+    loss.backward()
+    assert log_prob.grad[0].tolist() == pytest.approx([0.0, 0.0, -1 / 3])
+
+
 def test_a_nan_in_a_valid_sample_is_not_hidden(compute: Loss) -> None:
     case = make_case(invalid=0.0)
     case.log_prob.data[2, 2] = float("nan")

@@ -67,7 +67,7 @@ class ModelConfig:
     is a core."""
     adaptive_std: bool = setting(False, resume=_WEIGHTS)
     """Standard deviation of continuous actions depends on the state; off: one learned vector."""
-    initial_log_std: float = setting(0.0, resume=safe("only a new run begins with it"))
+    initial_log_std: float = setting(0.0, between(-5, 2), resume=safe("only a new run begins with it"))
     """Logarithm of the initial standard deviation of continuous actions."""
     distribution: Name = setting("auto", resume=_WEIGHTS)
     """auto (categorical and Gaussian), or a callable / module:Class taking the action space: a subclass of

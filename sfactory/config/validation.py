@@ -28,7 +28,7 @@ def validate(config: Config, rows_per_env: int = 1) -> None:
     problems = [] if config.env else ["env is not set; name a Gymnasium id, for example --env CartPole-v1"]
     problems += _limit_problems(config)
     if not problems:
-        problems = _eval_problems(config) + _size_problems(config, rows_per_env)
+        problems = _eval_problems(config) + _rate_problems(config) + _size_problems(config, rows_per_env)
     if problems:
         raise ConfigError(*problems)
 
@@ -54,6 +54,16 @@ def _eval_problems(config: Config) -> list[str]:
     return [
         f"eval.video_every is {config.eval.video_every} and eval.every is 0, so no episode is evaluated; set "
         "--eval.every"
+    ]
+
+
+def _rate_problems(config: Config) -> list[str]:
+    """A rate that follows the KL divergence needs a second update, as an update's is that before its step."""
+    if config.optim.schedule != "adaptive_kl" or config.updates_per_batch > 1:
+        return []
+    return [
+        "optim.schedule adaptive_kl follows what the updates of a batch do, and epochs 1 with optim.minibatches 1 is a "
+        "single one, which begins with a divergence of 0; raise --epochs or --optim.minibatches, or choose linear"
     ]
 
 

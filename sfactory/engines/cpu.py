@@ -102,7 +102,7 @@ class TorchEngine:
             params, value, state = self._model(obs, states)
             self._store_states(requests, state)
         shape = len(requests), self._arena.rows
-        return zip(params.numpy().reshape(*shape, -1), value.numpy().reshape(shape), strict=True)
+        return zip(params.float().numpy().reshape(*shape, -1), value.float().numpy().reshape(shape), strict=True)
 
     def _join(self, leaf: int, blocks: list[np.ndarray]) -> Tensor:
         """One tensor ``[sum of rows, *shape]``: one block as it is, several in memory that is kept."""
@@ -128,7 +128,7 @@ class TorchEngine:
         if state is None:
             return
         for (_, group, _, value_only), rows in zip(
-            requests, state.numpy().reshape(len(requests), self._arena.rows, -1), strict=True
+            requests, state.float().numpy().reshape(len(requests), self._arena.rows, -1), strict=True
         ):
             if not value_only:
                 self._states[group] = rows

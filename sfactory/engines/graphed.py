@@ -47,7 +47,7 @@ class _Pass(NamedTuple):
 
 def padded_sizes(groups: int) -> list[int]:
     """Numbers of groups that are computed at once: the powers of two, and all."""
-    return [*(2**i for i in range((groups - 1).bit_length())), groups]
+    return [*(2**i for i in range((groups - 1).bit_length())), groups] if groups else []
 
 
 class GraphedEngine:
@@ -173,4 +173,4 @@ class GraphedEngine:
         params.copy_(new_params)
         value.copy_(new_value)
         if before is not None:
-            self._states.index_copy_(0, written, after.view(len(read), *self._states.shape[1:]))
+            self._states.index_copy_(0, written, after.float().view(len(read), *self._states.shape[1:]))

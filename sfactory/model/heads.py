@@ -34,6 +34,13 @@ class PolicyHead(nn.Module):
         if adaptive_std:
             nn.init.constant_(self.linear.bias[fixed:], initial_log_std)
 
+    @torch.no_grad()
+    def restrain(self) -> None:
+        """Return to their range the log standard deviations that an optimizer has taken out of it. Beyond it they have
+        no gradient, and would stay there."""
+        if self.log_std is not None:
+            self.log_std.clamp_(*LOG_STD_RANGE)
+
     def forward(self, x: Tensor) -> Tensor:
         out = self.linear(x)
         if not self.dims:

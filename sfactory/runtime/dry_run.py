@@ -75,6 +75,9 @@ def _check_distribution(config: Config, distribution: Distribution) -> None:
         )
     entropy = _called(f"{role}: entropy", lambda: distribution.entropy(params, None))
     _require(role, "entropy", entropy, (rows,), "(2,)")
+    if config.loss.exploration == "kl":
+        distance = _called(f"{role}: kl_from_uniform", lambda: distribution.kl_from_uniform(params, None))
+        _require(role, "kl_from_uniform", distance, (rows,), "(2,)")
     _require_gradient(f"{role}: log_prob", again)
     mode = _called(f"{role}: mode", lambda: distribution.mode(params.detach(), None))
     if not isinstance(mode, tuple) or len(mode) != 2:

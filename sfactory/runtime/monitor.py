@@ -36,7 +36,7 @@ from sfactory.telemetry.events import (
     TrainingEnded,
 )
 from sfactory.telemetry.metrics import Report
-from sfactory.telemetry.stopwatch import COLUMNS, Interval
+from sfactory.telemetry.stopwatch import Interval
 
 Callback = Callable[[Report], bool | None]
 Observer = Callable[[Wires], bool]

@@ -373,7 +373,11 @@ class BoxScale:
     def __init__(self, space: spaces.Box) -> None:
         self.low, self.high, self._dtype = space.low, space.high, space.dtype
         with np.errstate(over="ignore", invalid="ignore"):
-            self.bounded = space.bounded_below & space.bounded_above & np.isfinite(np.float32(2) * (space.high - space.low).astype(np.float32))
+            self.bounded = (
+                space.bounded_below
+                & space.bounded_above
+                & np.isfinite(np.float32(2) * (space.high - space.low).astype(np.float32))
+            )
         low, high = (np.where(self.bounded, bound, 0) for bound in (self.low, self.high))
         self.centre, self.half_width = (high + low) / 2, (high - low) / 2
         self._all, self._any = bool(self.bounded.all()), bool(self.bounded.any())

@@ -160,6 +160,10 @@ def test_every_bad_number_is_named():
         ),
         (Config(env="x", optim=OptimConfig(lr=0.0)), "optim.lr is 0.0; it must be above 0"),
         (
+            Config(env="x", model=ModelConfig(initial_log_std=-6.0)),
+            "model.initial_log_std is -6.0; it must be between -5 and 2",
+        ),
+        (
             Config(env="x", runtime=RuntimeConfig(rollout_nice=20)),
             "runtime.rollout_nice is 20; it must be between 0 and 19",
         ),
@@ -173,6 +177,12 @@ def test_every_bad_number_is_named():
 )
 def test_a_value_beyond_the_limits_of_its_field_is_named_with_them(config, says):
     assert says in problems_of(validate, dataclasses.replace(config, workers=1))
+
+
+def test_a_rate_that_follows_the_divergence_needs_a_second_update():
+    config = Config(env="x", preset="none", workers=1, optim=OptimConfig(schedule="adaptive_kl"))
+    assert "optim.schedule adaptive_kl follows" in problems_of(validate, resolve(config))
+    validate(resolve(dataclasses.replace(config, epochs=2)))
 
 
 def test_the_whole_help_shows_limits_and_default(capsys):

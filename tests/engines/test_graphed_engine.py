@@ -20,6 +20,7 @@ from late_device import LateDevice
 from sampling_run import SamplingRun
 from tape import OneDevice, Waits
 from test_invariants import busy_config, shake
+from torch import nn
 
 from sfactory import inference
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, devices, resolve
@@ -37,7 +38,7 @@ from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
 from sfactory.kernels import Kernels
 from sfactory.learner import Learner
-from sfactory.model import build_model
+from sfactory.model import Core, build_model
 from sfactory.model.networks import TorchNetwork
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.wires import make_wires
@@ -46,9 +47,25 @@ from sfactory.telemetry.stopwatch import COLUMNS, Stopwatch
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 GROUPS, ROWS, STEPS = 5, 3, 4
+
+
+class OwnCore(Core):
+    """Written without a thought of precision: under autocast its state is bfloat16."""
+
+    def __init__(self, in_features: int, **kwargs: object) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features + 4, 4)
+        self.out_features = self.state_size = 4
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state = torch.tanh(self.linear(torch.cat((x, state), -1)))
+        return state, state
+
+
 CORES = {
     "none": {},
     "gru": {"core": "gru"},
+    "own": {"core": OwnCore},
     "lstm, own critic": {"core": "lstm", "core_layers": 2, "shared_critic": False},
 }
 
@@ -116,6 +133,10 @@ def test_sizes_hold_every_number_of_groups(groups: int) -> None:
     sizes = padded_sizes(groups)
     assert sizes == sorted(set(sizes)) and sizes[0] == 1 and sizes[-1] == groups
     assert all(b <= 2 * a for a, b in itertools.pairwise(sizes))
+
+
+def test_an_engine_that_no_group_asks_has_no_pass() -> None:
+    assert padded_sizes(0) == []
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)

@@ -116,6 +116,14 @@ def test_distributions_that_break_their_contract(distribution: Any, said: str) -
     assert text.startswith("model.distribution")
 
 
+def test_exploration_by_a_divergence_that_an_own_distribution_lacks() -> None:
+    class Plain(ActionDistribution):
+        kl_from_uniform = Distribution.kl_from_uniform
+
+    text = problem(model=ModelConfig(distribution=Plain), loss=LossConfig(exploration="kl", entropy_coef=0.01))
+    assert "loss.exploration kl needs Plain.kl_from_uniform; use entropy" in text
+
+
 class Source:
     def __init__(self, fresh: int, config: Config) -> None:
         self.columns = fresh
