@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -57,13 +58,20 @@ class Faulty(gym.Env):
 
 
 class WithProgram(Faulty):
-    """Runs a program of its own beside it, as simulators do, which does not end by itself."""
+    """Runs a program of its own beside it, as simulators do, which does not end by itself.
 
-    def __init__(self, **kwargs):
+    Args:
+        own_session: Whether the program is in a session of its own.
+        hold: File; once it is there, a step hangs in C code that keeps the interpreter to itself.
+    """
+
+    def __init__(self, own_session=False, hold="", **kwargs):
         super().__init__(**kwargs)
-        self.program = subprocess.Popen(["sleep", "1000"])
+        self.program, self.hold = subprocess.Popen(["sleep", "1000"], start_new_session=own_session), hold
 
     def step(self, action):
+        if self.hold and os.path.exists(self.hold):
+            ctypes.PyDLL(None).sleep(1000)
         time.sleep(0.0005)
         return super().step(action)
 

@@ -381,6 +381,15 @@ def test_stopped_processes_do_not_outlive_a_killed_runner(which, tmp_path):
         assert command.left_after(5) == []
 
 
+def test_a_worker_that_keeps_the_interpreter_to_itself_does_not_outlive_a_killed_runner(tmp_path):
+    hold = tmp_path / "hold"
+    with running(tmp_path, "--env-kwargs", f'{{"hold": "{hold}"}}') as command:
+        hold.touch()
+        time.sleep(0.5)
+        os.kill(command.pid, signal.SIGKILL)
+        assert command.left_after(20) == []
+
+
 # Signals
 
 

@@ -8,7 +8,8 @@
   finds them.
 - When the runner was killed before it had a worker, this process removes its temporary files.
 - When the runner ends, the kernel continues this process, and it its children: a worker that was stopped, by SIGSTOP
-  for example, could not notice that end.
+  for example, could not notice that end. A worker that has not ended soon after, as in C code that keeps the
+  interpreter to itself, is killed.
 
 Nothing here may start a thread: a fork does not copy threads.
 """
@@ -26,7 +27,7 @@ import warnings
 
 import psutil
 
-from sfactory.runtime.processes import SERVER_FOLDER, not_collecting
+from sfactory.runtime.processes import SERVER_FOLDER, kill_tree, not_collecting
 
 if (folder := os.environ.pop(SERVER_FOLDER, None)) is not None:  # first, since the imports take long
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -39,12 +40,25 @@ with not_collecting():
     initialize()
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+ENDING_S = 5
+"""Seconds that workers have to end after the runner."""
+_runner = os.getppid()
 
 
 def _continue_children(*_: object) -> None:
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             child.send_signal(signal.SIGCONT)
+    if os.getppid() != _runner:
+        signal.signal(signal.SIGALRM, _end)
+        signal.alarm(ENDING_S)
+
+
+def _end(*_: object) -> None:
+    kill_tree(os.getpid(), spare_root=True)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 signal.signal(signal.SIGCONT, _continue_children)

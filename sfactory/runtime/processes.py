@@ -145,6 +145,18 @@ def _kill_groups(leaders: set[int]) -> None:
                 kill_tree(process.pid)
 
 
+def _kill_programs(folders: set[str]) -> None:
+    """Kill what has left the session of a dead worker: descendants of the server, which adopts them, whose temporary
+    files belong into that worker's folder."""
+    if (pid := server_pid()) is None:
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("TMPDIR") in folders:
+                    kill_tree(process.pid)
+
+
 def kill_tree(pid: int, spare_root: bool = False) -> None:
     """Kill a process and its descendants. The fork server adopts orphans of killed workers, so they count as its
     children."""
@@ -267,6 +279,7 @@ class WorkerProcesses:
             if process.exitcode is None:
                 kill_tree(process.pid)
         _kill_groups({process.pid for process in processes})
+        _kill_programs({str(self.folders[name]) for name in names})
         for process in processes:
             process.join()
             process.close()

@@ -337,6 +337,24 @@ def test_the_run_goes_on_when_all_its_processes_and_the_fork_server_are_killed(t
     assert killed != [forkserver._forkserver._forkserver_pid]
 
 
+@pytest.mark.parametrize("own_session", [False, True])
+def test_the_programs_of_a_killed_worker_end_with_it(own_session, tmp_path):
+    seen = []
+
+    def kill(report):
+        if report.env_steps > 500 and not seen:
+            worker = worker_process("rollout-0")
+            seen.extend(child for child in worker.children() if child.name() == "sleep")
+            worker.kill()
+        elif seen and not all(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in seen):
+            return False
+        return None
+
+    config = config_for(tmp_path, WithProgram, env_kwargs={"own_session": own_session}, steps=10**9)
+    assert train(config, [kill]).status == "interrupted"
+    assert seen
+
+
 # Mistakes in a user's model
 
 
