@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,9 @@ from sfactory.config import env_name
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import EnvironmentFault, said, shown
 
-ENV_ERRORS = (Exception, SystemExit)
+ENV_ERRORS = (Exception, SystemExit, CancelledError)
 """Exceptions of an environment that count as its fault. SystemExit is one, because an environment that calls exit()
-must not end the worker."""
+must not end the worker, and CancelledError, because what runs on asyncio may time out; neither is an Exception."""
 
 
 def environment_name(request: EnvRequest, index: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import dataclasses
 import gc
@@ -116,6 +117,8 @@ class Scheduled(Counting):
             raise RuntimeError("no licence")
         if self.fault == "exit":
             raise SystemExit(3)
+        if self.fault == "cancelled":
+            raise asyncio.CancelledError
         return {
             "tuple": result[:4],
             "none": None,
@@ -138,6 +141,7 @@ class Scheduled(Counting):
 FAULTS = [
     "raise",
     "exit",
+    "cancelled",
     "tuple",
     "none",
     "shape",
