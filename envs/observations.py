@@ -88,6 +88,8 @@ class ObservationWriter:
                     f"{value.dtype}; its space says {target.shape} and {leaf.dtype}; return that, or change the "
                     "observation space"
                 )
+            if leaf.dtype == np.uint8 and not _are_bytes(value):
+                raise EnvironmentFault(f"{self._name(0)}: {_beyond_bytes(leaf, value)}")
             np.copyto(target, value, casting="unsafe")
             if store.start is not None:
                 target -= store.start
@@ -181,6 +183,8 @@ class ObservationWriter:
                         f"observation space. It is {shown(value)}",
                         row,
                     )
+                if leaf.dtype == np.uint8 and not _are_bytes(value):
+                    raise EnvironmentFault(f"{self._name(row)}: {_beyond_bytes(leaf, value)}", row)
                 target[row] = value.astype(leaf.dtype)
                 if store.start is not None:
                     target[row] -= store.start
@@ -227,25 +231,40 @@ class _LeafStore:
 
     def write(self, values: Sequence[Any], target: np.ndarray) -> None:
         """Raises ValueError or TypeError if the values have another shape or cannot be cast."""
-        if (
-            self._is_bytes and np.asarray(values[0]).dtype.kind == "i"
-        ):  # signed integers do not cast to unsigned ones, but the bits agree
-            target = target.view(np.int8)
-        if self._is_scalar:
+        if self._is_scalar or (self._is_bytes and np.asarray(values[0]).dtype.char not in _BYTES):
             block = np.asarray(values)
-            if block.shape != target.shape:
+            if block.shape != target.shape or (self._is_bytes and not _are_bytes(block)):
                 raise ValueError(block.shape)
-            np.copyto(target, block, casting="same_kind")
+            np.copyto(target, block, casting="unsafe" if self._is_bytes else "same_kind")
         else:  # unlike an assignment, concatenation does not broadcast
             if {*map(len, values)} != self._lengths:
                 raise ValueError("rows of several lengths")  # whose sum may be right
-            np.concatenate(values, out=target.reshape(self._joined), casting="same_kind")
+            casting = "safe" if self._is_bytes else "same_kind"
+            np.concatenate(values, out=target.reshape(self._joined), casting=casting)
         if self.start is not None:
             target -= self.start
 
 
 def _fits(dtype: np.dtype, leaf: Leaf) -> bool:
     return dtype.kind in "biu" or (dtype.kind == "f" and leaf.dtype.kind == "f")
+
+
+_BYTES = "B?"
+"""Characters of dtypes that have no values outside 0 to 255: uint8 and bool."""
+
+
+def _are_bytes(integers: np.ndarray) -> bool:
+    """Whether all lie between 0 and 255."""
+    if integers.dtype.char in _BYTES or not integers.size:
+        return True
+    return integers.dtype.kind in "iu" and bool(integers.min() >= 0 and integers.max() <= 255)
+
+
+def _beyond_bytes(leaf: Leaf, value: np.ndarray) -> str:
+    return (
+        f"the observation {leaf.name} has values from {value.min()} to {value.max()}, and its space none outside 0 to "
+        f"255; correct the values, or widen the space. It is {shown(value)}"
+    )
 
 
 def mask_in(holder: Any) -> Any:

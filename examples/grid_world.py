@@ -35,7 +35,7 @@ class GridWorld(gym.Env):
         return self._observe(), 1.0 if arrived else 0.0, arrived, False, self._inform()
 
     def _observe(self) -> dict:
-        return {"agent": self.agent, "target": self.target}
+        return {"agent": self.agent.copy(), "target": self.target.copy()}
 
     def _inform(self) -> dict:
         return {"distance": np.linalg.norm(self.agent - self.target, ord=1)}

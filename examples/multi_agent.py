@@ -22,12 +22,14 @@ class Rendezvous(ParallelEnv):
         self.cells, self.limit = cells, limit
         self.possible_agents = ["left", "right"]
         self.random = np.random.default_rng()
+        self.seen = spaces.Dict(distance=spaces.Discrete(cells), role=spaces.Discrete(2))
+        self.moves = spaces.Discrete(3)
 
     def observation_space(self, agent):
-        return spaces.Dict(distance=spaces.Discrete(self.cells), role=spaces.Discrete(2))
+        return self.seen
 
     def action_space(self, agent):
-        return spaces.Discrete(3)
+        return self.moves
 
     def reset(self, seed=None, options=None):
         if seed is not None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from sfactory.errors import ConfigError
 from sfactory.spaces import ActionSpec, Leaf, ObservationSpec, Reading
 
 
@@ -120,3 +121,9 @@ def test_bounds_that_are_too_far_apart_for_a_number_count_as_none() -> None:
     given = np.array([[0.5, 7.0, 1.0], [-3.0, -9.0, 0.0]], np.float32)
     none = np.zeros((2, 0), np.int32)
     assert action.batch(none, given).tolist() == [[0.5, 5.0, 4.0], [-3.0, -9.0, 1.0]]
+
+
+def test_entries_of_one_name_are_refused() -> None:
+    box = spaces.Box(-1, 1, (1,))
+    with pytest.raises(ConfigError, match="two entries of the observation space have the name obs/a/b"):
+        ObservationSpec.from_space(spaces.Dict({"a/b": box, "a": spaces.Dict({"b": box})}))

@@ -82,10 +82,11 @@ def test_the_run_folder_holds_what_the_contract_says(finished):
 
 
 def test_a_finished_run_has_nothing_to_do(finished, capsys):
-    before = summary(finished), rows(finished)
-    assert main(["--env", "CartPole-v1", "--steps", "4096", "--run", str(finished), *SMALL]) == 0
+    before, config = (summary(finished), rows(finished)), (finished / "config.yaml").read_bytes()
+    assert main(["--env", "CartPole-v1", "--steps", "4096", "--run", str(finished), *SMALL, "--loss.gamma", "0.5"]) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert (summary(finished), rows(finished)) == before
+    assert (finished / "config.yaml").read_bytes() == config, "nothing was trained with another gamma"
 
 
 def test_a_changed_model_is_refused_with_the_differences(finished, capsys):

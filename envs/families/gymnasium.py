@@ -154,8 +154,8 @@ class SingleGroup:
                 outcome.truncated[:] = truncated
                 self._writer.check_rewards(outcome.reward)
                 return observations, infos, any(terminated) or any(truncated)
-            except EnvironmentFault as error:
-                fault = error
+            except EnvironmentFault as error:  # None as a reward has become NaN
+                fault = error if _is_number(results[error.row][1]) else self._bad_result(results)
             except Exception:  # values may raise anything when they are looked at
                 fault = self._bad_result(results)
             results[fault.row] = self._new_result(fault)

@@ -85,7 +85,21 @@ def resolve(config: Config) -> Config:
         ConfigError: If `preset` names no family.
     """
     name, values = preset_for(config.preset, config.env, config.algo, config.model.core)
-    return changed(merged(config, values, only_unset=True), preset=name, run=os.fspath(config.run))
+    return changed(_native(merged(config, values, only_unset=True)), preset=name, run=os.fspath(config.run))
+
+
+def _native(value: Any) -> Any:
+    """The same with Python's numbers in place of NumPy's, which JSON does not know; of a config, in all of its
+    fields."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        new = {name: _native(entry) for name, entry in old.items()}
+        return changed(value, **{name: entry for name, entry in new.items() if entry is not old[name]})
+    if isinstance(value, tuple):
+        return tuple(map(_native, value))
+    if isinstance(value, numbers.Real) and type(value) not in (bool, int, float):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    return value
 
 
 def preset_value(config: Config, name: str) -> Any:

@@ -54,6 +54,7 @@ class RunFolder(os.PathLike):
     resumed: bool
     config: Config
     _lock: int
+    _found: bytes | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -71,6 +72,12 @@ class RunFolder(os.PathLike):
         """Write what :func:`sfactory.policy.load_policy` builds the policy of, and where the environment comes from."""
         with _telling_of(self.path):
             save_spec(self.path / SPACES, spec, self.config.model)
+
+    def leave_config(self) -> None:
+        """Let ``config.yaml`` be what it was: nothing has been trained with another one."""
+        if self._found is not None:
+            with _telling_of(self.path):
+                write_atomically(self.path / CONFIG, self._found)
 
     def restore(self, spec: EnvSpec) -> None:
         """Describe the run again in its folder if somebody has removed that; the next reports and checkpoints follow.
@@ -124,12 +131,13 @@ def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:
             check_resume(path, saved, to_dict(config))
             _check_environment(path, env)
         with _telling_of(path):
+            found = (path / CONFIG).read_bytes() if resumed and saved is not None else None
             _save_config(path, config)
             (path / CHECKPOINTS).mkdir(exist_ok=True)
     except BaseException:
         os.close(lock)
         raise
-    return RunFolder(path, resumed, config, lock)
+    return RunFolder(path, resumed, config, lock, found)
 
 
 def _check_environment(path: Path, env: EnvSpec | None) -> None:

@@ -79,6 +79,7 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
     """
     remove_status(folder.path)
     if snapshot is not None and snapshot.env_steps >= plan.config.steps:
+        folder.leave_config()
         return monitor.reporter.nothing_to_do(snapshot)
     monitor.begin(snapshot, 0.0 if snapshot is None else snapshot.wall_s)
     for note in _first_notes(plan, folder, snapshot):

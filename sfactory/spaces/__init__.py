@@ -141,6 +141,11 @@ class ObservationSpec:
                 f"the observation space {space} has nothing to learn from; supported: Box, Discrete, MultiDiscrete, "
                 "MultiBinary, and Dict or Tuple of them"
             )
+        names = [leaf.name for leaf in leaves]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ConfigError(
+                f"two entries of the observation space have the name {twice[0]}; rename a key of its Dicts"
+            )
         return cls(tuple(leaves), mask_path, tuple(ignored), space, reading)
 
     def values(self, observation: Any) -> Iterator[Any]:

@@ -8,7 +8,10 @@ import re
 from pathlib import Path
 
 import broken
+import numpy as np
 import pytest
+from examples.grid_world import GridWorld
+from examples.multi_agent import Rendezvous
 
 from sfactory.commands import main
 from sfactory.commands.checks.advice import advise
@@ -29,6 +32,19 @@ def inspected(env: object, tmp_path: Path, seconds: float = SECONDS) -> tuple[di
     findings = [event for event in told if isinstance(event, Finding) and event.level != "ok"]
     facts = next((event for event in told if isinstance(event, Facts)), None)
     return {check: [f for f in findings if f.check == check] for check in {f.check for f in findings}}, facts
+
+
+class NumpyEnds(broken.Sound):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, np.bool_(terminated), np.bool_(truncated), info
+
+
+@pytest.mark.parametrize("env", [NumpyEnds, GridWorld, Rendezvous])
+def test_environments_that_train_well_have_no_problem(env, tmp_path):
+    findings, _ = inspected(env, tmp_path)
+    assert "Gymnasium's checker" not in findings and "PettingZoo's checker" not in findings
+    assert not [finding for found in findings.values() for finding in found if finding.level == "problem"]
 
 
 @pytest.mark.parametrize("env", [broken.Sound, broken.sound_vector, broken.Pair])

@@ -344,7 +344,7 @@ def test_an_interrupted_sweep_saves_its_runs_and_leaves_no_process(tmp_path: Pat
     assert list((run / "checkpoints").iterdir())
     assert "Traceback" not in command.errors
     assert wait_until(lambda: not marked(), PATIENCE_S)
-    assert rows(sweep)["0"]["state"] == "running"
+    assert rows(sweep)["0"]["state"] == "unfinished"
 
 
 @pytest.mark.timeout(600)

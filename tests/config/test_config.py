@@ -20,6 +20,7 @@ from sfactory.config import (
     to_dict,
 )
 from sfactory.config.command_line import from_command_line
+from sfactory.config.declaring import given_names
 from sfactory.config.lag import least_max_lag, max_lag, slot_count
 from sfactory.config.presets import PRESETS, family_of
 from sfactory.config.validation import validate
@@ -177,6 +178,17 @@ def test_every_bad_number_is_named():
 )
 def test_a_value_beyond_the_limits_of_its_field_is_named_with_them(config, says):
     assert says in problems_of(validate, dataclasses.replace(config, workers=1))
+
+
+def test_numbers_of_numpy_become_pythons():
+    config = resolve(
+        Config(
+            env="x", seed=np.int64(3), model=ModelConfig(hidden=(np.int32(8), 8)), optim=OptimConfig(lr=np.float32(1))
+        )
+    )
+    assert (type(config.seed), type(config.optim.lr)) == (int, float)
+    assert [type(width) for width in config.model.hidden] == [int, int]
+    assert {"seed", "optim"} <= given_names(config)
 
 
 def test_a_rate_that_follows_the_divergence_needs_a_second_update():

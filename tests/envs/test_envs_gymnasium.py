@@ -276,7 +276,7 @@ GOOD = np.zeros(4, np.float32)
         ((np.array(["a"] * 4), 0.0, False, False, {}), ["dtype <U1", "float32"]),
         ((GOOD, float("nan"), False, False, {}), ["reward is nan"]),
         ((GOOD, np.zeros(2), False, False, {}), ["as reward", "one number"]),
-        ((GOOD, None, False, False, {}), ["reward is nan"]),
+        ((GOOD, None, False, False, {}), ["returned None as reward", "one number"]),
     ],
 )
 def test_faults_of_step_name_the_environment_and_the_value(result: Any, parts: list[str]):
@@ -335,6 +335,24 @@ def test_each_environment_may_return_a_dtype_of_its_own(space: spaces.Box):
     out = np.zeros((4, *leaf.shape), leaf.dtype)
     ObservationWriter(spec, str, validate=True, compiled=False).write(values, (out,))
     assert out.reshape(4, 4).tolist() == [[0, 1, 2, 3]] * 3 + [[0, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int16, np.uint16, np.int32])
+@pytest.mark.parametrize("bad", [300, -1])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_integers_beyond_a_byte_are_faults_and_not_other_numbers(dtype: Any, bad: int, rows: int):
+    spec, _ = group_of(
+        Scripted, observation_space=spaces.Box(0, 255, (3,), np.uint8), first=(np.zeros(3, np.uint8), {})
+    )
+    writer = ObservationWriter(spec, "environment {}".format, validate=True, compiled=False)
+    value, out = np.array([0, bad, 255]).astype(dtype), np.zeros((rows, 3), np.uint8)
+    for values in ([*[np.zeros(3, np.uint8)] * (rows - 1), value], [*[np.zeros(3, dtype)] * (rows - 1), value]):
+        with pytest.raises(EnvironmentFault, match=f"environment {rows - 1}: .* none outside 0 to 255"):
+            writer.write(values, (out,))
+    with pytest.raises(EnvironmentFault, match="none outside 0 to 255"):
+        writer.write_batch(np.stack([value] * rows), (out,))
+    writer.write([np.array([0, 7, 255]).astype(dtype)] * rows, (out,))
+    assert out.tolist() == [[0, 7, 255]] * rows
 
 
 def test_observations_and_masks_of_wrong_lengths_are_faults_also_where_their_sum_is_right():

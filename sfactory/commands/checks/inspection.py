@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 import gymnasium
+import numpy as np
 from gymnasium.utils.env_checker import check_env
 
 from sfactory.commands.checks.determinism import determinism
@@ -127,7 +128,7 @@ def _others_checker(request: EnvRequest, subject: Subject) -> Iterator[Finding]:
 
                 parallel_api_test(make_environment(request, 1), num_cycles=20)
             else:
-                check_env(env.unwrapped, skip_render_check=True)
+                check_env(_with_python_bools(env.unwrapped), skip_render_check=True)
         except AssertionError as error:
             yield Finding(name, "problem", said(error) or _described(error))
             return
@@ -139,6 +140,21 @@ def _others_checker(request: EnvRequest, subject: Subject) -> Iterator[Finding]:
         yield Finding(name, "ok", "has nothing to say")
     for message in said_once:
         yield Finding(name, "note", message)
+
+
+def _with_python_bools(env: gymnasium.Env) -> gymnasium.Env:
+    """The same environment, whose ends of episodes are not NumPy's: Gymnasium's checker looks for ``False`` itself."""
+    step = env.step
+
+    def step_with_bools(action: Any) -> Any:
+        result = step(action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            return result
+        ends = (bool(end) if isinstance(end, np.bool_) else end for end in result[2:4])
+        return (*result[:2], *ends, result[4])
+
+    env.step = step_with_bools  # type: ignore[method-assign]
+    return env
 
 
 def _single_of(request: EnvRequest, subject: Subject) -> gymnasium.Env | None:

@@ -61,9 +61,19 @@ def table(space: Space, trials: Sequence[Trial]) -> Table:
     shown = Table("trial", "state", space.objective.metric, *space.search)
     for trial in best_first(space, trials)[:SHOWN]:
         value = "" if trial.value is None else f"{trial.value:,.4g}"
-        cells = (str(trial.number), trial.state, value, *(value_text(trial.chosen.get(name)) for name in space.search))
+        cells = (
+            str(trial.number),
+            _state(trial),
+            value,
+            *(value_text(trial.chosen.get(name)) for name in space.search),
+        )
         shown.add_row(*map(Text, cells))
     return shown
+
+
+def _state(trial: Trial) -> str:
+    """A sweep that is summed up no longer runs anything."""
+    return "unfinished" if trial.state == "running" else trial.state
 
 
 def _seeds(trial: Trial) -> str:
@@ -78,7 +88,7 @@ def _csv(space: Space, trials: Sequence[Trial]) -> str:
         chosen = [trial.chosen.get(name, "") for name in space.search]
         scores = [trial.scores.get(seed, "") for seed in space.seeds]
         value = "" if trial.value is None else trial.value
-        writer.writerow([trial.number, trial.state, value, *chosen, *scores, trial.reason])
+        writer.writerow([trial.number, _state(trial), value, *chosen, *scores, trial.reason])
     return text.getvalue()
 
 
