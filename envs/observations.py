@@ -88,8 +88,8 @@ class ObservationWriter:
                     f"{value.dtype}; its space says {target.shape} and {leaf.dtype}; return that, or change the "
                     "observation space"
                 )
-            if leaf.dtype == np.uint8 and not _are_bytes(value):
-                raise EnvironmentFault(f"{self._name(0)}: {_beyond_bytes(leaf, value)}")
+            if (wrong := _beyond_bytes(value, leaf)) is not None:
+                raise EnvironmentFault(f"{self._name(0)}: {wrong}")
             np.copyto(target, value, casting="unsafe")
             if store.start is not None:
                 target -= store.start
@@ -183,9 +183,9 @@ class ObservationWriter:
                         f"observation space. It is {shown(value)}",
                         row,
                     )
-                if leaf.dtype == np.uint8 and not _are_bytes(value):
-                    raise EnvironmentFault(f"{self._name(row)}: {_beyond_bytes(leaf, value)}", row)
-                target[row] = value.astype(leaf.dtype)
+                if (wrong := _beyond_bytes(value, leaf)) is not None:
+                    raise EnvironmentFault(f"{self._name(row)}: {wrong}", row)
+                target[row] = value
                 if store.start is not None:
                     target[row] -= store.start
 
@@ -260,7 +260,10 @@ def _are_bytes(integers: np.ndarray) -> bool:
     return integers.dtype.kind in "iu" and bool(integers.min() >= 0 and integers.max() <= 255)
 
 
-def _beyond_bytes(leaf: Leaf, value: np.ndarray) -> str:
+def _beyond_bytes(value: np.ndarray, leaf: Leaf) -> str | None:
+    """What is wrong with integers for a leaf of bytes, if anything is."""
+    if leaf.dtype != np.uint8 or _are_bytes(value):
+        return None
     return (
         f"the observation {leaf.name} has values from {value.min()} to {value.max()}, and its space none outside 0 to "
         f"255; correct the values, or widen the space. It is {shown(value)}"

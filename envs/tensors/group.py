@@ -72,6 +72,7 @@ class TensorGroup:
         mode = env.metadata.get("autoreset_mode")
         self._mode = AutoresetMode(getattr(mode, "value", mode))
         self.rows, self.rests = env.num_envs, self._mode is AutoresetMode.NEXT_STEP
+        self._masks_in_info = spec.masked and spec.observation.mask_path is None
         self._actions = nn.ModuleList(action_parts(spec.action)).to(device)
         self._leaves = [_TensorLeaf(leaf, device) for leaf in spec.observation.leaves]
         self._resting, self.faulty = (torch.zeros(self.rows, dtype=torch.bool, device=device) for _ in range(2))
@@ -122,11 +123,11 @@ class TensorGroup:
             after.active.fill_(True)
             if self._mode is AutoresetMode.DISABLED:
                 self._write_obs(observation, outcome.finals, after.active, outcome.truncated)
-                masks, reset = self._masks(observation, info), self._env.reset
+                masks, reset = info.get(MASK_KEY), self._env.reset
                 observation, info = self._ask("reset()", lambda: reset(options={"reset_mask": ended.clone()}), 2)
-                if masks is not None:  # reset() tells those of the rows that it has reset
-                    fresh = self._masks(observation, info)
-                    info = {MASK_KEY: masks if fresh is None else torch.where(ended[:, None], fresh, masks)}
+                if self._masks_in_info and masks is not None:  # reset() tells those of the rows that it has reset
+                    masks, fresh = self._flat(masks), info.get(MASK_KEY)
+                    info = {MASK_KEY: masks if fresh is None else torch.where(ended[:, None], self._flat(fresh), masks)}
             else:
                 self._write_obs(self._finals(info), outcome.finals, after.active, outcome.truncated)
         if self._validate:
@@ -194,22 +195,17 @@ class TensorGroup:
     def _write(self, observation: Any, info: Mapping[str, Any], after: TensorStep) -> None:
         self._write_obs(observation, after.obs, after.active)
         if after.mask is not None:
-            masks = self._masks(observation, info)
+            masks = info.get(MASK_KEY) if self._masks_in_info else self.spec.observation.mask(observation)
             if masks is None:
                 raise EnvironmentFault(f"{self.name}: info has no {MASK_KEY}, though the first reset() gave one")
-            self._copy(MASK_KEY, masks, after.mask)
+            self._copy(MASK_KEY, self._flat(masks), after.mask)
             after.mask.logical_or_(~after.active[:, None])  # nothing is chosen there
 
-    def _masks(self, observation: Any, info: Mapping[str, Any]) -> Tensor | None:
-        """The action masks bool ``[rows, logits]`` of all rows in an observation or an info, None where those have
-        none."""
-        masks = self.spec.observation.mask(observation)
-        masks = info.get(MASK_KEY) if masks is None else masks
-        if not self.spec.masked or masks is None:
-            return None
+    def _flat(self, masks: Any) -> Tensor:
+        """Action masks of all rows, a tensor or a tuple or Dict of tensors, as ``[rows, logits]``."""
         try:
-            parts = self.spec.action.mask_parts(masks)
-            return torch.cat([part.reshape(self.rows, -1).bool() for part in parts], 1)
+            parts = [part.reshape(self.rows, -1) for part in self.spec.action.mask_parts(masks)]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         except (ValueError, RuntimeError, AttributeError) as error:
             raise EnvironmentFault(f"{self.name}: {error}; the action masks are {shown(masks)}") from error
 

@@ -98,7 +98,7 @@ def _native(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_native, value))
     if isinstance(value, numbers.Real) and type(value) not in (bool, int, float):
-        return int(value) if isinstance(value, numbers.Integral) else float(value)
+        return _plain(value)
     return value
 
 

@@ -35,6 +35,7 @@ from sfactory.runtime.allocator import keep_freed_memory
 from sfactory.runtime.plan import PickledPlan, Plan
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import WorkerProcesses, fork_server
+from sfactory.runtime.watchdog import HINT
 from sfactory.runtime.wires import Wires, make_wires
 from sfactory.telemetry.events import Failure
 
@@ -172,10 +173,9 @@ def _results(children: WorkerProcesses, processes: int, timeout: float) -> list[
         if len(ended := children.exit_codes()) > len(results):
             raise RunFailed(f"measuring processes ended by themselves, with these exit codes: {ended}")
         if time.monotonic() - begin > timeout:
-            hint = "an environment may hang (runtime.step_timeout_s sets the limit)"
             raise RunFailed(
-                f"{processes - len(results)} of {processes} measuring processes are not done after {timeout:.0f} s; "
-                f"{hint}"
+                f"{processes - len(results)} of {processes} measuring processes are not done after "
+                f"{timeout:.0f} s; {HINT}"
             )
     return results
 

@@ -9,7 +9,8 @@ LOOK_S = 1.0
 """Longest time in seconds that one look counts for. Longer gaps mean that this process was held up, perhaps with all
 others: the machine slept, the process was stopped, or a callback took long."""
 
-HINT = "; an environment may hang (runtime.step_timeout_s sets the limit, for a step of all environments of a group)"
+HINT = "an environment may hang (runtime.step_timeout_s sets the limit, for a step of all environments of a group)"
+"""What is told of a process that steps environments and shows no sign of life."""
 
 
 class Watchdog:
@@ -54,7 +55,7 @@ class Watchdog:
                 self._shown[name] = self._watched - min(now - heartbeat, step)
         silent = {name: self._watched - shown for name, shown in self._shown.items()}
         found = {
-            name: f"no sign of life for {s:.0f} s{HINT if name in self._sampling else ''}"
+            name: f"no sign of life for {s:.0f} s" + (f"; {HINT}" if name in self._sampling else "")
             for name, s in silent.items()
             if s > self._limits[name]
         }

@@ -61,13 +61,8 @@ def table(space: Space, trials: Sequence[Trial]) -> Table:
     shown = Table("trial", "state", space.objective.metric, *space.search)
     for trial in best_first(space, trials)[:SHOWN]:
         value = "" if trial.value is None else f"{trial.value:,.4g}"
-        cells = (
-            str(trial.number),
-            _state(trial),
-            value,
-            *(value_text(trial.chosen.get(name)) for name in space.search),
-        )
-        shown.add_row(*map(Text, cells))
+        chosen = (value_text(trial.chosen.get(name)) for name in space.search)
+        shown.add_row(*map(Text, (str(trial.number), _state(trial), value, *chosen)))
     return shown
 
 
