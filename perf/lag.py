@@ -17,7 +17,8 @@ makes targets anew at every update, ``rows`` draws minibatches from whole rows a
 ``uncorrected`` takes all of V-trace's weights as 1. Others were tried instead of that limit: ``smaller-steps`` lowers
 the rate with the distance between the proximal and the behaviour policy, ``filtered`` leaves out samples that would
 push the policy further from the behaviour policy where the proximal policy is beyond the clip range, ``lambda-0.8`` and
-``c-bar-0.5`` cut traces sooner. ``tv-0.05`` and ``tv-0.2`` have another limit.
+``c-bar-0.5`` cut traces sooner. ``tv-0.05`` and ``tv-0.2`` have another limit. With that of the objective, ``c-bar-2``
+cuts them later.
 """
 
 from __future__ import annotations
@@ -194,6 +195,7 @@ VARIANTS: dict[str, type[LateLearner]] = {
     "tv-0.2": LateLearner,
     "lambda-0.8": LateLearner,
     "c-bar-0.5": LateLearner,
+    "c-bar-2": LateLearner,
 }
 _NO_TV = {"loss": {"tv_limit": 0.0}}
 CHANGES: dict[str, dict[str, Any]] = {
@@ -203,6 +205,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "tv-0.2": {"loss": {"tv_limit": 0.2}},
     "lambda-0.8": {"loss": {"lam": 0.8, "tv_limit": 0.0}},
     "c-bar-0.5": {"loss": {"c_bar": 0.5, "tv_limit": 0.0}},
+    "c-bar-2": {"loss": {"c_bar": 2.0}},
 }
 """Fields of the configuration in which variants differ."""
 
