@@ -193,7 +193,7 @@ class DeviceRollout:
         name = self._group.name
         message = (
             f"{name}: observations or rewards of {len(rows)} rows, of which {rows[0]} is the first, are not finite or "
-            "outside their space; these rows are left out of this segment"
+            "outside their space, or action masks allow nothing; these rows are left out of this segment"
         )
         self._emit(SurvivedFaults({name: len(rows)}, SurvivedFault(rows, name, message, len(rows))))
 

@@ -45,7 +45,8 @@ class TensorGroup:
     """One environment on the device, without a wait for it.
 
     Episode ends are those of :mod:`sfactory.envs.interface`. A row with an observation or a reward that is not finite,
-    or with a category outside its space, gets 0 there; it is not active, and marked in `faulty`.
+    or with a category or a byte outside its space, gets 0 there; it is not active, and marked in `faulty`. So is a row
+    whose action mask allows nothing in some component.
 
     Args:
         env: The environment.
@@ -199,6 +200,10 @@ class TensorGroup:
             if masks is None:
                 raise EnvironmentFault(f"{self.name}: info has no {MASK_KEY}, though the first reset() gave one")
             self._copy(MASK_KEY, self._flat(masks), after.mask)
+            if self._validate:
+                components = after.mask.split(self.spec.action.sizes, 1)
+                allows = torch.stack([component.any(1) for component in components], 1).all(1)
+                self._exclude(allows | ~after.active, after.active)
             after.mask.logical_or_(~after.active[:, None])  # nothing is chosen there
 
     def _flat(self, masks: Any) -> Tensor:
@@ -224,9 +229,14 @@ class TensorGroup:
             except (KeyError, IndexError, TypeError) as error:
                 raise EnvironmentFault(f"{self.name}: the observation has no {leaf.name}: {shown(error)}") from error
             self._copy(leaf.name, value, target)
+            if value.dtype.is_floating_point and not target.dtype.is_floating_point:
+                raise EnvironmentFault(
+                    f"{self.name}: {leaf.name} is {value.dtype}; its space says integers; return those, or change the "
+                    "observation space"
+                )
             if leaf.start is not None:
                 target.sub_(leaf.start)
-            if self._validate and (good := leaf.correct(target)) is not None:
+            if self._validate and (good := leaf.correct(value, target)) is not None:
                 self._exclude(good if meant is None else good | ~meant, active)
 
     def _exclude(self, good: Tensor, active: Tensor) -> None:
@@ -260,15 +270,21 @@ class _TensorLeaf:
         self._most = tensor(leaf.sizes) - 1 if leaf.sizes else None
         self._is_float = leaf.dtype == np.float32
 
-    def correct(self, target: Tensor) -> Tensor | None:
+    def correct(self, value: Tensor, target: Tensor) -> Tensor | None:
         """Replace what cannot be learned from; gives bool ``[rows]``, the rows without any of it, or None where
-        nothing can be wrong."""
+        nothing can be wrong.
+
+        Args:
+            value: As the environment gave it.
+            target: Its copy, in the leaf's dtype.
+        """
         if self._most is not None:
             good = (target >= 0) & (target <= self._most)
-            target.masked_fill_(~good, 0)
         elif self._is_float:
             good = target.isfinite()
-            target.nan_to_num_(0.0, 0.0, 0.0)
+        elif value.dtype not in (target.dtype, torch.bool):
+            good = target == value  # integers beyond a byte are others there
         else:
             return None
+        target.masked_fill_(~good, 0)
         return good.flatten(1).all(1) if good.dim() > 1 else good

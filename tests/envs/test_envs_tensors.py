@@ -164,6 +164,34 @@ def test_a_row_with_bad_values_is_left_out_and_marked() -> None:
     assert all(leaf.float().isfinite().all() for leaf in after.obs)
 
 
+class Wide(Schedules):
+    """Images are int64, with 300 in row 2 from the first step on; the mask of row 1 allows nothing then."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple:
+        observation, info = super().reset(seed=seed, options=options)
+        return observation | {"eye": observation["eye"].long()}, info
+
+    def step(self, actions: Any) -> tuple:
+        observation, *result, info = super().step(actions)
+        eye, mask = observation["eye"].long(), info["action_mask"].clone()
+        eye[2, 0, 0, 0], mask[1] = 300, False
+        return observation | {"eye": eye}, *result, info | {"action_mask": mask}
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_a_byte_beyond_255_and_a_mask_that_allows_nothing_are_bad_values(validate: bool) -> None:
+    spec = probe(request_of(masked=True))
+    request = EnvRequest(Wide, {"masked": True}, validate=validate)
+    group, after = make_tensor_group(request, spec, 4, CPU), tensor_step(spec, 4)
+    group.reset(0, after)
+    assert not group.faulty.any()
+    group.step(torch.zeros(4, 1, dtype=torch.int32), torch.zeros(4, 0), tensor_outcome(spec, 4), after)
+    bad = [False, validate, validate, False]
+    assert group.faulty.tolist() == bad and after.active.tolist() == [not each for each in bad]
+    assert after.mask is not None
+    assert after.mask.any(1).tolist() == [True, validate, True, True]
+
+
 def short(self: Any, actions: Any) -> tuple:
     observation, reward, terminated, truncated, info = Schedules.step(self, actions)
     return observation, reward[:-1], terminated, truncated, info
@@ -179,9 +207,15 @@ def arrays(self: Any, actions: Any) -> tuple:
     return ({name: value.numpy() for name, value in observation.items()}, *result)
 
 
+def bright(self: Any, actions: Any) -> tuple:
+    observation, *result = Schedules.step(self, actions)
+    return (observation | {"eye": observation["eye"] / 255}, *result)
+
+
 @pytest.mark.parametrize(
     ("step", "words"),
     [
+        (bright, r"obs/eye is torch.float32; its space says integers; return those, or change the observation space"),
         (short, r"reward has shape \(3,\) on cpu; it must be a tensor of shape \(4,\) on cpu"),
         (no_finals, "info has no final_obs; an environment on the device with autoreset SAME_STEP gives"),
         (arrays, "obs/count is array"),
