@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sfactory.config import Config, LogConfig
 from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runs.run_folder import RunFolder, open_run
 from sfactory.runtime.runner import train
+
+
+@contextlib.contextmanager
+def begun_run(config: Config) -> Iterator[RunFolder]:
+    """The folder of a run that has begun and not reported."""
+    with open_run(config) as run:
+        run.begin()
+        yield run
 
 
 def short_run(folder: Path, env: Any, **changes: Any) -> Path:

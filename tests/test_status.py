@@ -15,6 +15,7 @@ import pytest
 from commands import Command, wait_until
 from dying import Dying
 from faults import Faulty
+from short_runs import begun_run
 from whole_runs import config_for, rows, summary
 
 from sfactory import train
@@ -91,7 +92,7 @@ def test_a_killed_run_is_shown_as_such_and_a_folder_without_a_run_is_an_error(tm
     assert shown(run, capsys)["status"] == "killed"
     assert main(["--run", str(run)]) == 0
     assert "killed" in capsys.readouterr().out
-    with open_run(config_for(tmp_path, Faulty, overwrite=True)):
+    with begun_run(config_for(tmp_path, Faulty, overwrite=True)):
         assert status(run).word == "starting"
     with pytest.raises(ConfigError, match="holds no run"):
         status(tmp_path)
@@ -278,7 +279,7 @@ class TestWatchdog:
 
 
 def test_a_run_shows_a_small_curve_of_its_returns(tmp_path, capsys):
-    with open_run(config_for(tmp_path, Faulty)):
+    with begun_run(config_for(tmp_path, Faulty)):
         write_status(tmp_path / "run", dataclasses.replace(STATE, returns=[1.0, 2.0, 8.0]))
         assert main(["--run", str(tmp_path / "run")]) == 0
     assert "returns: ▁▂█  1 to 8" in capsys.readouterr().out

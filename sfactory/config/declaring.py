@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import typing
+from dataclasses import InitVar
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -125,19 +127,40 @@ def setting(default: T, limits: Limits | None = None, *, resume: Rule) -> T:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def settings_group(cls: type[T]) -> type[T]:
-    """Make a dataclass a group of settings.
+def _tyros(marker: str) -> Any:
+    """One of tyro's markers of fields. A process that only plays a saved policy does without tyro."""
+    try:
+        import tyro
+    except ImportError:
+        return None
+    return getattr(tyro.conf, marker)
 
-    An instance remembers which fields its caller gave, so that a preset fills only the others, and ``--help`` shows
-    the limits of each field beside its default.
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A group of settings. It remembers which fields its creator gave, so that a preset fills only the others.
+
+    `dataclasses.replace` takes that over: it asks for `_given`, the first field, before all others that it copies, so
+    that only what it was called with stands before `_given` among the arguments of the new object.
     """
+
+    _given: InitVar[Annotated[frozenset[str], _tyros("Fixed"), _tyros("Suppress")]] = dataclasses.field(
+        default=frozenset(), kw_only=True
+    )
+
+
+def settings_group(cls: type[T]) -> type[T]:
+    """Complete a dataclass of :class:`Settings`: its creator's arguments are remembered, and ``--help`` shows the limits
+    of each field beside its default."""
     init = cls.__init__
     names = [f.name for f in dataclasses.fields(cls)]
 
     @functools.wraps(init)
     def __init__(self, *args, **kwargs):
+        given = [*names[: len(args)], *itertools.takewhile(lambda name: name != "_given", kwargs)]
+        taken_over = kwargs.pop("_given", frozenset())
         init(self, *args, **kwargs)
-        object.__setattr__(self, "_given", frozenset(names[: len(args)]) | frozenset(kwargs))
+        object.__setattr__(self, "_given", frozenset({*taken_over, *given}))
 
     cls.__init__ = __init__
     _show_limits(cls)
@@ -165,7 +188,8 @@ def _limits_and_default(limits: Limits, default: str) -> str:
 @functools.cache
 def types_of(cls: type) -> dict[str, Any]:
     """The annotated types of a dataclass's fields."""
-    return typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
 def settings_of(cls: type, path: str = "") -> dict[str, Setting]:
@@ -203,5 +227,5 @@ def changed(config: T, *, given: frozenset[str] | None = None, **changes: Any) -
         given: The names of the fields that count as given by its creator; unset: those of the original.
     """
     result = dataclasses.replace(config, **changes)
-    object.__setattr__(result, "_given", given_names(config) if given is None else given)
+    object.__setattr__(result, "_given", given_names(config) if given is None else frozenset(given))
     return result

@@ -15,6 +15,7 @@ from typing import Literal
 
 from sfactory.config.declaring import (
     DeviceNames,
+    Settings,
     above,
     at_least,
     between,
@@ -41,7 +42,7 @@ _REPORTS = safe("reports only")
 
 @settings_group
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """The actor-critic network."""
 
     encoder: Name = setting("auto", resume=_WEIGHTS)
@@ -93,7 +94,7 @@ class ModelConfig:
 
 @settings_group
 @dataclass(frozen=True)
-class OptimConfig:
+class OptimConfig(Settings):
     """The optimizer and how a batch is cut up for it."""
 
     lr: float = setting(
@@ -125,7 +126,7 @@ class OptimConfig:
 
 @settings_group
 @dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Settings):
     """Returns, advantages and the loss (design: V-trace with the PPO clip, or GAE for algo ppo)."""
 
     gamma: float = setting(
@@ -181,7 +182,7 @@ class LossConfig:
 
 @settings_group
 @dataclass(frozen=True)
-class RuntimeConfig:
+class RuntimeConfig(Settings):
     """Processes, threads and queues."""
 
     groups: int = setting(2, between(1, 10_000), resume=_PLACE)
@@ -229,7 +230,7 @@ class RuntimeConfig:
 
 @settings_group
 @dataclass(frozen=True)
-class LogConfig:
+class LogConfig(Settings):
     """Reports and checkpoints."""
 
     report_every_s: float = setting(5.0, above(0), resume=_REPORTS)
@@ -261,7 +262,7 @@ class LogConfig:
 
 @settings_group
 @dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Settings):
     """Evaluation in a process of its own: beside training at a low priority, or at its end."""
 
     every: Count = setting(
@@ -281,7 +282,7 @@ class EvalConfig:
 
 @settings_group
 @dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """A training run. `steps` and every other count of steps are env steps: one decision of one agent."""
 
     env: Id = setting("", resume=_TASK)

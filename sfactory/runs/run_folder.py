@@ -40,21 +40,22 @@ LOCK_S = 0.2
 (:func:`sfactory.runs.run_files.is_held`) holds it for a moment."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder(os.PathLike):
-    """A run folder that this process holds until :meth:`close`.
+    """A run folder that this process holds until :meth:`close`. Nothing in it is changed before :meth:`begin`.
 
     Attributes:
         path: The folder.
         resumed: Whether it holds an earlier run's reports or checkpoints, which this run continues.
         config: The config of this run.
+        env: What is known of its environment, or None.
     """
 
     path: Path
     resumed: bool
     config: Config
+    env: EnvSpec | None
     _lock: int
-    _found: bytes | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -68,27 +69,46 @@ class RunFolder(os.PathLike):
     def summary(self) -> Path:
         return self.path / SUMMARY
 
-    def keep_spec(self, spec: EnvSpec) -> None:
-        """Write what :func:`sfactory.policy.load_policy` builds the policy of, and where the environment comes from."""
-        with _telling_of(self.path):
-            save_spec(self.path / SPACES, spec, self.config.model)
-
-    def leave_config(self) -> None:
-        """Let ``config.yaml`` be what it was: nothing has been trained with another one."""
-        if self._found is not None:
-            with _telling_of(self.path):
-                write_atomically(self.path / CONFIG, self._found)
-
-    def restore(self, spec: EnvSpec) -> None:
-        """Describe the run again in its folder if somebody has removed that; the next reports and checkpoints follow.
+    def begin(self) -> None:
+        """Make the folder this run's: from here on it says how this one is configured. With `overwrite`, the files of
+        an earlier run (never others) are removed first.
 
         Raises:
+            ConfigError: If it cannot be written to.
+        """
+        with _telling_of(self.path):
+            if self.config.overwrite:
+                _remove_run(self.path)
+            self._describe()
+            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+
+    def restore(self) -> None:
+        """If somebody has removed the folder, make and hold it again; the next reports and checkpoints follow.
+
+        Raises:
+            ConfigError: If another process holds what stands there now.
             OSError: For example if the disk is full.
         """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self._is_held():
+            lock = _take_lock(self.path)
+            os.close(self._lock)
+            self._lock = lock
         if not (self.path / CONFIG).exists():
-            self.path.mkdir(parents=True, exist_ok=True)
-            save_spec(self.path / SPACES, spec, self.config.model)
-            _save_config(self.path, self.config)
+            self._describe()
+
+    def _describe(self) -> None:
+        """Write the config, and what :func:`sfactory.policy.load_policy` builds the policy of."""
+        if self.env is not None:
+            save_spec(self.path / SPACES, self.env, self.config.model)
+        values = to_dict(dataclasses.replace(self.config, overwrite=False))
+        write_atomically(self.path / CONFIG, yaml.safe_dump(values, sort_keys=False).encode())
+
+    def _is_held(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._lock), os.stat(self.path / LOCK))
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         """Let another process have the folder. Call once."""
@@ -105,9 +125,7 @@ class RunFolder(os.PathLike):
 
 
 def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:
-    """Make or reopen the folder ``config.run_dir``, lock it for this process, and write ``config.yaml``.
-
-    With `overwrite`, the files of an earlier run (never others) are removed first.
+    """Make or reopen the folder ``config.run_dir``, lock it for this process, and check whether the run may go on there.
 
     Args:
         env: What is known of the run's environment; None: it is not compared with that of the run in the folder.
@@ -124,20 +142,15 @@ def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:
         lock = _take_lock(path)
     try:
         saved = saved_values(path)
-        if saved is not None and config.overwrite:
-            _remove_run(path)
-        resumed = (path / METRICS).exists() or not CheckpointStore(path / CHECKPOINTS).is_empty()
+        is_run = (path / METRICS).exists() or not CheckpointStore(path / CHECKPOINTS).is_empty()
+        resumed = is_run and not config.overwrite
         if resumed and saved is not None:
             check_resume(path, saved, to_dict(config))
             _check_environment(path, env)
-        with _telling_of(path):
-            found = (path / CONFIG).read_bytes() if resumed and saved is not None else None
-            _save_config(path, config)
-            (path / CHECKPOINTS).mkdir(exist_ok=True)
     except BaseException:
         os.close(lock)
         raise
-    return RunFolder(path, resumed, config, lock, found)
+    return RunFolder(path, resumed, config, env, lock)
 
 
 def _check_environment(path: Path, env: EnvSpec | None) -> None:
@@ -158,11 +171,6 @@ def _telling_of(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(f"cannot use the run folder {path}: {error.strerror}; name another one with --run") from error
-
-
-def _save_config(path: Path, config: Config) -> None:
-    values = to_dict(dataclasses.replace(config, overwrite=False))
-    write_atomically(path / CONFIG, yaml.safe_dump(values, sort_keys=False).encode())
 
 
 def _take_lock(path: Path) -> int:

@@ -261,7 +261,7 @@ class Reporter:
         """Write a report to the run folder. Training goes on without it; rows that could not be written are written
         with the next report."""
         try:
-            self._folder.restore(self._plan.env)
+            self._folder.restore()
             self._writer.write(report)
             if self._unwritten:
                 self.note("metrics are written again")

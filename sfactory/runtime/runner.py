@@ -62,9 +62,8 @@ def run_plan(plan: Plan, callbacks: Sequence[Callback] = (), observer: Observer 
             interrupts the run.
     """
     with open_run(plan.config, plan.env) as folder:
-        folder.keep_spec(plan.env)
         store = CheckpointStore(folder.checkpoints, plan.config.log.keep, plan.config.log.milestone_every)
-        snapshot = store.load_latest()
+        snapshot = store.load_latest() if folder.resumed else None
         if snapshot is not None:
             check_fit(plan, snapshot, folder.path)
             snapshot = dataclasses.replace(snapshot, model={}, trainer={})  # the learner loads its own
@@ -79,8 +78,8 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
     """
     remove_status(folder.path)
     if snapshot is not None and snapshot.env_steps >= plan.config.steps:
-        folder.leave_config()
         return monitor.reporter.nothing_to_do(snapshot)
+    folder.begin()
     monitor.begin(snapshot, 0.0 if snapshot is None else snapshot.wall_s)
     for note in _first_notes(plan, folder, snapshot):
         monitor.note(note)

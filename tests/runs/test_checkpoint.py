@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from short_runs import begun_run, short_run
 
 from sfactory.config import Config, LogConfig, LossConfig, ModelConfig, OptimConfig
 from sfactory.errors import CheckpointError, ConfigError
@@ -436,7 +437,7 @@ def config(path: Path, **values: object) -> Config:
 
 def began(path: Path, **values: object) -> None:
     """A run that has reported and saved."""
-    with open_run(config(path, **values)) as run:
+    with begun_run(config(path, **values)) as run:
         run.metrics.write_text("header\n")
         CheckpointStore(run.checkpoints).save(snapshot(10))
 
@@ -449,7 +450,7 @@ def test_the_config_is_saved_and_read_back(tmp_path: Path) -> None:
         optim=OptimConfig(eps=1e-8),
         overwrite=True,
     )
-    with open_run(asked) as run:
+    with begun_run(asked) as run:
         assert not run.resumed and Path(run) == tmp_path / "a"
     saved = read_config(tmp_path / "a")
     assert saved.env_kwargs == {"k": [1, 2.5]} and saved.model.hidden == (8, 4) and saved.optim.eps == 1e-8
@@ -491,7 +492,7 @@ def test_resume_allows_what_does_not_and_warns_of_what_changes_the_curve(
 ) -> None:
     began(tmp_path)
     asked = config(tmp_path, steps=7, workers=3, log=LogConfig(keep=9), device="cpu")
-    with open_run(asked) as run:
+    with begun_run(asked) as run:
         assert run.resumed and caplog.text == ""
     assert read_config(tmp_path).steps == 7
     with open_run(config(tmp_path, seed=5, optim=OptimConfig(lr=1.0))):
@@ -499,7 +500,8 @@ def test_resume_allows_what_does_not_and_warns_of_what_changes_the_curve(
 
 
 def test_a_run_that_never_began_may_be_asked_for_with_other_settings(tmp_path: Path) -> None:
-    open_run(config(tmp_path, env="Typo-v1")).close()
+    with begun_run(config(tmp_path, env="Typo-v1")):
+        pass
     with open_run(config(tmp_path)) as run:
         assert not run.resumed
 
@@ -525,7 +527,7 @@ def test_overwrite_removes_the_run_and_nothing_else(tmp_path: Path) -> None:
         "checkpoints/checkpoint_mine.json",
     ):
         (tmp_path / name).write_text("x")
-    with open_run(config(tmp_path, env="Acrobot-v1", overwrite=True)) as run:
+    with begun_run(config(tmp_path, env="Acrobot-v1", overwrite=True)) as run:
         assert not run.resumed
         files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
         assert files == {
@@ -536,6 +538,28 @@ def test_overwrite_removes_the_run_and_nothing_else(tmp_path: Path) -> None:
             "checkpoints/checkpoint_mine.json",
         }
         assert CheckpointStore(run.checkpoints).load_latest() is None
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_refused_after_the_folder_is_open_leaves_the_run_as_it_was(tmp_path: Path, overwrite: bool) -> None:
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(ConfigError, match="foo"):
+        short_run(run, "CartPole-v1", steps=256, overwrite=overwrite, log=LogConfig(loggers=("foo",)))
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == before
+
+
+def test_a_run_whose_folder_was_removed_holds_it_again(tmp_path: Path) -> None:
+    asked = config(tmp_path / "run")
+    with begun_run(asked) as run:
+        shutil.rmtree(run)
+        run.restore()
+        assert (tmp_path / "run/config.yaml").exists()
+        with pytest.raises(ConfigError, match=f"pid {os.getpid()}"):
+            open_run(asked)
+        shutil.rmtree(run)
+        with open_run(asked), pytest.raises(ConfigError, match=f"pid {os.getpid()}"):
+            run.restore()
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from short_runs import short_run
+from short_runs import begun_run, short_run
 
 from sfactory.config import Config, from_dict, merged, resolve, to_dict
-from sfactory.config.declaring import safe, setting, settings_of
+from sfactory.config.declaring import safe, setting, settings_of, types_of
 from sfactory.errors import ConfigError
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.resume_rules import RULES, markdown
@@ -41,7 +41,7 @@ NOT_SAVED = ("run", "overwrite")
 def all_fields(kind: type = Config, path: str = "") -> dict[str, Any]:
     """Dotted names of all fields with their annotated types."""
     found = {}
-    for name, hint in typing.get_type_hints(kind).items():
+    for name, hint in types_of(kind).items():
         found |= all_fields(hint, f"{path}{name}.") if dataclasses.is_dataclass(hint) else {f"{path}{name}": hint}
     return found
 
@@ -91,7 +91,7 @@ def test_the_documentation_is_the_table():
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_changed_field_follows_its_rule(field, tmp_path, caplog):
     begun = merged(Config(run=str(tmp_path)), BASE)
-    with open_run(begun) as run:
+    with begun_run(begun) as run:
         run.metrics.write_text("header\n")
     changed = merged(Config(run=str(tmp_path)), with_value(BASE, field, other_value(field, FIELDS[field])))
     assert value_of(changed, field) != value_of(begun, field)
@@ -105,7 +105,7 @@ def test_a_changed_field_follows_its_rule(field, tmp_path, caplog):
         assert len(caught.value.problems) == 2
         assert (tmp_path / "config.yaml").read_bytes() == before
         return
-    with open_run(changed) as run:
+    with begun_run(changed) as run:
         assert run.resumed
     assert value_of(read_config(tmp_path), field) == value_of(changed, field)
     if RULES[field].verdict == "warned":
@@ -128,7 +128,7 @@ def test_a_moved_folder_and_an_overwritten_one_are_no_changes(tmp_path, caplog):
 
 
 def test_a_damaged_config_of_a_run_is_not_compared_blindly(tmp_path):
-    with open_run(merged(Config(run=str(tmp_path)), BASE)) as run:
+    with begun_run(merged(Config(run=str(tmp_path)), BASE)) as run:
         run.metrics.write_text("header\n")
     values = yaml.safe_load((tmp_path / "config.yaml").read_text())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values | {"model": 5, "loss": None}))
@@ -138,12 +138,12 @@ def test_a_damaged_config_of_a_run_is_not_compared_blindly(tmp_path):
 
 def test_a_run_of_a_version_with_other_fields_goes_on(tmp_path, caplog):
     begun = merged(Config(run=str(tmp_path)), BASE)
-    with open_run(begun) as run:
+    with begun_run(begun) as run:
         run.metrics.write_text("header\n")
     values = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {"gone": 1}
     values["loss"] = {name: value for name, value in values["loss"].items() if name != "gamma"} | {"gone": 2}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
-    with open_run(merged(begun, {"loss": {"gamma": 0.5}})) as run:
+    with begun_run(merged(begun, {"loss": {"gamma": 0.5}})) as run:
         assert run.resumed
     assert caplog.text == "", "nothing is known of the field that the run did not have"
     assert read_config(tmp_path).loss.gamma == 0.5

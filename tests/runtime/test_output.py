@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from broken import Prints, Sound
+from short_runs import begun_run
 from whole_runs import QUIET, config_for
 
 from sfactory import train
-from sfactory.runs.run_folder import open_run
 from sfactory.runtime import output
 from sfactory.runtime.output import PrintedLines
 
@@ -30,7 +30,7 @@ def test_a_live_display_is_told_once_that_an_environment_prints(
     assert shown.count("stepping") == 1
     lines = (run / "output.log").read_text().splitlines()
     assert len(lines) >= 2048 and all(line.startswith("stepping") for line in lines)
-    with open_run(config_for(tmp_path, Prints, overwrite=True)):
+    with begun_run(config_for(tmp_path, Prints, overwrite=True)):
         assert not (run / "output.log").exists()
 
 

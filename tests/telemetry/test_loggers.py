@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from short_runs import short_run
+from short_runs import begun_run, short_run
 from whole_runs import QUIET
 
 from sfactory import Config, LogConfig
@@ -19,7 +19,6 @@ from sfactory.commands import main
 from sfactory.config.command_line import from_command_line
 from sfactory.errors import ConfigError
 from sfactory.runs.run_files import read_config
-from sfactory.runs.run_folder import open_run
 from sfactory.telemetry import loggers
 from sfactory.telemetry.loggers import Logger, Loggers, kept_id
 from sfactory.telemetry.metrics import Report
@@ -124,7 +123,8 @@ def test_a_run_keeps_its_id_until_it_is_begun_anew(tmp_path: Path) -> None:
     run = short_run(tmp_path / "run", "CartPole-v1")
     assert kept_id(run, "service", lambda: "first") == kept_id(run, "service", lambda: "second") == "first"
     config = Config(env="CartPole-v1", run=str(run), overwrite=True)
-    open_run(config).close()
+    with begun_run(config):
+        pass
     assert kept_id(run, "service", lambda: "third") == "third"
 
 
