@@ -166,12 +166,13 @@ class Learner:
             "returns": self._units.state_dict(),
             "generator": self._generator.get_state(),
             "lr": float(self._optimizer.lr),
+            "schedule": self._config.optim.schedule,
         }
 
     def load_state(self, state: dict, env_steps: int, updates: int) -> None:
         """Continue from what :meth:`state` gave; the model's weights have been loaded by the caller, in place."""
         self._optimizer.load_state_dict(state["optimizer"])
-        if self._config.optim.schedule != "constant":
+        if state.get("schedule", schedule := self._config.optim.schedule) == schedule != "constant":
             self._optimizer.lr = state["lr"]
         self._units.load_state_dict(state["returns"])
         self._generator.set_state(state["generator"])

@@ -172,6 +172,18 @@ def test_a_loaded_learner_is_the_saved_one_in_every_tensor_and_goes_on_alike(sch
         other.close()
 
 
+@pytest.mark.parametrize(("begun", "rate"), [("linear", 1e-2), ("adaptive_kl", 5e-4)])
+def test_only_a_rate_that_was_adapted_goes_on(begun, rate, tmp_path):
+    config = config_for(tmp_path, env=Counting, epochs=2, optim=OptimConfig(schedule="adaptive_kl", lr=1e-2))
+    run = SamplingRun(config, tmp_path)
+    try:
+        state = run.learner.state() | {"schedule": begun, "lr": 5e-4}
+        run.learner.load_state(state, 0, 0)
+        assert float(run.learner._optimizer.lr) == rate
+    finally:
+        run.close()
+
+
 def assert_same(one, two) -> None:
     """Compare snapshots tensor by tensor, besides the seconds."""
 
@@ -286,13 +298,14 @@ def test_a_callback_sees_every_report_and_can_end_the_run(tmp_path):
     assert summary(result.run_dir)["status"] == "interrupted"
 
 
+@pytest.mark.parametrize("error", [KeyError, SystemExit])
 @pytest.mark.parametrize("serial", [False, True])
-def test_what_a_callback_raises_reaches_the_caller_after_saving(serial, tmp_path):
+def test_what_a_callback_raises_reaches_the_caller_after_saving(serial, error, tmp_path):
     def fail(report):
         if report.env_steps > 500:
-            raise KeyError("mistake of the user's")
+            raise error("mistake of the user's")
 
-    with pytest.raises(KeyError, match="mistake"):
+    with pytest.raises(error, match="mistake"):
         train(config_for(tmp_path, env=Faulty, steps=10**9, serial=serial), [fail])
     values = summary(tmp_path / "run")
     assert values["status"] == "failed"

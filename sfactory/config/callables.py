@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 LONGEST = 200
 """Characters of a described value; the end of a longer one is hashed."""
 DEEPEST = 4
@@ -72,11 +74,13 @@ def described_values(maker: Any, depth: int = 0) -> dict[str, str]:
 
 
 def described(value: Any, depth: int = 0) -> str:
-    """A value in words; an object of an unknown kind is described by its class alone."""
+    """A value in words, an array by its hash; an object of an unknown kind is described by its class alone."""
     if isinstance(value, types.ModuleType):
         return value.__name__
     if _is_plain(value):
         return _shortened(_shown(value))
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return f"array {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()[:16]}"
     if depth >= DEEPEST or not (isinstance(value, CALLABLES) or dataclasses.is_dataclass(value)):
         return name_of(type(value))
     values = described_values(value, depth + 1)

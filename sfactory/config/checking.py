@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 import types
 import typing
@@ -35,7 +36,7 @@ def _type_problems(config: Any, path: str = "") -> list[str]:
         elif not _fits(value, hint):
             problems.append(f"{path}{name} is {shown(value)}; it must be {_described(hint)}")
         elif any(map(_is_no_number, value if isinstance(value, list | tuple) else (value,))):
-            problems.append(f"{path}{name} is {shown(value)}; it must be a number, and an integer at most 2**53")
+            problems.append(f"{path}{name} is {shown(value)}; it must be finite, and an integer at most 2**53")
     return problems
 
 
@@ -59,8 +60,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _is_no_number(value: Any) -> bool:
-    """Whether it is NaN, or an integer that is not exact as a floating-point number."""
-    return value != value or (isinstance(value, numbers.Integral) and abs(value) > LARGEST)
+    """Whether it is NaN or infinite, or an integer that is not exact as a floating-point number."""
+    if isinstance(value, numbers.Integral):
+        return abs(value) > LARGEST
+    return isinstance(value, numbers.Real) and not math.isfinite(value)
 
 
 def _described(hint: Any) -> str:
@@ -72,7 +75,7 @@ def _described(hint: Any) -> str:
         return " or ".join("unset" if arg is type(None) else _described(arg) for arg in args)
     if origin is tuple:
         count = "" if Ellipsis in args else f"{len(args)} "
-        return f"a list of {count}{'integers' if int in args else 'numbers'}"
+        return f"a list of {count}{'integers' if int in args else 'numbers' if float in args else 'names'}"
     if origin is dict:
         return "a mapping whose keys are strings"
     words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}

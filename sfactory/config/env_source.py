@@ -9,6 +9,7 @@ PettingZoo's ``parallel_env`` of every game. Such a callable is told by the valu
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ from sfactory.config.callables import (
     name_of,
     qualified_name,
 )
+
+
+_YAMLS = (type(None), bool, numbers.Real, str, list, tuple, dict)
+"""What ``config.yaml`` says in full."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def source_of(maker: Callable[..., Any], kwargs: Mapping[str, Any], make: Callab
 
     Args:
         maker: The callable behind it.
-        kwargs: Its keyword arguments; those that are plain are compared as ``env_kwargs``, and only callables are
+        kwargs: Its keyword arguments; those that are plain are compared as ``env_kwargs``, and all others are
             described here.
         make: Makes the environment.
 
@@ -66,7 +71,7 @@ def source_of(maker: Callable[..., Any], kwargs: Mapping[str, Any], make: Callab
     env = make()
     after = described_values(maker)
     values = {name: value for name, value in before.items() if after.get(name) == value}
-    values |= {f"env_kwargs {name}": described(value) for name, value in kwargs.items() if isinstance(value, CALLABLES)}
+    values |= {f"env_kwargs {name}": described(value) for name, value in kwargs.items() if not isinstance(value, _YAMLS)}
     return env, EnvSource(_class_beneath(env), values, code_of(maker), is_lambda(maker))
 
 

@@ -101,7 +101,7 @@ class OptimConfig(Settings):
         3e-4,
         above(0),
         resume=warned(
-            "other optimizer steps from here on; with optim.schedule adaptive_kl the adapted rate goes on instead"
+            "other optimizer steps from here on; a rate that optim.schedule adaptive_kl has adapted goes on instead"
         ),
     )
     """Learning rate of Adam."""

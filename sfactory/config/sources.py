@@ -60,7 +60,7 @@ def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, pa
             except ConfigError as error:
                 problems.extend(error.problems)
         elif not (only_unset and key in given_names(config)):
-            value = _number_in(value, types_of(type(config))[key])
+            value = _meant(value, types_of(type(config))[key])
             changes[key] = tuple(value) if isinstance(current, tuple) and isinstance(value, list) else value
     if problems:
         raise ConfigError(*problems)
@@ -68,9 +68,14 @@ def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, pa
     return changed(config, given=given if only_unset else given | changes.keys(), **changes)
 
 
-def _number_in(value: Any, hint: Any) -> Any:
-    """The number that a string means where a number is wanted: YAML reads 1e-3, without a point, as a string."""
+def _meant(value: Any, hint: Any) -> Any:
+    """What a value from YAML means where its field has this type: YAML reads 1e-3, without a point, as a string, and
+    off as false."""
     kinds = (hint, *typing.get_args(hint))
+    if isinstance(value, list):
+        return [_meant(entry, hint) for entry in value]
+    if value is False and "off" in kinds:
+        return "off"
     if isinstance(value, str) and (int in kinds or float in kinds):
         with contextlib.suppress(ValueError):
             number = float(value)
@@ -85,7 +90,8 @@ def resolve(config: Config) -> Config:
         ConfigError: If `preset` names no family.
     """
     name, values = preset_for(config.preset, config.env, config.algo, config.model.core)
-    return changed(_native(merged(config, values, only_unset=True)), preset=name, run=os.fspath(config.run))
+    run = os.fspath(config.run) if isinstance(config.run, os.PathLike) else config.run
+    return changed(_native(merged(config, values, only_unset=True)), preset=name, run=run)
 
 
 def _native(value: Any) -> Any:

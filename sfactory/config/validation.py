@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
+from typing import Any
 
 from sfactory.config.checking import check_types
 from sfactory.config.declaring import settings_of
@@ -28,7 +30,8 @@ def validate(config: Config, rows_per_env: int = 1) -> None:
     problems = [] if config.env else ["env is not set; name a Gymnasium id, for example --env CartPole-v1"]
     problems += _limit_problems(config)
     if not problems:
-        problems = _eval_problems(config) + _rate_problems(config) + _size_problems(config, rows_per_env)
+        problems = _eval_problems(config) + _rate_problems(config) + _own_code_problems(config)
+        problems += _size_problems(config, rows_per_env)
     if problems:
         raise ConfigError(*problems)
 
@@ -65,6 +68,26 @@ def _rate_problems(config: Config) -> list[str]:
         "optim.schedule adaptive_kl follows what the updates of a batch do, and epochs 1 with optim.minibatches 1 is a "
         "single one, which begins with a divergence of 0; raise --epochs or --optim.minibatches, or choose linear"
     ]
+
+
+def _own_code_problems(config: Config) -> list[str]:
+    """What is set for code of one's own needs that code, and weights of loss terms are numbers."""
+    coefs, problems = config.loss.term_coefs, []
+    if coefs and config.loss.terms == "none":
+        problems.append("loss.term_coefs is set, and loss.terms, whose terms it would weigh, is none; set loss.terms")
+    if wrong := [name for name, coef in coefs.items() if not _is_finite(coef)]:
+        problems.append(f"loss.term_coefs {wrong[0]} is {shown(coefs[wrong[0]])}; it must be a finite number")
+    parts = config.model.model, config.model.encoder, config.model.core
+    if config.model.kwargs and all(isinstance(part, str) and ":" not in part for part in parts):
+        problems.append(
+            "model.kwargs is set, and no part of the model takes it: only an encoder, a core or a model of your own, "
+            "module:Class, does"
+        )
+    return problems
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _size_problems(config: Config, rows_per_env: int) -> list[str]:

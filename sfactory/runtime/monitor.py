@@ -79,7 +79,7 @@ class Monitor:
         self.restarts = self.evaluations = 0
         self.evaluator_failure = ""
         self._faults = FaultBudget(plan.config.runtime.env_fault_rate, self.reporter.note)
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._cancelled = self._told_of_speed = False
         self._past: dict[str, float] = {}
 
@@ -112,7 +112,7 @@ class Monitor:
         """End the run for this reason, unless it has failed already."""
         self.failure = self.failure or failure
 
-    def fail_with(self, error: Exception) -> None:
+    def fail_with(self, error: BaseException) -> None:
         """End the run for an error of this process, which :attr:`exception` then is, unless it has failed already."""
         if self.failure is None:
             self._error = error
@@ -120,7 +120,7 @@ class Monitor:
             self.failure = Failure("runner", message, "", isinstance(error, EnvironmentFault))
 
     @property
-    def exception(self) -> Exception | None:
+    def exception(self) -> BaseException | None:
         """What the caller of a failed run gets raised, else None."""
         if self._error is not None or self.failure is None:
             return self._error
@@ -267,7 +267,7 @@ class Monitor:
         try:
             for callback in self._callbacks:
                 self._cancelled |= callback(report) is False
-        except Exception as error:
+        except BaseException as error:  # sys.exit(), too, ends a run that is saved
             self.fail_with(error)
 
     def _load(self) -> dict[str, float]:

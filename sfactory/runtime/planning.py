@@ -63,6 +63,11 @@ def make_plan(config: Config) -> Plan:
     found(lambda: validate(config, agents))
     if config.eval.video_every:
         found(check_video)
+    if config.loss.exploration == "kl" and config.loss.entropy_coef and env is not None and not env.action.sizes:
+        problems.append(
+            "loss.exploration kl needs categorical actions, and these are continuous, which would get no bonus; use "
+            "entropy"
+        )
     if not problems:
         found(lambda: devices.learner_device(config))
         found(lambda: devices.inference_devices(config))

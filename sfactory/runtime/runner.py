@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
 import signal
 import threading
 import types
 from collections.abc import Sequence
 
 from sfactory.config import Config, resolve
-from sfactory.errors import check_platform
+from sfactory.errors import ConfigError, check_platform
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_folder import RunFolder, open_run
 from sfactory.runs.run_state import remove_status
@@ -40,7 +41,7 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
         ConfigError: If the configuration cannot work, before anything has started; names every problem.
         EnvironmentFault: If environments raise or break their API more often than a run survives. The run is saved.
         RunFailed: If a worker fails, or processes are lost too often. The run is saved if the learner still can.
-        Exception: Whatever a callback raises. The run is saved.
+        BaseException: Whatever a callback raises. The run is saved.
     """
     return run_resolved(resolve(config), callbacks)
 
@@ -48,6 +49,11 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
 def run_resolved(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
     """Train with a config whose preset has been applied. Otherwise as :func:`train`."""
     check_platform()
+    if not config.serial and multiprocessing.current_process().daemon:
+        raise ConfigError(
+            "a daemonic process, as those of multiprocessing.Pool, may not start the processes of a run; use serial "
+            "(--serial), or a process that is not daemonic"
+        )
     with contextlib.nullcontext() if config.serial else fork_server():
         return run_plan(make_plan(config), callbacks)
 
@@ -74,7 +80,7 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
     """Run until the end, successful or not.
 
     Raises:
-        EnvironmentFault, RunFailed, Exception: As :func:`train`, after saving and writing the summary.
+        EnvironmentFault, RunFailed, BaseException: As :func:`train`, after saving and writing the summary.
     """
     remove_status(folder.path)
     if snapshot is not None and snapshot.env_steps >= plan.config.steps:

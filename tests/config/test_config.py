@@ -1,4 +1,5 @@
 import dataclasses
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,44 @@ def test_a_preset_fills_only_what_a_python_caller_left_open(preset):
     assert resolve(resolve(config)) == resolve(config)
     assert resolve(Config(env=lambda: None)).rollout == Config().rollout
     assert "unknown preset 'atarri'" in problems_of(resolve, Config(preset="atarri"))
+
+
+def test_a_replaced_config_leaves_to_the_preset_what_the_original_left(preset):
+    config = Config("CartPole-v1", steps=10, optim=OptimConfig(lr=1e-3))
+    other = dataclasses.replace(pickle.loads(pickle.dumps(config)), epochs=1, steps=20)
+    assert given_names(other) == {"env", "steps", "optim", "epochs"}
+    assert (resolve(other).epochs, resolve(other).rollout, resolve(other).optim.minibatches) == (1, 24, 2)
+    assert given_names(dataclasses.replace(config.optim, eps=1e-6)) == {"lr", "eps"}
+    assert config == dataclasses.replace(other, epochs=config.epochs, steps=10)
+    assert "_given" not in repr(config) and "_given" not in to_dict(config)
+
+
+def test_words_of_yaml_mean_what_their_fields_say(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("env: CartPole-v1\nruntime: {kernels: off}\noptim: {lr: 1e-3, betas: [9e-1, 0.95]}\n")
+    config = parse("--config", str(file))
+    assert config.runtime.kernels == "off"
+    assert (config.optim.lr, config.optim.betas) == (1e-3, (0.9, 0.95))
+    file.write_text("env: CartPole-v1\nrun: null\nlog: {loggers: wandb}\n")
+    said = problems_of(parse, "--config", str(file))
+    assert "run is None; it must be a string" in said
+    assert "log.loggers is 'wandb'; it must be a list of names" in said
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"optim": {"lr": float("inf")}}, "optim.lr is inf; it must be finite"),
+        ({"loss": {"reward_scale": -float("inf")}}, "loss.reward_scale is -inf; it must be finite"),
+        ({"optim": {"betas": (float("nan"), 0.5)}}, "must be finite"),
+        ({"loss": {"term_coefs": {"a": 1.0}}}, "loss.term_coefs is set, and loss.terms"),
+        ({"loss": {"terms": "mine:terms", "term_coefs": {"a": "x"}}}, "loss.term_coefs a is 'x'; it must be a finite"),
+        ({"loss": {"terms": "mine:terms", "term_coefs": {"a": float("nan")}}}, "loss.term_coefs a is nan"),
+        ({"model": {"kwargs": {"a": 1}}}, "model.kwargs is set, and no part of the model takes it"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(values, says):
+    assert says in problems_of(validate, merged(Config(env="x", workers=1), values))
 
 
 def test_unknown_keys_are_named_with_the_nearest(tmp_path):

@@ -255,6 +255,18 @@ def test_callables_among_the_arguments_are_compared(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [(Path("/a"), Path("/b")), (np.arange(3), np.arange(3) * 2), (np.zeros(2), np.zeros((1, 2)))]
+)
+def test_paths_and_arrays_among_the_arguments_are_compared(one, other, tmp_path):
+    def make(thing):
+        return Counting()
+
+    run = short_run(tmp_path / "run", make, env_kwargs={"thing": one})
+    short_run(run, make, steps=256, env_kwargs={"thing": one})
+    assert "env_kwargs thing: " in refusal(run, make, env_kwargs={"thing": other})
+
+
 class Wider(Counting):
     observation_space = gymnasium.spaces.Box(0, 1e6, (4,), np.float32)
 

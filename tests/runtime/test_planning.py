@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from small_tasks import Crowd
 from whole_runs import config_for
 
 from sfactory import Config, train
-from sfactory.config import LogConfig, ModelConfig, resolve
+from sfactory.config import LogConfig, LossConfig, ModelConfig, resolve
 from sfactory.config.command_line import from_command_line
 from sfactory.errors import ConfigError
 from sfactory.profiling import tune
@@ -122,3 +123,18 @@ def test_tuning_tries_both_devices_where_it_was_left_open() -> None:
     assert candidate["device"] == "cuda" and candidate["runtime.policy_workers"] == 1
     named = tune._Search(make_plan(resolve(Config(env="CartPole-v1", device="cpu"))), 100.0, lambda _: None)
     assert not [*named._values("device", 1)]
+
+
+def test_a_bonus_that_continuous_actions_do_not_get_is_refused():
+    loss = LossConfig(entropy_coef=0.5, exploration="kl")
+    with pytest.raises(ConfigError, match=r"loss\.exploration kl needs categorical actions"):
+        make_plan(resolve(Config(env="Pendulum-v1", loss=loss)))
+    make_plan(resolve(Config(env="CartPole-v1", loss=loss)))
+
+
+def test_a_daemonic_process_is_told_to_run_in_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(ConfigError, match=r"use serial \(--serial\)"):
+        train(config_for(tmp_path, "CartPole-v1"))
+    assert not (tmp_path / "run").exists()
+    assert train(config_for(tmp_path, "CartPole-v1", serial=True, steps=256)).status == "completed"
