@@ -30,7 +30,6 @@ from sfactory.config.callables import (
     qualified_name,
 )
 
-
 _YAMLS = (type(None), bool, numbers.Real, str, list, tuple, dict)
 """What ``config.yaml`` says in full."""
 
@@ -71,7 +70,9 @@ def source_of(maker: Callable[..., Any], kwargs: Mapping[str, Any], make: Callab
     env = make()
     after = described_values(maker)
     values = {name: value for name, value in before.items() if after.get(name) == value}
-    values |= {f"env_kwargs {name}": described(value) for name, value in kwargs.items() if not isinstance(value, _YAMLS)}
+    values |= {
+        f"env_kwargs {name}": described(value) for name, value in kwargs.items() if not isinstance(value, _YAMLS)
+    }
     return env, EnvSource(_class_beneath(env), values, code_of(maker), is_lambda(maker))
 
 

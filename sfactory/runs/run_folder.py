@@ -125,7 +125,7 @@ class RunFolder(os.PathLike):
 
 
 def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:
-    """Make or reopen the folder ``config.run_dir``, lock it for this process, and check whether the run may go on there.
+    """Make or reopen the folder ``config.run_dir``, lock it for this process, and check that the run may go on there.
 
     Args:
         env: What is known of the run's environment; None: it is not compared with that of the run in the folder.
