@@ -150,8 +150,7 @@ class Settings:
 
 
 def settings_group(cls: type[T]) -> type[T]:
-    """Complete a dataclass of :class:`Settings`: what its creator gives is remembered, and ``--help`` shows the limits of
-    each field beside its default."""
+    """Complete a dataclass of :class:`Settings`: what its creator gives is remembered, and ``--help`` shows limits."""
     init = cls.__init__
     names = [f.name for f in dataclasses.fields(cls)]
 
