@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -263,6 +264,52 @@ def test_the_folder_for_the_hub_is_complete(cartpole: Path) -> None:
     assert yaml.safe_load((out / "config.yaml").read_text())["run"] == ""
     assert load_policy(out).act(np.zeros(4, np.float32))[0] == 0
     assert main(["train", "--env", "CartPole-v1", "--run", str(out), "--steps", "100000"]) == 2
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("holds", ["a project", "a run", "a run begun in an export", "a model of others"])
+def test_a_folder_that_holds_something_else_is_left_as_it_is(
+    cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], holds: str
+) -> None:
+    out = tmp_path / "project"
+    arguments = ["export", str(cartpole), "--format", "hf", "--out", str(out)]
+    if holds == "a project":
+        shutil.copytree(cartpole / "checkpoints", out / "checkpoints")
+        for name in ("README.md", "config.yaml", "replay.mp4"):
+            (out / name).write_text("mine")
+    elif holds == "a run":
+        shutil.copytree(cartpole, out)
+        (out / "README.md").write_text("---\nlibrary_name: sfactory\n---\n")
+    else:
+        assert main([*arguments, "--episodes", "0"]) == 0
+        if holds == "a run begun in an export":
+            (out / ".lock").touch()
+        else:
+            (out / "README.md").write_text("---\nlibrary_name: stable-baselines3\n---\n")
+    before = tree(out)
+    assert main([*arguments, "--episodes", "1000000"]) == 2, "told before the evaluation"
+    assert "holds no model card of an export" in capsys.readouterr().err
+    assert tree(out) == before
+
+
+def test_the_video_of_the_folder_itself_may_be_shown(cartpole: Path, tmp_path: Path) -> None:
+    arguments = ["export", str(cartpole), "--format", "hf", "--episodes", "0", "--out", str(tmp_path / "hub")]
+    assert main(arguments) == 0
+    video = tmp_path / "hub" / "replay.mp4"
+    video.write_bytes(b"a good episode")
+    assert main([*arguments, "--video", str(video)]) == 0
+    assert video.read_bytes() == b"a good episode" and "An episode" in (tmp_path / "hub" / "README.md").read_text()
+
+
+def test_a_wrong_video_is_told_before_the_evaluation(
+    cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["export", str(cartpole), "--format", "hf", "--out", str(tmp_path / "hub")]
+    assert main([*arguments, "--episodes", "1000000", "--video", "/nowhere.mp4"]) == 2
+    assert "which is no file" in capsys.readouterr().err
 
 
 def test_the_folders_weights_give_values_in_units_of_return(tmp_path: Path) -> None:

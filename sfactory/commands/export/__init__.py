@@ -11,7 +11,7 @@ import tyro
 
 import sfactory
 from sfactory.commands.export.formats import largest_difference, write_onnx, write_torch
-from sfactory.commands.export.hub import make_folder, measured, push, reported
+from sfactory.commands.export.hub import check_folder, make_folder, measured, push, reported, video_to_show
 from sfactory.commands.export.portable import PortablePolicy
 from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config import ModelConfig, env_name
@@ -119,14 +119,15 @@ def _export_file(options: Options) -> None:
 def _export_folder(options: Options) -> None:
     if options.episodes < 0:
         raise ConfigError(f"--episodes is {options.episodes}; it must be 0 or more")
-    path = _target(options.run, "hf", options.out)
-    checkpoint = options.checkpoint
+    run, path, checkpoint = Path(options.run), _target(options.run, "hf", options.out), options.checkpoint
+    check_folder(path)
+    video = video_to_show(run, path, options.video)
     policy = load_policy(options.run, checkpoint, trust=options.trust)
     if options.episodes:
         score = measured(options.run, options.episodes, options.env, options.env_kwargs, checkpoint, options.trust)
     else:
         score = reported(options.run, checkpoint)
-    for line in make_folder(Path(options.run), path, policy, checkpoint, score, options.video, options.push):
+    for line in make_folder(run, path, policy, checkpoint, score, video, options.push):
         print(line)
     print(f"{path}: {score}")
     if options.push is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
@@ -17,10 +18,13 @@ from sfactory.eval import evaluate
 from sfactory.files import write_atomically
 from sfactory.policy import Checkpoint, Policy, load_snapshot
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runs.run_files import CHECKPOINTS, CONFIG, SPACES, read_config
+from sfactory.runs.run_files import CHECKPOINTS, CONFIG, LOCK, METRICS, SPACES, read_config
 
 CARD, CURVE, VIDEO = "README.md", "curve.png", "replay.mp4"
 """Files of the folder beside those of a run. The names of the card and the video are the Hub's."""
+
+LIBRARY = "library_name: sfactory"
+"""Line of a card's header that says what has written it."""
 
 
 class Score(NamedTuple):
@@ -53,29 +57,43 @@ def reported(run: str, checkpoint: Checkpoint) -> Score:
     return Score("unknown" if value is None else f"{value:.2f}", "mean of recent episodes in training, sampled actions")
 
 
+def check_folder(out: Path) -> None:
+    """Check that a folder may be written: it is new, empty, or of an earlier export.
+
+    Raises:
+        ConfigError: If it holds something else, which would be lost.
+    """
+    if out.is_dir() and any(out.iterdir()) and not _is_export(out):
+        raise ConfigError(f"the folder {out} is not empty and holds no model card of an export; name another --out")
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether a folder is as :func:`make_folder` leaves it, and no run has begun there."""
+    card, spaces, *of_run = (folder / name for name in (CARD, SPACES, METRICS, LOCK))
+    if not (card.is_file() and spaces.is_file()) or any(path.exists() for path in of_run):
+        return False
+    return LIBRARY in card.read_text(errors="replace").splitlines()
+
+
 def make_folder(
-    run: Path, out: Path, policy: Policy, checkpoint: Checkpoint, score: Score, video: str | None, repo: str | None
+    run: Path, out: Path, policy: Policy, checkpoint: Checkpoint, score: Score, video: Path | None, repo: str | None
 ) -> list[str]:
     """Write the folder: a run folder with one checkpoint and no trainer state, a model card, and pictures.
 
     Args:
+        out: A folder that :func:`check_folder` finds fit.
         policy: Of the run. Its value head then gives values in units of return.
-        video: MP4 file to show; None: the newest in the run folder, if there is one.
+        video: What :func:`video_to_show` has found.
         repo: Where it will be uploaded, if that is known.
 
     Returns:
         Remarks for the user.
 
     Raises:
-        ConfigError: If the folder holds something else, or there is no such video.
         OSError: If it cannot be written.
     """
-    if out.exists() and any(out.iterdir()) and not (out / CARD).exists():
-        raise ConfigError(f"the folder {out} is not empty and holds no model card; name another one with --out")
-    shown = _video(run, out, video)
     out.mkdir(parents=True, exist_ok=True)
-    for name in (CURVE, VIDEO):
-        (out / name).unlink(missing_ok=True)
+    (out / CURVE).unlink(missing_ok=True)
     config = read_config(run)
     saved = yaml.safe_dump(to_dict(dataclasses.replace(config, run="")), sort_keys=False)
     write_atomically(out / CONFIG, saved.encode())
@@ -84,8 +102,11 @@ def make_folder(
     store = CheckpointStore(out / CHECKPOINTS, keep=1)
     store.clear()
     store.save(dataclasses.replace(snapshot, model=_weights(policy), trainer={}))
-    if shown is not None:
-        shutil.copyfile(shown, out / VIDEO)
+    if video is None:
+        (out / VIDEO).unlink(missing_ok=True)
+    else:
+        with contextlib.suppress(shutil.SameFileError):
+            shutil.copyfile(video, out / VIDEO)
     remarks = draw_curve(run, out / CURVE)
     env, algo = config.env.strip("<>"), config.algo
     write_atomically(out / CARD, model_card(out, env, algo, snapshot.env_steps, score, repo).encode())
@@ -103,8 +124,13 @@ def _weights(policy: Policy) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def _video(run: Path, out: Path, given: str | None) -> Path | None:
-    """The file to show: the given one, or the newest of the run; what an earlier export wrote is none of the run's."""
+def video_to_show(run: Path, out: Path, given: str | None) -> Path | None:
+    """The MP4 file to show: the given one, or the newest of the run, if there is one; what an earlier export wrote is
+    none of the run's.
+
+    Raises:
+        ConfigError: If there is no such file as the given one.
+    """
     if given is None:
         videos = (path for path in run.rglob("*.mp4") if out.resolve() not in path.resolve().parents)
         return max(videos, key=lambda path: path.stat().st_mtime, default=None)
