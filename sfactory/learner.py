@@ -139,8 +139,9 @@ class Learner:
             rows = torch.stack(self._statistics)
             rows = rows[rows[:, -1].isfinite()]
             updates, batches = self._stats(rows), torch.stack(self._batch_statistics)
-            terms = rows[:, SUMS:-1].sum(0) / rows[:, COUNT].sum().clamp(min=1)
-            means = torch.cat((updates.stacked().mean(0), rows[:, -1:].mean(0), batches.mean(0), terms)).tolist()
+            terms = rows[:, SUMS:-1] / rows[:, COUNT, None].clamp(min=1)
+            parts = (updates.stacked(), rows[:, -1:], batches, terms)
+            means = torch.cat([part.mean(0) for part in parts]).tolist()
             names = (*vars(updates), "grad_norm", *(f.name for f in fields(BatchStats)))
             losses = dict(zip((*names, *(TERM + name for name in self._objective.term_names)), means, strict=True))
             for name in self._objective.term_names:

@@ -23,7 +23,7 @@ from sfactory.telemetry.events import TERM, Episodes, Evaluated, KernelsChosen, 
 from sfactory.telemetry.loggers import Loggers
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.metrics_file import MetricsWriter
-from sfactory.telemetry.recent import BlindCritic, EpisodeWindow, Speedometer
+from sfactory.telemetry.recent import BlindCritic, EpisodeWindow, ProgressWindow, Speedometer
 from sfactory.telemetry.summary import Summary
 
 Status = Literal["completed", "interrupted", "failed"]
@@ -72,7 +72,6 @@ class Reporter:
         folder: Run folder.
 
     Attributes:
-        progress: The newest progress event of the learner.
         last: The newest report.
         settled_return: Mean return of recent episodes, once a whole window of them has ended since the command; NaN
             before.
@@ -108,9 +107,7 @@ class Reporter:
             steps, updates = snapshot.env_steps, snapshot.updates
         self._speed = Speedometer(wall_s, steps, steps * self._plan.env.frameskip)
         self._writer = MetricsWriter(self._folder, config, steps)
-        self.progress = Progress(
-            env_steps=steps, updates=updates, lag_mean=math.nan, lag_max=math.nan, losses={}, lr=config.optim.lr
-        )
+        self._progress = ProgressWindow(Progress(steps, updates, math.nan, math.nan, {}, config.optim.lr))
         self.news = False
 
     @property
@@ -122,6 +119,11 @@ class Reporter:
     def wall_s(self) -> float:
         """Seconds that the run has taken so far."""
         return self._speed.wall_s
+
+    @property
+    def progress(self) -> Progress:
+        """The newest progress event of the learner."""
+        return self._progress.newest
 
     def add_episodes(self, episodes: Episodes) -> None:
         """Add episodes that ended."""
@@ -139,12 +141,9 @@ class Reporter:
         return self._evaluation is not None
 
     def add_progress(self, new: Progress) -> None:
-        """Add a progress event of the learner. Statistics that it lacks, because nothing was trained since the last
-        one, are kept."""
-        old, self.progress = self.progress, new
-        self.news |= new.env_steps > old.env_steps
-        if not new.losses:
-            self.progress = dataclasses.replace(new, losses=old.losses, lag_mean=old.lag_mean, lag_max=old.lag_max)
+        """Add a progress event of the learner."""
+        self.news |= new.env_steps > self.progress.env_steps
+        self._progress.add(new)
 
     def add_kernels(self, chosen: KernelsChosen) -> None:
         """Say with which kernels a kind of worker runs, once."""
@@ -161,7 +160,7 @@ class Reporter:
         Args:
             load: The metrics whose source is the load of the workers.
         """
-        progress = self.progress
+        progress = self._progress.report()
         frames = progress.env_steps * self._plan.env.frameskip
         speed = self._speed.report(progress.env_steps, frames)
         episodes = self._episodes.report()

@@ -1,15 +1,17 @@
-"""What is counted from report to report: the episodes that ended recently, speeds, and a critic that sees nothing."""
+"""What is counted from report to report: episodes that ended recently, the learner's statistics, speeds, and a critic
+that sees nothing."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sfactory.telemetry.events import Episodes
+from sfactory.telemetry.events import Episodes, Progress
 
 MOST_EXTRAS = 256
 """Names of extras that are kept; an environment may name them after its episodes."""
@@ -98,6 +100,46 @@ class EpisodeWindow:
 
 def _statistic(of: Callable[[np.ndarray], Any], values: np.ndarray) -> float:
     return float(of(values)) if len(values) else math.nan
+
+
+class ProgressWindow:
+    """The learner's statistics since the last report, over all of its events in between.
+
+    Args:
+        begin: The counters with which the learner begins.
+
+    Attributes:
+        newest: The newest event.
+    """
+
+    def __init__(self, begin: Progress) -> None:
+        self.newest = self._reported = begin
+        self._events: list[Progress] = []
+        self._updates: list[int] = []
+
+    def add(self, new: Progress) -> None:
+        """Take an event. One without losses, because nothing was trained, has counters alone."""
+        if new.losses:
+            self._events.append(new)
+            self._updates.append(new.updates - self.newest.updates)
+        self.newest = new
+
+    def report(self) -> Progress:
+        """The newest counters; means of all updates since the last report, and the highest lag. Where there were none,
+        the statistics are those of the last report."""
+        events, old = self._events, self._reported
+        losses, lag_mean, lag_max = old.losses, old.lag_mean, old.lag_max
+        if events:
+            losses = {name: self._mean([event.losses[name] for event in events]) for name in events[0].losses}
+            lag_mean, lag_max = self._mean([event.lag_mean for event in events]), max(e.lag_max for e in events)
+        self._reported = dataclasses.replace(self.newest, losses=losses, lag_mean=lag_mean, lag_max=lag_max)
+        self._events, self._updates = [], []
+        return self._reported
+
+    def _mean(self, values: Sequence[float]) -> float:
+        """Mean of the events' values, each for its updates; NaN, where all of these were skipped, does not count."""
+        pairs = [pair for pair in zip(values, self._updates, strict=True) if not math.isnan(pair[0])]
+        return math.nan if not pairs else sum(value * n for value, n in pairs) / sum(n for _, n in pairs)
 
 
 class Speed(NamedTuple):

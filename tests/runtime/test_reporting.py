@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from environments import Counting
-from torch import nn
-from whole_runs import QUIET, config_for
+from torch import Tensor, nn
+from whole_runs import QUIET, config_for, rows
 
-from sfactory import ModelConfig, train
+from sfactory import Config, LossConfig, ModelConfig, learner, train
+from sfactory.losses import TermSamples
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.telemetry import recent
 from sfactory.telemetry.recent import BLIND_REPORTS, BlindCritic
@@ -34,6 +35,26 @@ def test_only_a_whole_window_of_episodes_makes_a_checkpoint_the_best(tmp_path: P
     assert train(longer).episode_return_mean > 0, "which reports tell all the same"
     assert store.load_latest().episode_return is None
     assert store.load_best().env_steps == settled.env_steps < store.load_latest().env_steps
+
+
+def spread(samples: TermSamples, config: Config) -> dict[str, Tensor]:
+    return {"spread": samples.value.square()}
+
+
+def test_a_report_is_of_all_updates_since_the_last_one_however_often_the_learner_tells_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = []
+    for every in (-1.0, math.inf):
+        monkeypatch.setattr(learner, "PROGRESS_EVERY_S", every)
+        log = dataclasses.replace(QUIET, report_every_s=math.inf)
+        config = config_for(tmp_path / str(every), Noise, serial=True, log=log, loss=LossConfig(terms=spread))
+        train(config)
+        reports += rows(config.run_dir)
+    often, once = reports
+    assert often["learner_updates"] == once["learner_updates"]
+    for name in ("policy_lag_mean", "policy_lag_max", "loss", "kl", "behaviour_kl", "grad_norm", "term/spread"):
+        assert float(often[name]) == pytest.approx(float(once[name]), rel=1e-5, abs=1e-9), name
 
 
 class Noise(gymnasium.Env):

@@ -19,7 +19,7 @@ from sfactory.losses import BatchStats, LossStats
 from sfactory.telemetry.events import Episodes, Evaluated, Progress, by_name
 from sfactory.telemetry.metrics import METRICS, Report
 from sfactory.telemetry.metrics_file import MOST_COLUMNS, MetricsWriter
-from sfactory.telemetry.recent import EpisodeStatistics, EpisodeWindow, Speed, Speedometer
+from sfactory.telemetry.recent import EpisodeStatistics, EpisodeWindow, ProgressWindow, Speed, Speedometer
 from sfactory.telemetry.summary import Summary
 
 QUIET = Config(log=LogConfig(tensorboard=False))
@@ -260,6 +260,36 @@ def test_extras_are_means_over_the_episodes_that_have_them() -> None:
     assert window.report().extras == {"success": 0.5, "depth": 7.0}
     window.add(Episodes(np.zeros(3), np.ones(3), by_name([{"success": 0.0}] * 3)))
     assert window.report().extras == {"success": 0.0, "depth": 7.0}
+
+
+def progress(updates: int, loss: float = math.nan, lag: float = math.nan, trained: bool = True) -> Progress:
+    losses = {"loss": loss, "behaviour_kl": float(updates)} if trained else {}
+    return Progress(10 * updates, updates, lag, lag, losses, lr=0.1 * updates)
+
+
+def test_the_learners_statistics_are_means_of_all_updates_since_the_last_report() -> None:
+    window = ProgressWindow(progress(100, trained=False))
+    assert math.isnan(window.report().lag_max) and window.report().losses == {}
+    window.add(progress(103, loss=2.0, lag=9.0))
+    window.add(progress(103, trained=False))
+    window.add(progress(104, loss=6.0, lag=1.0))
+    found = window.report()
+    assert (found.env_steps, found.updates, found.lr) == (1040, 104, pytest.approx(10.4))
+    assert found.losses == {"loss": 3.0, "behaviour_kl": 103.25}
+    assert (found.lag_mean, found.lag_max) == (7.0, 9.0)
+    window.add(progress(110, loss=5.0, lag=2.0))
+    assert window.report().losses["loss"] == 5.0, "of this report's updates alone"
+    window.add(progress(111, trained=False))
+    assert (window.report().losses["loss"], window.report().updates) == (5.0, 111), "nothing was trained since"
+
+
+def test_updates_that_were_all_skipped_have_no_part_in_a_mean() -> None:
+    window = ProgressWindow(progress(0, trained=False))
+    window.add(progress(1, loss=4.0))
+    window.add(progress(9))
+    assert window.report().losses == {"loss": 4.0, "behaviour_kl": pytest.approx(73 / 9)}
+    window.add(progress(20))
+    assert math.isnan(window.report().losses["loss"])
 
 
 @pytest.fixture
