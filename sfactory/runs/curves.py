@@ -21,7 +21,7 @@ from sfactory.config import flattened, load_yaml
 from sfactory.errors import ConfigError
 from sfactory.runs.run_files import CONFIG, METRICS, is_held
 
-STEPS = "env_steps"
+STEPS, RETURN, EVALUATED = "env_steps", "episode_return_mean", "eval_env_steps"
 OWN_COLUMNS = ("extra/", "term/")
 """Beginnings of the names of columns that are the user's: entries of ``info``, and loss terms."""
 RESAMPLES = 2000
@@ -87,7 +87,8 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
     """The columns of a CSV file of reports; without rows if there is no such file.
 
     A row that is written at this moment is left out, and so are those of a future that the run fell back from: where it
-    went on from a checkpoint, its env steps repeat, and the later report counts.
+    went on from a checkpoint, env steps come again, and the later reports count. Of rows with the same env steps, as of
+    a run that waits for something, the last one with a return counts, and every one with an evaluation.
 
     Raises:
         ConfigError: If it has no column of env steps, or is no text.
@@ -103,9 +104,21 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
     if STEPS not in rows[0]:
         raise ConfigError(f"{path} has no column {STEPS}; a curve needs one (its columns: {', '.join(rows[0])})")
     columns = {name: np.array([_number(row[name]) for row in rows]) for name in rows[0]}
+    counting = _counting_rows(columns)
+    return {name: values[counting] for name, values in columns.items()}
+
+
+def _counting_rows(columns: Mapping[str, np.ndarray]) -> list[int]:
+    """The rows of a table that count, in their order (:func:`read_table`)."""
     steps = columns[STEPS]
+    known = {name: np.isfinite(columns.get(name, np.full(len(steps), np.nan))) for name in (RETURN, EVALUATED)}
     later = np.append(np.fmin.accumulate(steps[::-1])[::-1][1:], np.inf)
-    return {name: values[steps < later] for name, values in columns.items()}
+    rows = np.flatnonzero(steps <= later).tolist()
+    of_steps: dict[float, int] = {}
+    for row in rows:
+        if known[RETURN][row] or not known[RETURN][of_steps.get(steps[row], row)]:
+            of_steps[steps[row]] = row
+    return [row for row in rows if known[EVALUATED][row] or of_steps[steps[row]] == row]
 
 
 def _number(cell: str) -> float:

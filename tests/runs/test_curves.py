@@ -30,6 +30,27 @@ def test_reports_of_a_future_that_the_run_fell_back_from_do_not_count(tmp_path: 
     assert found["episode_return_mean"] == [5, 8, 10]
 
 
+@pytest.mark.parametrize(
+    ("text", "returns", "evaluations"),
+    [
+        ("10,5,,\n20,6,10,1\n20,6,20,2\n", [5, 6, 6], [(10, 1), (20, 2)]),
+        ("10,5,,\n20,6,15,1\n20,,,\n30,7,,\n", [5, 6, 7], [(15, 1)]),
+        ("10,5,,\n20,6,,\n20,7,,\n20,7,,\n20,,,\n", [5, 7], []),
+        ("10,,,\n10,,,\n20,6,,\n20,,20,2\n20,8,,\n", [8], [(20, 2)]),
+        ("10,5,,\n30,9,30,9\n30,9,,\n20,6,20,2\n", [5, 6], [(20, 2)]),
+    ],
+    ids=["evaluations at the end", "continued", "waiting", "before an episode has ended", "fallen back"],
+)
+def test_where_env_steps_repeat_no_evaluation_is_lost_and_the_last_return_counts(
+    tmp_path: Path, text: str, returns: list[float], evaluations: list[tuple[float, float]]
+) -> None:
+    (tmp_path / "curve.csv").write_text("env_steps,episode_return_mean,eval_env_steps,eval_return_mean\n" + text)
+    curve = read_curve(tmp_path / "curve.csv")
+    assert curve.series("env_steps", "episode_return_mean")[1].tolist() == returns
+    assert list(zip(*curve.series("eval_env_steps", "eval_return_mean"), strict=True)) == evaluations
+    assert (np.diff(curve.columns["env_steps"]) >= 0).all()
+
+
 def test_an_empty_cell_is_unknown_and_no_point_of_a_series(tmp_path: Path) -> None:
     table(tmp_path, CSV + "10,1,\n20,2,6\n")
     steps, returns = read_curve(tmp_path / "curve-1.csv").series("env_steps", "episode_return_mean")
