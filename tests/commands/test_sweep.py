@@ -23,7 +23,10 @@ from sfactory.commands.sweeps.listed import ListedTrials
 from sfactory.commands.sweeps.runs import Reports, curve
 from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
 from sfactory.commands.sweeps.trials import Trial
+from sfactory.config import Config, LogConfig
 from sfactory.config.command_line import from_command_line
+from sfactory.telemetry.metrics import Report
+from sfactory.telemetry.metrics_file import MetricsWriter
 
 BASE = {
     "env": "CartPole-v1", "steps": 256, "preset": "none", "device": "cpu", "serial": True, "envs_per_worker": 4,
@@ -184,6 +187,17 @@ def test_reports_come_once_and_half_a_row_waits(tmp_path: Path) -> None:
     with file.open("a") as more:
         more.write("2.5\n")
     assert [row["episode_return_mean"] for row in reports.new()] == ["2.5"]
+    assert reports.new() == []
+
+
+def test_reports_go_on_where_the_file_gets_a_column(tmp_path: Path) -> None:
+    writer, reports = MetricsWriter(tmp_path, Config(log=LogConfig(tensorboard=False))), Reports(tmp_path)
+    writer.write(Report(wall_s=1.0, env_steps=10, frames=10, episode_return_mean=1.5))
+    assert [row["env_steps"] for row in reports.new()] == ["10"]
+    for steps in (20, 30):
+        writer.write(Report(wall_s=2.0, env_steps=steps, frames=30, episode_return_mean=2.5, extras={"success": 1.0}))
+    found = [(row["env_steps"], row["episode_return_mean"], row["extra/success"]) for row in reports.new()]
+    assert found == [("20", "2.5", "1"), ("30", "2.5", "1")]
     assert reports.new() == []
 
 

@@ -107,29 +107,26 @@ def is_complete(folder: Path) -> bool:
 
 
 class Reports:
-    """The rows of a run's metrics.csv, which grows.
+    """The rows of a run's metrics.csv, which grows, and is written anew when it gets a column.
 
     Args:
         folder: The run folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file, self._columns, self._read = folder / METRICS, "", 0
+        self._file, self._read = folder / METRICS, 0
 
     def new(self) -> list[dict[str, str]]:
         """The rows that have been added since the last call."""
         try:
-            with self._file.open("rb") as file:
-                file.seek(self._read)
-                text = file.read()
+            text = self._file.read_bytes()
         except OSError:
             return []
         whole = text[: text.rfind(b"\n") + 1]  # a row may be half written
-        self._read += len(whole)
-        rows = whole.decode().splitlines(keepends=True)
-        if rows and not self._columns:
-            self._columns = rows.pop(0)
-        return list(csv.DictReader([self._columns, *rows]))
+        lines = whole.decode().splitlines(keepends=True)
+        header, rows = lines[:1], lines[1 + self._read :]
+        self._read += len(rows)
+        return list(csv.DictReader([*header, *rows]))
 
 
 def curve(folder: Path, metric: str) -> list[tuple[int, float]]:
