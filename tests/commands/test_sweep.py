@@ -300,6 +300,24 @@ def test_an_array_job_trains_its_tasks_and_the_summary_counts_them(
     assert rows(sweep)["1"]["seed 105"] and not rows(sweep)["1"]["seed 101"]
 
 
+def test_a_summary_takes_a_run_without_a_return_for_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = {"optim.lr": [1e-3, 3e-3, 1e-2]}
+    file, sweep = space_file(tmp_path, base=BASE, search=search, seeds=[101, 105]), tmp_path / "sweep"
+    assert main(["sweep", str(file), "--folder", str(sweep), "--slurm"]) == 0
+    for number, returns in enumerate([("", ""), ("", "9"), ("5", "7")]):
+        for seed, value in zip((101, 105), returns, strict=True):
+            run = sweep / "trials" / f"{number:04d}" / f"seed-{seed}"
+            run.mkdir(parents=True)
+            (run / "summary.json").write_text('{"status": "completed"}')
+            (run / "metrics.csv").write_text(f"env_steps,episode_return_mean\n256,{value}\n")
+    assert main(["sweep", str(file), "--folder", str(sweep), "--summary"]) == 0
+    assert "best: trial 2, 6" in capsys.readouterr().out
+    found = rows(sweep)
+    assert [found[number]["state"] for number in "012"] == ["failed", "failed", "completed"]
+    assert found["1"]["reason"] == "seed 101: no report has episode_return_mean; no episode may have ended"
+    assert (found["1"]["seed 101"], found["1"]["seed 105"]) == ("", "9.0")
+
+
 def test_an_array_job_may_ask_for_what_this_machine_lacks(tmp_path: Path) -> None:
     base = BASE | {"device": "cuda:7", "serial": False}
     file = space_file(tmp_path, **SMALL | {"base": base}, parallel=100_000)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-from sfactory.commands.sweeps.runs import is_complete, run_folder, score
+from sfactory.commands.sweeps.runs import is_complete, run_folder, score, unscored
 from sfactory.commands.sweeps.space import Space
 from sfactory.commands.sweeps.trials import Trial
 
@@ -42,8 +43,11 @@ class ListedTrials:
     def _read(self, trial: Trial) -> None:
         runs = {seed: run_folder(trial_folder(self._folder, trial.number), seed) for seed in self._space.seeds}
         objective = self._space.objective
-        trial.scores = {seed: score(run, objective) for seed, run in runs.items() if is_complete(run)}
-        if len(trial.scores) == len(runs):
+        found = {seed: score(run, objective) for seed, run in runs.items() if is_complete(run)}
+        trial.scores = {seed: value for seed, value in found.items() if not math.isnan(value)}
+        if missing := [seed for seed in found if seed not in trial.scores]:
+            trial.state, trial.reason = "failed", unscored(missing[0], objective)
+        elif len(found) == len(runs):
             trial.state, trial.value = "completed", objective.across(list(trial.scores.values()))
 
 

@@ -138,6 +138,11 @@ def curve(folder: Path, metric: str) -> list[tuple[int, float]]:
     return list(zip(map(int, steps), values.tolist(), strict=True))
 
 
+def unscored(seed: int, objective: Objective) -> str:
+    """Why a run that was trained to its end has no value."""
+    return f"seed {seed}: no report has {objective.metric}; no episode may have ended"
+
+
 def score(folder: Path, objective: Objective) -> float:
     """The value of a run; NaN if nothing was reported."""
     values = [value for _, value in curve(folder, objective.metric)[-objective.last :]]

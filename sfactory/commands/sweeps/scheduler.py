@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from sfactory.commands.sweeps.listed import trial_folder
-from sfactory.commands.sweeps.runs import TRIAL, Run, is_complete, run_folder, score
+from sfactory.commands.sweeps.runs import TRIAL, Run, is_complete, run_folder, score, unscored
 from sfactory.commands.sweeps.space import Space
 from sfactory.commands.sweeps.trials import Note, Trial, Trials, value_text
 from sfactory.errors import ConfigError, RunFailed
@@ -209,7 +209,7 @@ class Scheduler:
         trial, objective = begun.trial, self._space.objective
         value = score(run_folder(begun.folder, seed), objective)
         if math.isnan(value):
-            self._fail(begun, f"seed {seed}: no report has {objective.metric}; no episode may have ended")
+            self._fail(begun, unscored(seed, objective))
             return
         trial.scores[seed] = value
         if len(trial.scores) == len(self._space.seeds):
