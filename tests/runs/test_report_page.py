@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -16,7 +17,9 @@ from sfactory.config import LogConfig
 from sfactory.errors import ConfigError
 from sfactory.runs import report_page
 from sfactory.runs.report_page import write_page
+from sfactory.runs.run_files import read_config
 from sfactory.runtime import reporting
+from sfactory.telemetry.metrics import Report
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +41,23 @@ def test_the_summary_keeps_the_machine_and_the_phases(run: Path) -> None:
     assert values["machine"]["cores"] and values["machine"]["torch"]
     assert set(values["phases"]) == {"learner", "policy", "rollout"}
     assert sum(values["phases"]["learner"].values()) == pytest.approx(1)
+
+
+def test_a_run_that_goes_on_has_no_summary_of_how_it_ended_before(tmp_path: Path) -> None:
+    folder = short_run(tmp_path / "run", "CartPole-v1", steps=128)
+    short_run(folder, "CartPole-v1", steps=128)
+    before = json.loads((folder / "summary.json").read_text())["env_steps"]
+    pages = []
+
+    def look(report: Report) -> None:
+        assert not (folder / "summary.json").exists()
+        pages.append(write_page(folder).read_text())
+
+    config = dataclasses.replace(read_config(folder), run=str(folder), steps=512)
+    result = train(dataclasses.replace(config, log=dataclasses.replace(config.log, report_every_s=1e-3)), [look])
+    assert pages and all("still training" in page for page in pages) and f"<b>{before}</b>" not in pages[-1]
+    page = (folder / "report.html").read_text()
+    assert "<b>completed</b>" in page and f"<b>{result.env_steps:,}</b>" in page
 
 
 def test_settings_other_than_the_defaults_are_marked(tmp_path: Path) -> None:
