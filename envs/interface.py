@@ -154,6 +154,8 @@ class Group(Protocol):
         finals: Final observations of rows that were truncated in the last step and could not rest, else None.
         goes_on: bool ``[rows]``, the rows whose termination in the last step was not the end of their game; None if
             there are none.
+        new_games: bool ``[environments]`` where agents share one, those that were reset in the last step; an agent that
+            comes back begins an episode alone. None where each row is an environment.
         extras: Numeric entries of ``info`` at the ends of whole episodes, one dict of floats each. The reader empties
             the list.
         faults: Faults survived. The reader empties the list.
@@ -162,6 +164,7 @@ class Group(Protocol):
     rows: int
     finals: Finals | None
     goes_on: np.ndarray | None
+    new_games: np.ndarray | None
     extras: list[dict[str, float]]
     faults: list[SurvivedFault]
 

@@ -255,7 +255,7 @@ def _play(
     tally.begin(group.rows)
     state = None
     for _ in itertools.count() if max_steps is None else range(max_steps):
-        begins = _begins(buffers.active, buffers.first & ~goes_on, spec.agents)
+        begins = buffers.first & buffers.active & ~goes_on if group.new_games is None else group.new_games
         goes_on &= ~(buffers.first & buffers.active)
         begun += begins
         counts = begun <= shares
@@ -282,12 +282,6 @@ def _render(group: Group) -> Any:
         return group.render()[0]
     except Exception as error:
         raise environment_fault("the environment", "render()", error) from error
-
-
-def _begins(active: np.ndarray, first: np.ndarray, agents: int) -> np.ndarray:
-    """bool ``[environments]``: all agents that live are at the first observation of their episode."""
-    active, first = active.reshape(-1, agents), first.reshape(-1, agents)
-    return active.any(1) & (first | ~active).all(1)
 
 
 class _Tally:

@@ -173,6 +173,28 @@ def test_every_agent_of_an_environment_counts_equally(tmp_path, max_steps):
     assert result.extras == {"count": 3.5}
 
 
+class Returning(Uneven):
+    """The long agent dies in the step in which the short one comes back, which then plays to the end."""
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        self.count += 1
+        dies = {3: "short", 5: "long", 10: "short"}.get(self.count)
+        shown = [*self.agents, "short"] if self.count == 5 else list(self.agents)
+        self.agents = [agent for agent in shown if agent != dies]
+        observations = dict.fromkeys(shown, np.zeros(2, np.float32))
+        ends = ({agent: agent == dies for agent in shown}, dict.fromkeys(shown, False))
+        return observations, dict.fromkeys(actions, 1.0), *ends, {agent: {} for agent in shown}
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 4])
+def test_an_agent_that_comes_back_alone_begins_no_new_game(tmp_path, parallel):
+    run = short_run(tmp_path / "run", Returning, envs_per_worker=2, batch_size=32)
+    result = evaluate(run, 8, env=Returning, parallel=parallel)
+    assert Counter(result.lengths) == {3: 4, 5: 8}, "three lives in each of four games"
+    assert Counter(result.returns) == {3.0: 4, 5.0: 8}
+
+
 class Drawn(Paid):
     """Shows its count as a shade of grey, in an odd size."""
 

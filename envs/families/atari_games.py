@@ -95,6 +95,7 @@ class AtariGroup:
         self.rows = len(seeds)
         self.finals: Finals | None = None
         self.goes_on = np.zeros(len(seeds), bool)
+        self.new_games: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self.faults: list[SurvivedFault] = []
         self._settings = settings

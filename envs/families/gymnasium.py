@@ -71,6 +71,7 @@ class SingleGroup:
         self.rows = len(envs)
         self.finals: Finals | None = None
         self.goes_on: np.ndarray | None = None
+        self.new_games: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self._envs = [_without_order_check(env) for env in envs]
         self._make = make

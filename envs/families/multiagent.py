@@ -73,6 +73,7 @@ class ParallelGroup:
         self.rows = len(envs) * spec.agents
         self.finals: Finals | None = None
         self.goes_on: np.ndarray | None = None
+        self.new_games = np.zeros(len(envs), bool)
         self.extras: list[dict[str, float]] = []
         self._envs, self._make = list(envs), make
         self._agents = list(envs[0].possible_agents)
@@ -105,6 +106,7 @@ class ParallelGroup:
         for array in outcome:
             array.fill(0)
         after.first.fill(False)
+        self.new_games.fill(False)
         for index in range(len(self._envs)):
             try:
                 if self._over[index]:
@@ -164,7 +166,7 @@ class ParallelGroup:
             raise EnvironmentFault(
                 f"{self._names[index]}: no agent lives after reset(); env.agents must list those that act"
             )
-        self._over[index] = False
+        self._over[index], self.new_games[index] = False, True
         self._bury(index)
         for agent in env.agents:
             first[self._greet(index, agent, observations, infos)] = True

@@ -74,6 +74,7 @@ class VectorGroup:
         self.rows = env.num_envs
         self.finals: Finals | None = None
         self.goes_on: np.ndarray | None = None
+        self.new_games: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self._env, self._make = env, make
         self._mode = _autoreset_mode(env, request)

@@ -39,6 +39,7 @@ class NativeGroup:
         self.rows = len(seeds)
         self.finals: Finals | None = None
         self.goes_on: np.ndarray | None = None
+        self.new_games: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self.faults: list[SurvivedFault] = []
         self._squash = squash

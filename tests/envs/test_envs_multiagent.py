@@ -145,6 +145,16 @@ def test_an_agent_that_vanishes_is_truncated_with_what_it_last_saw():
     assert story({2: {"a": "vanish"}}, 3) == ["0FA 0FA 0FA", "1A 1A 1A", "1u 2A 2A", "- 3A 3A"]
 
 
+def test_a_group_says_which_environments_were_reset():
+    """Not so where an agent comes back to a game whose other agents die."""
+    spec, group = group_of(Team, 2, events={2: {"b": "come", "a": "die"}, 3: {"b": "die"}}, start=("a",))
+    told = []
+    for steps in range(5):
+        play(spec, group, steps)
+        told.append(group.new_games.tolist())
+    assert told == [[True, True], [False, False], [False, False], [True, True], [False, False]]
+
+
 def test_the_next_episode_begins_at_once_when_all_died():
     assert story({1: {"a": "die"}, 2: {"b": "die", "c": "die"}}, 3) == [
         "0FA 0FA 0FA",
