@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, SfactoryError, telling_errors
-from sfactory.runs.curves import read_table
+from sfactory.runs.curves import last_known, read_table
 from sfactory.runs.run_files import CONFIG, METRICS, read_config
 from sfactory.status import status
 from sfactory.telemetry.console import new_console
@@ -113,18 +112,17 @@ def _described(folder: Path) -> Run:
         config, word = read_config(folder), status(folder).word
     except SfactoryError:
         return Run(str(folder), "damaged", changed=changed)
-    last = _last_report(metrics)
+    last = _last_figures(metrics)
     env_steps, wall_s = int(last.get("env_steps", 0)), last.get("wall_s")
     fps = env_steps / wall_s if wall_s else None
     episode_return = last.get("episode_return_mean")
     return Run(str(folder), word, config.env, config.seed, env_steps, config.steps, episode_return, fps, changed)
 
 
-def _last_report(metrics: Path) -> dict[str, float]:
-    """The finite numbers of the last whole row of a metrics.csv; empty where there is none."""
+def _last_figures(metrics: Path) -> dict[str, float]:
+    """The last finite number of each column of a metrics.csv; empty where it has none."""
     with contextlib.suppress(ConfigError):
-        last = {name: float(values[-1]) for name, values in read_table(metrics).items() if len(values)}
-        return {name: value for name, value in last.items() if math.isfinite(value)}
+        return last_known(read_table(metrics))
     return {}
 
 

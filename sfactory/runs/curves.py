@@ -121,6 +121,12 @@ def _counting_rows(columns: Mapping[str, np.ndarray]) -> list[int]:
     return [row for row in rows if known[EVALUATED][row] or of_steps[steps[row]] == row]
 
 
+def last_known(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The last finite number of each column that has one."""
+    known = {name: values[np.isfinite(values)] for name, values in columns.items()}
+    return {name: float(values[-1]) for name, values in known.items() if len(values)}
+
+
 def _number(cell: str) -> float:
     try:
         return float(cell)

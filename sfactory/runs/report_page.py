@@ -16,7 +16,7 @@ from sfactory.config import Config, flattened, from_dict, load_yaml, resolve, to
 from sfactory.errors import ConfigError
 from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
-from sfactory.runs.curves import OWN_COLUMNS, Curve, read_curve
+from sfactory.runs.curves import OWN_COLUMNS, Curve, last_known, read_curve
 from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS
 
 MOST_VIDEO_BYTES = 16 * 2**20
@@ -112,22 +112,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:
     """What the run has come to, in a line."""
-
-    def last(column: str) -> float:
-        values = curve.columns.get(column, np.empty(0))
-        known = values[np.isfinite(values)]
-        return float(known[-1]) if len(known) else np.nan
-
+    last = dict.fromkeys(("env_steps", "wall_s", "episode_return_mean"), np.nan) | last_known(curve.columns)
     status = "still training" if living else summary.get("status", "ended without a summary")
-    steps, wall_s = summary.get("env_steps") or last("env_steps"), summary.get("wall_s") or last("wall_s")
+    steps, wall_s = summary.get("env_steps") or last["env_steps"], summary.get("wall_s") or last["wall_s"]
     facts = {
         "status": str(status),
         "env steps": _figure(steps, ",.0f"),
         "wall time": _duration(wall_s),
         "env steps/s": _figure(steps / wall_s if wall_s else np.nan, ",.0f"),
-        "return in training": _figure(last("episode_return_mean"), ".4g"),
+        "return in training": _figure(last["episode_return_mean"], ".4g"),
     }
-    if np.isfinite(evaluated := last("eval_return_mean")):
+    if (evaluated := last.get("eval_return_mean")) is not None:
         facts["return in evaluation"] = _figure(evaluated, ".4g")
     items = "".join(
         f'<div><span class="quiet">{name}</span><b>{escape(value)}</b></div>' for name, value in facts.items()

@@ -42,6 +42,18 @@ def test_the_command_shows_a_table_or_one_object_a_line(runs, capsys):
     assert [json.loads(line)["env"] for line in capsys.readouterr().out.splitlines()] == ["CartPole-v1", "Pendulum-v1"]
 
 
+def test_a_run_that_was_continued_until_no_episode_has_ended_has_the_return_of_before(tmp_path):
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    (before,) = list_runs(run)
+    names, *_, last = (run / "metrics.csv").read_text().splitlines()
+    row = dict(zip(names.split(","), last.split(","), strict=True))
+    row |= {"env_steps": "9000", "episode_return_mean": ""}
+    with (run / "metrics.csv").open("a") as file:
+        file.write(",".join(row.values()) + "\n")
+    (found,) = list_runs(run)
+    assert (found.env_steps, found.episode_return) == (9000, before.episode_return)
+
+
 def test_a_name_with_brackets_is_shown_as_it_is(tmp_path, capsys):
     short_run(tmp_path / "[old]" / "a[/b]", "CartPole-v1")
     assert main(["runs", str(tmp_path)]) == 0
