@@ -67,6 +67,8 @@ def _sweep(options: Options, console: Console) -> int:
     file = Path(options.space)
     space, fixed = read_space(file)
     folder = Path(options.folder or Path("runs") / f"sweep-{file.stem}")
+    if options.summary and not (folder / SPACE).exists():
+        raise ConfigError(f"{folder} holds no sweep (no {SPACE}); name its --folder, or begin it without --summary")
     if not options.summary:
         _check_runs(space, elsewhere=options.slurm)
     shares = core_shares(space.parallel) if not (options.slurm or options.summary) else []

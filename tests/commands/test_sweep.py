@@ -318,6 +318,12 @@ def test_a_summary_takes_a_run_without_a_return_for_failed(tmp_path: Path, capsy
     assert (found["1"]["seed 101"], found["1"]["seed 105"]) == ("", "9.0")
 
 
+def test_a_summary_needs_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(space_file(tmp_path, **SMALL)), "--folder", str(tmp_path / "sweep"), "--summary"]) == 2
+    assert "holds no sweep (no space.yaml)" in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_an_array_job_may_ask_for_what_this_machine_lacks(tmp_path: Path) -> None:
     base = BASE | {"device": "cuda:7", "serial": False}
     file = space_file(tmp_path, **SMALL | {"base": base}, parallel=100_000)
