@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import shutil
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from commands import Command
 from examples.distribution import Beta
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
@@ -36,6 +38,7 @@ from sfactory.spaces import ActionSpec, ObservationSpec
 onnxruntime = pytest.importorskip("onnxruntime")
 
 OBSERVATIONS, STEPS = 1000, 20
+PATIENCE_S = 150.0
 FLAT = spaces.Box(-3, 3, (6,))
 MIXED = spaces.Dict({
     "speed": spaces.Box(-np.inf, np.inf, (3,), np.float64),
@@ -181,6 +184,14 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+def test_a_file_of_another_name_brings_no_warning(cartpole: Path, tmp_path: Path) -> None:
+    command = ["-m", "sfactory.commands.export", str(cartpole), "--format", "torch", "--out", str(tmp_path / "a.bin")]
+    with Command(*command) as done:
+        assert done.wait(PATIENCE_S) == 0
+    assert not done.errors
+    assert torch.export.load(io.BytesIO((tmp_path / "a.bin").read_bytes())).module()
+
+
 @pytest.mark.parametrize(("format", "name"), [("onnx", "policy.onnx"), ("torch", "policy.pt2")])
 def test_the_command_writes_a_file_that_needs_no_sfactory(
     cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str, name: str
@@ -231,6 +242,8 @@ def test_a_missing_package_is_named(cartpole: Path, monkeypatch: pytest.MonkeyPa
         (["RUN", "--push", "me/policy"], "use --format hf"),
         (["RUN", "--format", "hf", "--video", "/nowhere.mp4"], "which is no file"),
         (["RUN", "--format", "hf", "--out", "RUN"], "holds no model card"),
+        (["RUN", "--format", "hf", "--out", __file__], "writes a folder, and"),
+        (["RUN", "--format", "torch", "--out", "RUN"], "writes a file, and"),
     ],
 )
 def test_mistakes_are_answered(

@@ -64,10 +64,13 @@ def _target(run: str | Path, format: str, out: str | Path | None) -> Path:
     """Where to write.
 
     Raises:
-        ConfigError: If the folder of it cannot be made.
+        ConfigError: If the folder of it cannot be made, or it is a folder where a file is to be, or a file.
     """
     read_config(run)  # before a folder is made in something else than a run
     path = Path(run) / "export" / DEFAULT_NAMES[format] if out is None else Path(out)
+    kind = "folder" if format == "hf" else "file"
+    if path.exists() and path.is_dir() != (kind == "folder"):
+        raise ConfigError(f"--format {format} writes a {kind}, and {path} is none; name another place with --out")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -35,7 +35,7 @@ def write_torch(policy: PortablePolicy, path: Path, about: Mapping[str, object])
     buffer = io.BytesIO()
     torch.export.save(_traced(policy), buffer, extra_files={ABOUT: json.dumps(about)})
     write_atomically(path, buffer.getvalue())
-    return torch.export.load(str(path)).module()
+    return torch.export.load(buffer).module()  # which warns of paths that do not end in .pt2
 
 
 def write_onnx(policy: PortablePolicy, path: Path, about: Mapping[str, object]) -> Played:
