@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec
 
 P = ParamSpec("P")
+_STANDARD_OUTPUT = 1
+"""Its file descriptor."""
 
 
 class SfactoryError(Exception):
@@ -84,22 +89,42 @@ def installing(extra: str) -> str:
 
 def telling_errors(main: Callable[P, int]) -> Callable[P, int]:
     """Decorates the main function of a command: what goes wrong in it is told in one message, and ends it with the exit
-    status of the error, 1 for one of the system, and 130 for Ctrl-C."""
+    status of the error, 1 for one of the system, and 130 for Ctrl-C. Where nobody reads its output any more, as after
+    ``head``, it ends silently with 141, as SIGPIPE ends other programs."""
 
     @functools.wraps(main)
     def told(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
-            return main(*args, **kwargs)
+            try:
+                return main(*args, **kwargs)
+            finally:
+                print(end="", flush=True)
         except SfactoryError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_status
         except OSError as error:
+            if isinstance(error, BrokenPipeError) and _nobody_reads_output():
+                discard_output()
+                return 128 + signal.SIGPIPE
             print(f"error: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             return 130
 
     return told
+
+
+def _nobody_reads_output() -> bool:
+    """Whether standard output is a pipe whose reader has ended."""
+    poll = select.poll()
+    poll.register(_STANDARD_OUTPUT, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def discard_output() -> None:
+    """Let what standard output still holds, and all that follows, go nowhere, so that it cannot fail."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def check_platform() -> None:

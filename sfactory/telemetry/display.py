@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+from sfactory.errors import discard_output
 from sfactory.telemetry.metrics import METRICS, Metric, Report
 from sfactory.telemetry.notebook import NotebookView, in_notebook
 from sfactory.telemetry.sparkline import History, sparkline
@@ -109,9 +109,8 @@ class Display:
             yield
         except OSError:
             self.mode, self._live = "none", None
-            # What standard output still holds must not fail at the end of the process.
-            with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            with contextlib.suppress(OSError):
+                discard_output()
 
     def _running(self) -> Live:
         if self._live is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from short_runs import short_run
 
 import sfactory
 from sfactory.commands import COMMANDS, main, runs
-from sfactory.errors import CheckpointError, ConfigError
+from sfactory.errors import CheckpointError, ConfigError, telling_errors
 
 
 def test_without_arguments_all_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +66,27 @@ def test_every_command_has_a_complete_help(name: str, capsys: pytest.CaptureFixt
         main([name, "--help-all"])
     assert end.value.code == 0
     assert f"usage: sfactory {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["runs", ".", "--json"], ["runs", "--help"], ["--help"]])
+def test_a_command_whose_reader_has_ended_ends_silently(arguments: list[str], tmp_path: Path) -> None:
+    """As `head` ends."""
+    short_run(tmp_path / "run", "CartPole-v1")
+    reading, writing = os.pipe()
+    os.close(reading)
+    script = "import sys; from sfactory.commands import main; sys.exit(main(sys.argv[1:]))"
+    with open(writing, "w") as output:
+        command = [sys.executable, "-c", script, *arguments]
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_broken_pipe_to_something_else_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb", buffering=0) as pipe:
+        assert telling_errors(lambda: pipe.write(b"x"))() == 1
+    assert "Broken pipe" in capsys.readouterr().err
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
