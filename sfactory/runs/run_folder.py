@@ -79,6 +79,7 @@ class RunFolder(os.PathLike):
         with _telling_of(self.path):
             if self.config.overwrite:
                 _remove_run(self.path)
+            self.summary.unlink(missing_ok=True)  # how the run ended before
             self._describe()
             (self.path / CHECKPOINTS).mkdir(exist_ok=True)
 

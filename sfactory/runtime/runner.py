@@ -87,7 +87,6 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
         return monitor.reporter.nothing_to_do(snapshot)
     folder.begin()
     monitor.begin(snapshot, 0.0 if snapshot is None else snapshot.wall_s)
-    folder.summary.unlink(missing_ok=True)  # how the run ended before
     for note in _first_notes(plan, folder, snapshot):
         monitor.note(note)
     with _signals(monitor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import ENVIRONMENT, ROOT
+from torch import Tensor, nn
 
 from sfactory.commands import COMMANDS, MODULES, main
 from sfactory.commands.completion import flags_of
@@ -18,6 +20,7 @@ from sfactory.config.command_line import from_command_line
 from sfactory.config.declaring import settings_of
 from sfactory.config.short_help import TOPICS
 from sfactory.runtime.planning import make_plan
+from sfactory.spaces import Leaf
 
 
 def page_of(capsys: pytest.CaptureFixture[str], *args: str) -> str:
@@ -134,8 +137,21 @@ def test_every_value_says_where_it_comes_from(capsys, tmp_path):
     assert not run.exists(), "nothing was started"
 
 
+class Mixed(nn.Module):
+    """An encoder with a mapping as its argument."""
+
+    def __init__(self, leaf: Leaf, weights: dict[str, list[int]]) -> None:
+        super().__init__()
+        self.out_features = sum(weights["of"])
+        self.linear = nn.Linear(math.prod(leaf.shape), self.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(1).float())
+
+
 def test_the_shown_config_is_read_again_as_it_is(capsys, tmp_path):
-    values, _ = shown_config(capsys, "sfactory/MemoryGrid", "--model.core", "gru", "--model.kwargs", "{a: {b: [1, 2]}}")
+    own = "--model.encoder", "test_help:Mixed", "--model.kwargs", "{weights: {of: [1, 2]}}"
+    values, _ = shown_config(capsys, "sfactory/MemoryGrid", "--model.core", "gru", *own)
     file = tmp_path / "shown.yaml"
     file.write_text(yaml.safe_dump(values))
     planned = make_plan(from_command_line(["--config", str(file)], "test")).config
