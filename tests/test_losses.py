@@ -231,6 +231,20 @@ def test_a_ratio_that_overflows_has_no_gradient_where_the_clip_ends_it(compute: 
     assert log_prob.grad[0].tolist() == pytest.approx([0.0, 0.0, -1 / 3])
 
 
+@pytest.mark.parametrize("shift", [-torch.inf, -800.0, -0.5, 0.1, 0.5, 100.0, 800.0, torch.inf, torch.nan])
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0, torch.nan])
+def test_at_the_ends_of_the_ratio_s_range_the_kernel_is_the_plain_loss(advantage: float, shift: float) -> None:
+    zero, found = torch.zeros(1, 1), []
+    targets = Targets(torch.full((1, 1), advantage), zero, zero, zero, zero, torch.ones(1, 1, dtype=torch.bool))
+    for compute in (compiled_loss, total_loss):
+        log_prob = torch.full((1, 1), shift, requires_grad=True)
+        loss, stats = compute(LossConfig(), "ppo", log_prob, zero, zero, targets)
+        loss.backward()
+        found.append((stats.policy_loss.float(), log_prob.grad, stats.clip_fraction))
+    for compiled, plain in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain, equal_nan=True)
+
+
 def test_a_nan_in_a_valid_sample_is_not_hidden(compute: Loss) -> None:
     case = make_case(invalid=0.0)
     case.log_prob.data[2, 2] = float("nan")

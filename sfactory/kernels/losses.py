@@ -62,9 +62,11 @@ def loss_and_gradients(
         clipped += abs(excess) > clip
         advantage = np.float64(advantages[i])
         if surrogate:
-            gain, limit = (1.0 + excess) * advantage, advantage + clip * abs(advantage)
+            beyond = advantage >= 0.0 and excess > clip
+            limit = advantage + clip * abs(advantage)
+            gain = limit if beyond else (1.0 + excess) * advantage
             policy_sum -= min(gain, limit)
-            slope = 0.0 if gain > limit else gain
+            slope = 0.0 if beyond or gain > limit else gain
         else:
             policy_sum -= log_prob[i] * advantage
             slope = advantage

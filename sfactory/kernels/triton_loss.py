@@ -43,8 +43,9 @@ def loss_and_gradients(
         advantage = tl.where(beyond > 0, kept, advantage)
     if SURROGATE:
         gain, limit = ratio * advantage, advantage + clip * tl.abs(advantage)
-        policy = -tl.where(gain > limit, limit, gain)  # NaN stays
-        slope = tl.where(gain > limit, 0.0, gain)
+        clipped = (gain > limit) | ((advantage >= 0) & (excess > clip))  # also where 0 times infinity is NaN
+        policy = -tl.where(clipped, limit, gain)  # any other NaN stays
+        slope = tl.where(clipped, 0.0, gain)
     else:
         policy = -new * advantage
         slope = advantage
