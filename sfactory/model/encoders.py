@@ -65,7 +65,8 @@ class NatureCNN(nn.Module):
 
     Images with a side below 36 pixels, on which the original kernels do not fit, get three 3x3 convolutions with
     padding 1 and the same numbers of channels; a convolution has stride 2 as long as the larger side is above 8 pixels,
-    else 1. So a 7x7 grid keeps its resolution and 28x28 comes down to 7x7.
+    else 1. So a 7x7 grid keeps its resolution and 28x28 comes down to 7x7. Along a side of one pixel the stride is 1: any
+    other gives the same, but in bfloat16 on the CPU torch 2.13 leaves a part of the weights' gradient unwritten.
 
     Args:
         leaf: An image, (H, W, C) or (C, H, W).
@@ -78,13 +79,14 @@ class NatureCNN(nn.Module):
         table = NATURE_LAYERS if min(sides) >= NATURE_MIN_SIDE else _small_layers(max(sides))
         convolutions: list[nn.Conv2d] = []
         for channels, kernel, stride, padding in table:
+            strides = tuple(1 if side == 1 else stride for side in sides)
             if convolutions:
                 convolutions.append(
-                    orthogonal(nn.Conv2d(convolutions[-1].out_channels, channels, kernel, stride, padding))
+                    orthogonal(nn.Conv2d(convolutions[-1].out_channels, channels, kernel, strides, padding))
                 )
             else:
-                convolutions.append(PixelConv(leaf, channels, kernel, stride, padding))
-            sides = tuple((side + 2 * padding - kernel) // stride + 1 for side in sides)
+                convolutions.append(PixelConv(leaf, channels, kernel, strides, padding))
+            sides = tuple((side + 2 * padding - kernel) // step + 1 for side, step in zip(sides, strides, strict=True))
         self.convolutions = nn.ModuleList(convolutions)
         self.linear = Dense(convolutions[-1].out_channels * math.prod(sides), features)
         self.out_features = features

@@ -38,7 +38,9 @@ class PixelConv(nn.Conv2d):
         scale: By which pixels are multiplied.
     """
 
-    def __init__(self, leaf: Leaf, out_channels: int, kernel_size: int, stride: int, padding: int = 0) -> None:
+    def __init__(
+        self, leaf: Leaf, out_channels: int, kernel_size: int, stride: int | tuple[int, ...], padding: int = 0
+    ) -> None:
         categories = leaf.sizes[0] if leaf.sizes else 0
         super().__init__(leaf.channels * max(1, categories), out_channels, kernel_size, stride, padding)
         orthogonal(self)

@@ -67,8 +67,12 @@ def test_a_convolution_over_blocks_is_one_of_stride_four(kernel: int, hwc: bool)
 
 
 @pytest.mark.parametrize(
-    "shape", [(4, 84, 84), (72, 128, 3), (3, 72, 128), (1, 37, 61), (4, 38, 84), (20, 36, 40), (3, 28, 28), (7, 7, 3)]
-)
+    "shape",
+    [
+        (4, 84, 84), (72, 128, 3), (3, 72, 128), (1, 37, 61), (4, 38, 84), (20, 36, 40), (3, 28, 28), (7, 7, 3),
+        (40, 4, 10),
+    ],
+)  # fmt: skip
 def test_the_encoder_computes_what_plain_convolutions_do(shape: tuple[int, ...]) -> None:
     """With sides that are multiples of four and others, and with small images, whose layers have padding."""
     torch.manual_seed(0)
@@ -81,7 +85,7 @@ def test_the_encoder_computes_what_plain_convolutions_do(shape: tuple[int, ...])
         torch.testing.assert_close(encoder(x), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (3, 28, 28)])
+@pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (3, 28, 28), (40, 4, 10)])
 def test_in_bfloat16_it_is_as_exact_as_autocast(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     encoder = exchange_all(NatureCNN(image_leaf(shape), 64))
@@ -137,7 +141,7 @@ def test_a_gradient_is_cut_off_where_the_activation_is_zero_however_it_lies(dtyp
     assert torch.equal(last[0], expected)  # where it lay
 
 
-@pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (1, 37, 61), (3, 28, 28), (7, 7, 3)])
+@pytest.mark.parametrize("shape", [(4, 84, 84), (72, 128, 3), (1, 37, 61), (3, 28, 28), (7, 7, 3), (40, 4, 10)])
 @pytest.mark.parametrize("images", [1, 19])
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_weights_kept_in_onednn_order_give_the_same_features(

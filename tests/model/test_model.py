@@ -24,6 +24,7 @@ from sfactory.model import (
     build_uninitialized,
     describe,
 )
+from sfactory.model.encoders import NatureCNN
 from sfactory.model.recurrence import GRUScan, LSTMScan, _blocks_backward
 from sfactory.spaces import ActionSpec, Leaf, ObservationSpec
 
@@ -193,6 +194,24 @@ def test_bfloat16_stays_close_and_gives_float32(kind: str, core: str) -> None:
     assert one[2] is None or one[2].dtype == torch.float32
     torch.testing.assert_close((params, values), exact, rtol=0.05, atol=0.05)
     assert not torch.equal(values, exact[1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((4, 84, 84), [(4, 4), (2, 2), (1, 1)]), ((3, 28, 28), [(2, 2), (2, 2), (1, 1)]),
+        ((7, 9, 1), [(2, 2), (1, 1), (1, 1)]), ((7, 7, 3), [(1, 1), (1, 1), (1, 1)]),
+        ((40, 4, 10), [(2, 2), (2, 2), (2, 1)]),
+    ],
+)  # fmt: skip
+def test_no_convolution_strides_along_a_side_of_one_pixel(shape: tuple[int, ...], strides: list) -> None:
+    (leaf,) = ObservationSpec.from_space(spaces.Box(0, 255, shape, np.uint8)).leaves
+    encoder, x = NatureCNN(leaf, 8), torch.randint(0, 256, (3, *shape), dtype=torch.uint8)
+    assert [convolution.stride for convolution in encoder.convolutions] == strides
+    features = encoder(x)
+    for convolution in encoder.convolutions:
+        convolution.stride = max(convolution.stride)
+    torch.testing.assert_close(encoder(x), features)  # so a checkpoint with such strides computes the same
 
 
 @pytest.mark.parametrize("kind", ["image_chw", "image_hwc"])
