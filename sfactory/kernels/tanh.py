@@ -7,6 +7,9 @@ import numpy as np
 from torch import Tensor
 
 _SATURATED = np.float32(7.90531110763549805)
+"""Where the approximation ends."""
+_ONE, _ONE_FROM = np.float32(1), np.float32(9.0108)
+"""The nearest float32 to tanh is 1 from there on, so that 1 - tanh^2 is 0 and a saturated unit has no gradient."""
 # Numerator (odd powers 1 to 13) and denominator (even powers 0 to 6) of a minimax rational approximation, within 3e-7
 # of tanh.
 _P = np.array(
@@ -27,7 +30,8 @@ def tanh_of(x):
     v = min(max(x, -_SATURATED), _SATURATED)
     s = v * v
     odd = ((((((_P13 * s + _P11) * s + _P9) * s + _P7) * s + _P5) * s + _P3) * s + _P1) * v
-    return odd / (((_Q6 * s + _Q4) * s + _Q2) * s + _Q0)
+    y = odd / (((_Q6 * s + _Q4) * s + _Q2) * s + _Q0)
+    return np.copysign(_ONE, x) if abs(x) > _ONE_FROM else y
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")

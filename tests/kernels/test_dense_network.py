@@ -153,3 +153,22 @@ def test_tanh_is_exact_to_3e7_and_keeps_nan() -> None:
     assert (tanh_(x.clone()).double() - torch.tanh(x.double())).abs().max() < 3e-7
     ends = tanh_(torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0]))
     torch.testing.assert_close(ends, torch.tensor([float("nan"), 1.0, -1.0, 0.0]), equal_nan=True)
+
+
+def test_tanh_saturates_where_torch_s_does() -> None:
+    x = torch.tensor([9.02, 20.0, 1e6, torch.inf])
+    for sign in (1.0, -1.0):
+        assert torch.equal(tanh_(sign * x), torch.tanh(sign * x)) and (torch.tanh(sign * x).abs() == 1).all()
+        assert (tanh_(torch.full((40,), 9.0 * sign)).abs() < 1).all()
+
+
+def test_saturated_units_learn_nothing() -> None:
+    """Adam would make whole steps of a gradient of 1e-7."""
+    model = model_of(SPACES["vector"], DISCRETE)
+    weights, batch = FlatWeights(model, gradients=True), batch_of((torch.full((2, 3, 3, 5), 100.0),))
+    first = model.actor.encoders[0].linears[0]
+    first.weight.data.abs_()
+    network = DenseNetwork(model)
+    outputs = network.outputs(batch, slice(0, 3))
+    network.backward(outputs, torch.ones_like(outputs.params), torch.ones_like(outputs.value), {})
+    assert not first.weight.grad.any() and weights.parameters.grad.any()
