@@ -39,7 +39,7 @@ def densities(
     logits = log_probs.shape[1]
     masked = mask.size > 0
     for row in range(rows):
-        total, spread = np.float32(0), np.float32(0)
+        total, spread = 0.0, np.float32(0)
         begin = 0
         for k in range(sizes.size):
             end = begin + sizes[k]

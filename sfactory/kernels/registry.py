@@ -42,6 +42,7 @@ from sfactory.model.networks import Network, Outputs, TorchNetwork
 from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.model.precision import mixed_precision
 from sfactory.objective import ESTIMATORS, Objective
+from sfactory.spaces import ActionSpec
 from sfactory.update import Update
 
 _CPU = torch.device("cpu")
@@ -203,11 +204,10 @@ def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
     units = CriticUnits(_Critic().to(device), use.config.loss.normalize_returns)
     units.update(torch.linspace(-3, 8, 50, device=device), torch.ones(50, dtype=torch.bool, device=device))
     objective, columns = kind(use.config, model.distribution, units), batch.all_columns
-    generator = torch.Generator().manual_seed(2)
-    params = torch.randn(*batch.first.shape, model.distribution.width, generator=generator)
-    value = torch.randn(batch.first.shape, generator=generator)
-    moved = params[:-1] + 0.3 * torch.randn(params[:-1].shape, generator=generator)
-    params, value, moved = (x.to(device) for x in (params, value, moved))
+    params, value, moved, noise = (x.to(device) for x in _made_up_outputs(model.action, batch.first.shape))
+    behaviour = model.distribution.log_prob(params[:-1], *batch.actions(columns)) + noise
+    batch = dataclasses.replace(batch, log_prob=behaviour)
+    generator = torch.Generator().manual_seed(3)
     estimates = objective.estimate(objective.evaluate(Outputs(params, value), batch, columns), batch, columns)
     targets, _ = objective.targets([estimates])
     found = [x.float() for x in estimates]
@@ -221,6 +221,19 @@ def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
         gradients = objective.gradients(evaluation, samples, held, columns, weighed)
         found += [totals, gradients.params, gradients.value, gradients.sums]
     return found
+
+
+def _made_up_outputs(action: ActionSpec, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Parameters and values ``[T+1, B]``; parameters ``[T, B]`` that have moved on, the less the more there are to move
+    the policy, so that its ratio is of the same size for every action space; and by how much the log-probability of the
+    behaviour policy differs."""
+    generator = torch.Generator().manual_seed(2)
+    params = torch.randn(*shape, action.logits + 2 * action.continuous, generator=generator)
+    params[..., action.logits + action.continuous :] *= 0.5  # log standard deviations
+    value = torch.randn(shape, generator=generator)
+    step = 0.3 / math.sqrt(len(action.sizes) + action.continuous)
+    moved = params[:-1] + step * torch.randn(params[:-1].shape, generator=generator)
+    return params, value, moved, torch.randn(moved.shape[:-1], generator=generator)
 
 
 def _far_targets(targets: Targets, generator: torch.Generator) -> Targets:

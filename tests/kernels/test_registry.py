@@ -88,6 +88,18 @@ def test_a_whole_run_s_choice_is_taken_with_any_loss(algo: str, loss: LossConfig
     assert not choice.refused
 
 
+NESTED = spaces.Tuple((spaces.Discrete(5), spaces.Dict({"a": spaces.MultiBinary(3), "b": spaces.Box(-2, 2, (2,))})))
+
+
+@pytest.mark.parametrize("algo", ["appo", "impala", "ppo"])
+def test_the_objective_is_taken_whatever_the_action_space(algo: str) -> None:
+    """Made-up policies whose ratios overflow would differ for the plain sums' sake."""
+    (kernel,) = (kernel for kernel in REGISTRY if kernel.name == "objective")
+    boxes = [spaces.Box(-1, 1, (n,)) for n in (*range(1, 30, 2), 22, 24, 28, 64)]
+    for action in (*boxes, NESTED, spaces.MultiBinary(200), spaces.Tuple((spaces.Discrete(9), boxes[2]))):
+        assert kernel.disagreement(Use(model_of("vector", action), Config(env="x", algo=algo), None, True)) is None, action
+
+
 def test_the_only_update_of_a_batch_needs_no_kernel() -> None:
     assert "update" not in chosen(model_of("vector"), Config(env="x")).choice.taken
 
@@ -136,8 +148,9 @@ EDITS = {
 
 
 @pytest.mark.parametrize(
-    "action", [MIXED, spaces.Discrete(2), spaces.Box(-1, 1, (1,)), spaces.Box(-1, 1, (17,))],
-    ids=["mixed", "discrete", "box", "large box"],
+    "action",
+    [MIXED, spaces.Discrete(2), spaces.Box(-1, 1, (1,)), spaces.Box(-1, 1, (17,)), spaces.MultiBinary(64)],
+    ids=["mixed", "discrete", "box", "large box", "many bits"],
 )  # fmt: skip
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edited_loss_is_what_runs(edit: str, action: spaces.Space, monkeypatch: pytest.MonkeyPatch) -> None:
