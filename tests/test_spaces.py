@@ -123,6 +123,19 @@ def test_bounds_that_are_too_far_apart_for_a_number_count_as_none() -> None:
     assert action.batch(none, given).tolist() == [[0.5, 5.0, 4.0], [-3.0, -9.0, 1.0]]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("nested", [False, True], ids=["bare", "in a dict"])
+def test_actions_of_a_box_without_dimensions_are_arrays(nested: bool) -> None:
+    box = spaces.Box(-1, 1, ())
+    space = spaces.Dict({"force": box, "go": spaces.Discrete(3)}) if nested else box
+    action = ActionSpec.from_space(space)
+    rows = action.rows(np.ones((2, len(action.sizes)), np.int32), np.array([[0.5], [3.0]], np.float32))
+    assert len(rows) == 2 and all(space.contains(row) for row in rows)
+    forces = [row["force"] if nested else row for row in rows]
+    assert all(type(force) is np.ndarray for force in forces) and forces == [0.5, 1.0]
+    assert not nested or {row["go"] for row in rows} == {1}  # numbers, which may be keys
+
+
 def test_entries_of_one_name_are_refused() -> None:
     box = spaces.Box(-1, 1, (1,))
     with pytest.raises(ConfigError, match="two entries of the observation space have the name obs/a/b"):

@@ -325,7 +325,7 @@ class ActionSpec:
             values = categorical[:, 0]
             return (values + self.space.start if self.space.start else values).tolist()
         batch = self.batch(categorical, continuous)
-        if isinstance(batch, np.ndarray):
+        if isinstance(batch, np.ndarray) and batch.ndim > 1:
             return batch
         return [_row(batch, i) for i in range(len(categorical))]
 
@@ -433,4 +433,5 @@ def _row(batch: Any, index: int) -> Any:
         return {key: _row(value, index) for key, value in batch.items()}
     if isinstance(batch, tuple):
         return tuple(_row(value, index) for value in batch)
-    return batch[index]
+    # A Box without dimensions has arrays for actions, a Discrete has numbers.
+    return batch[index, ...] if batch.dtype.kind == "f" else batch[index]
