@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from sfactory.errors import ConfigError
 from sfactory.spaces import ActionSpec, Leaf, ObservationSpec, Reading
+from sfactory.spaces.tensors import action_parts
 
 
 def leaf_of(space: spaces.Space, **reading) -> Leaf:
@@ -121,6 +123,17 @@ def test_bounds_that_are_too_far_apart_for_a_number_count_as_none() -> None:
     given = np.array([[0.5, 7.0, 1.0], [-3.0, -9.0, 0.0]], np.float32)
     none = np.zeros((2, 0), np.int32)
     assert action.batch(none, given).tolist() == [[0.5, 5.0, 4.0], [-3.0, -9.0, 1.0]]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_actions_of_a_box_without_bounds_are_finite_in_its_dtype(dtype: type) -> None:
+    action = ActionSpec.from_space(spaces.Box(-np.inf, np.inf, (3,), dtype))
+    (found,) = action.batch(np.zeros((1, 0), np.int32), np.array([[1e5, -1e5, 3.0]], np.float32))
+    ends = np.finfo(dtype)
+    assert found.dtype == dtype and found.tolist() == np.clip([1e5, -1e5, 3.0], ends.min, ends.max).tolist()
+    (part,) = action_parts(action)
+    assert part(torch.zeros(1, 0), torch.tensor([[1e5, -1e5, 3.0]])).tolist() == [found.tolist()]
 
 
 @pytest.mark.filterwarnings("error")

@@ -367,16 +367,18 @@ class BoxScale:
     """Maps unbounded Gaussian samples into a Box.
 
     Where both bounds are finite, clip(u, -1, 1) or tanh(u) is scaled linearly to [low, high]; elsewhere u itself is
-    clipped to the bounds. Bounds so far apart that twice their distance overflows count as none.
+    clipped to the bounds and to the numbers of the dtype. Bounds so far apart that twice their distance overflows count
+    as none.
 
     Attributes:
-        low, high: Of the Box.
+        low, high: Of the Box, or the ends of what its dtype holds.
         bounded: bool ``[*space.shape]``.
         centre, half_width: Of the bounded dimensions, 0 elsewhere.
     """
 
     def __init__(self, space: spaces.Box) -> None:
-        self.low, self.high, self._dtype = space.low, space.high, space.dtype
+        ends, self._dtype = np.finfo(space.dtype), space.dtype
+        self.low, self.high = np.maximum(space.low, ends.min), np.minimum(space.high, ends.max)
         with np.errstate(over="ignore", invalid="ignore"):
             self.bounded = (
                 space.bounded_below
