@@ -221,7 +221,7 @@ class RuntimeConfig(Settings):
     """How often in a row processes that died or hung are started anew without any progress in between; then the run
     fails, saved."""
     validate_observations: bool = setting(True, resume=safe("what is noticed"))
-    """Check that observations and rewards are finite."""
+    """Check that observations and rewards are finite. Without, what a model answers to an infinity is undefined."""
     env_fault_rate: float = setting(0.01, between(0, 1), resume=_GIVE_UP)
     """Faults of environments (they raise, or give NaN or something else than they promise) per env step that a run
     survives: they are made anew and their samples left out. With more, and more than 100, it ends as failed; 1: survive
