@@ -116,12 +116,14 @@ def tuned_values(asked: Config, best: Config) -> dict[str, Any]:
     With them and nothing else, ``python -m sfactory.train --config FILE`` trains what was tuned.
     """
     plain = to_dict(resolve(Config(env=asked.env, preset=asked.preset)))
-    values = {"env": asked.env} | _differences(to_dict(asked), plain)
+    values = {"env": asked.env, "preset": asked.preset} | _differences(to_dict(asked), plain)
     for name in ("run", "overwrite", "log"):
         values.pop(name, None)
     for name, value in settings_of(best).items():
         group, _, key = name.rpartition(".")
         (values.setdefault(group, {}) if group else values)[key] = value
+    if best.rollout != asked.rollout:  # shortened for many workers, whose environments are given now
+        values["rollout"] = best.rollout
     return values
 
 

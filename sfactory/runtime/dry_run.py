@@ -25,14 +25,19 @@ T = TypeVar("T")
 _CPU = torch.device("cpu")
 
 
-def check_extensions(config: Config, model: nn.Module) -> None:
+def check_extensions(config: Config, model: nn.Module, masked: bool) -> None:
     """Try what a configuration names of a user's own code besides the model.
+
+    Args:
+        masked: Whether the environment gives action masks.
 
     Raises:
         ConfigError: With the name of the code, what it gave, and what is expected.
     """
     if type(model.distribution) is not ActionDistribution:
         _check_distribution(config, model.distribution)
+        if masked:
+            _check_masks(config, model.distribution)
     if config.batch_source != "none":
         _check_batch_source(config, model)
     if config.loss.estimator in ("auto", *ESTIMATORS) and config.loss.terms == "none":
@@ -84,6 +89,25 @@ def _check_distribution(config: Config, distribution: Distribution) -> None:
         raise ConfigError(f"{role}: mode returned {_described(mode)}; it must be (categorical, continuous)")
     _require(role, "categorical actions of mode", mode[0], (rows, len(action.sizes)), "(2, K)", torch.int32)
     _require(role, "continuous actions of mode", mode[1], (rows, action.continuous), "(2, D)")
+
+
+def _check_masks(config: Config, distribution: Distribution) -> None:
+    """Have the distribution choose where a mask allows one category of each component, the last."""
+    action, role = distribution.action, f"model.distribution {config.model.distribution}"
+    allowed = torch.tensor([[n - 1 for n in action.sizes]], dtype=torch.int32)
+    mask = torch.cat([torch.arange(n) == n - 1 for n in action.sizes])[None]
+    params = torch.zeros(1, distribution.width)
+    drawn = _called(f"{role}: sample", lambda: distribution.sample(params, mask, torch.Generator()))
+    for what, chosen in (("sample", drawn[0]), ("mode", _called(role, lambda: distribution.mode(params, mask))[0])):
+        if not torch.equal(chosen, allowed):
+            raise ConfigError(
+                f"{role}: {what} chose {chosen.tolist()} where the mask allows {allowed.tolist()} alone; what the mask "
+                "forbids must have probability 0"
+            )
+    log_prob = _called(f"{role}: log_prob", lambda: distribution.log_prob(params, allowed, drawn[1], mask))
+    if not action.continuous and not torch.allclose(log_prob, torch.zeros(1), atol=1e-4):
+        raise ConfigError(f"{role}: log_prob of the only action that a mask allows is {log_prob.tolist()}; it must be 0")
+    _require(role, "entropy with a mask", _called(role, lambda: distribution.entropy(params, mask)), (1,), "(1,)")
 
 
 def _check_batch_source(config: Config, model: nn.Module) -> None:

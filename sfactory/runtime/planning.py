@@ -88,7 +88,7 @@ def make_plan(config: Config) -> Plan:
     model = build_uninitialized(env.observation, env.action, config.model)
     if (problem := minibatch_problem(config, recurrent=model.state_size > 0)) is not None:
         raise ConfigError(problem)
-    check_extensions(config, model)
+    check_extensions(config, model, env.masked)
     check_limits(plan, model)
     if config.batch_size > LONGEST_BATCH * config.steps and "batch_size" in given_names(config):
         raise ConfigError(

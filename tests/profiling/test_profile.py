@@ -14,7 +14,7 @@ import torch
 from commands import Command, wait_until
 from environments import Pixels
 
-from sfactory.config import Config, RuntimeConfig, resolve
+from sfactory.config import Config, RuntimeConfig, merged, resolve
 from sfactory.config.command_line import from_command_line
 from sfactory.config.lag import settling_steps
 from sfactory.errors import RunFailed
@@ -458,11 +458,20 @@ def test_an_interrupt_of_the_first_run_leaves_nothing_to_keep(monkeypatch):
         tune(plan_for(), 300)
 
 
+@pytest.mark.parametrize("asked", [{}, {"preset": "none"}, {"workers": 64}])
+def test_tuned_values_alone_train_what_was_tuned(asked):
+    asked = resolve(Config(env="CartPole-v1", **asked))
+    best = make_plan(asked).config
+    again = make_plan(resolve(merged(Config(), tuned_values(asked, best)))).config
+    runtime = dataclasses.replace(again.runtime, learner_threads=None, inference_threads=None)  # which it writes
+    assert dataclasses.replace(again, run=best.run, runtime=runtime) == best
+
+
 def test_tuned_values_say_what_was_asked_for_and_no_more():
     asked = resolve(Config(env="CartPole-v1", preset="none", rollout=64, epochs=2, run="somewhere"))
     values = tuned_values(asked, dataclasses.replace(asked, workers=3))
-    assert {key: values[key] for key in ("env", "rollout", "epochs", "workers")} == {
-        "env": "CartPole-v1", "rollout": 64, "epochs": 2, "workers": 3,
+    assert {key: values[key] for key in ("env", "preset", "rollout", "epochs", "workers")} == {
+        "env": "CartPole-v1", "preset": "none", "rollout": 64, "epochs": 2, "workers": 3,
     }  # fmt: skip
     assert "run" not in values
     assert "optim" not in values

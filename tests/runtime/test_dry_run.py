@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,9 +23,9 @@ from sfactory.train import main as train_main
 from sfactory.vtrace import unweighted_vtrace
 
 
-def problem(**changes: Any) -> str:
+def problem(env: Any = "CartPole-v1", **changes: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        make_plan(Config(env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, **changes))
+        make_plan(Config(env=env, preset="none", envs_per_worker=8, rollout=16, batch_size=128, **changes))
     return str(caught.value)
 
 
@@ -112,6 +114,49 @@ class Bare(Distribution):
 )
 def test_distributions_that_break_their_contract(distribution: Any, said: str) -> None:
     text = problem(model=ModelConfig(distribution=distribution))
+    assert said in text
+    assert text.startswith("model.distribution")
+
+
+class Masked(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (3,)), gymnasium.spaces.MultiDiscrete([2, 3])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {"action_mask": (np.ones(2, bool), np.ones(3, bool))}
+
+    def step(self, action):
+        observation, info = self.reset()
+        return observation, 0.0, False, True, info
+
+
+class Unmasked(ActionDistribution):
+    """Does not look at the mask."""
+
+    def sample(self, params, mask=None, generator=None):
+        return super().sample(params, None, generator)
+
+
+class Greedy(ActionDistribution):
+    def mode(self, params, mask=None):
+        return super().mode(params, None)
+
+
+class Unsure(ActionDistribution):
+    def log_prob(self, params, categorical, continuous, mask=None):
+        return super().log_prob(params, categorical, continuous, None)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "said"),
+    [
+        (Unmasked, "sample chose "),
+        (Greedy, "mode chose [[0, 0]] where the mask allows [[1, 2]] alone"),
+        (Unsure, "log_prob of the only action that a mask allows is "),
+    ],
+)
+def test_distributions_that_do_not_heed_the_mask(distribution: Any, said: str) -> None:
+    text = problem(Masked, model=ModelConfig(distribution=distribution))
     assert said in text
     assert text.startswith("model.distribution")
 
