@@ -106,7 +106,9 @@ def _check_masks(config: Config, distribution: Distribution) -> None:
             )
     log_prob = _called(f"{role}: log_prob", lambda: distribution.log_prob(params, allowed, drawn[1], mask))
     if not action.continuous and not torch.allclose(log_prob, torch.zeros(1), atol=1e-4):
-        raise ConfigError(f"{role}: log_prob of the only action that a mask allows is {log_prob.tolist()}; it must be 0")
+        raise ConfigError(
+            f"{role}: log_prob of the only action that a mask allows is {log_prob.tolist()}; it must be 0"
+        )
     _require(role, "entropy with a mask", _called(role, lambda: distribution.entropy(params, mask)), (1,), "(1,)")
 
 
