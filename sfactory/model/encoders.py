@@ -65,8 +65,8 @@ class NatureCNN(nn.Module):
 
     Images with a side below 36 pixels, on which the original kernels do not fit, get three 3x3 convolutions with
     padding 1 and the same numbers of channels; a convolution has stride 2 as long as the larger side is above 8 pixels,
-    else 1. So a 7x7 grid keeps its resolution and 28x28 comes down to 7x7. Along a side of one pixel the stride is 1: any
-    other gives the same, but in bfloat16 on the CPU torch 2.13 leaves a part of the weights' gradient unwritten.
+    else 1. So a 7x7 grid keeps its resolution and 28x28 comes down to 7x7. Along a side of one pixel the stride is 1:
+    any other gives the same, but in bfloat16 on the CPU torch 2.13 leaves a part of the weights' gradient unwritten.
 
     Args:
         leaf: An image, (H, W, C) or (C, H, W).

@@ -97,9 +97,8 @@ def test_the_objective_is_taken_whatever_the_action_space(algo: str) -> None:
     (kernel,) = (kernel for kernel in REGISTRY if kernel.name == "objective")
     boxes = [spaces.Box(-1, 1, (n,)) for n in (*range(1, 30, 2), 22, 24, 28, 64)]
     for action in (*boxes, NESTED, spaces.MultiBinary(200), spaces.Tuple((spaces.Discrete(9), boxes[2]))):
-        assert kernel.disagreement(Use(model_of("vector", action), Config(env="x", algo=algo), None, True)) is None, (
-            action
-        )
+        use = Use(model_of("vector", action), Config(env="x", algo=algo), None, True)
+        assert kernel.disagreement(use) is None, action
 
 
 def test_the_only_update_of_a_batch_needs_no_kernel() -> None:
