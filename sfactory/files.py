@@ -1,9 +1,11 @@
 """Files that are whole or absent: written under a temporary name, synced to the disk, then renamed; and whole additions
-to others. Temporary folders of this process, which are removed even if an interrupt ends it at once."""
+to others. Temporary folders of this process, which are removed even if an interrupt ends it at once. Compiled code that
+is older than its source."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
@@ -108,3 +110,20 @@ def temporary_folder() -> Iterator[Path]:
         yield folder
     finally:
         remove_temporary_folder(folder)
+
+
+def forget_stale_kernels(package: Path) -> None:
+    """Remove what numba has kept of a package's functions beside them, if any source of it has changed since.
+
+    numba itself looks at a function's own file alone, though the functions that it calls are compiled into it.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(package.rglob("*.py")):
+        digest.update(source.read_bytes())
+    stamp = package / "__pycache__" / "kernels.sha256"
+    with contextlib.suppress(OSError):  # who cannot write there has nothing kept there
+        if not stamp.exists() or stamp.read_text() != digest.hexdigest():
+            for kept in package.rglob("*.nb[ic]"):
+                kept.unlink(missing_ok=True)
+            stamp.parent.mkdir(exist_ok=True)
+            stamp.write_text(digest.hexdigest())

@@ -11,17 +11,20 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.registry import ON_DEVICE
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError
+from sfactory.files import forget_stale_kernels
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 if TYPE_CHECKING:
     from sfactory.envs.native.base import NativeGroup
 
+forget_stale_kernels(Path(__file__).parent)
 _PREFIX = "sfactory/"
 _MODULES = {"CartPole": "cartpole", "Pendulum": "pendulum", "MemoryGrid": "memory_grid"}
 """Modules that hold a group class of the same name as the id; imported when asked for, because they bring numba with

@@ -9,9 +9,14 @@ same numbers both ways within the kernel's tolerance. So whoever edits the plain
 what that code says, but where it says something else in rare cases alone. ``--runtime.kernels off`` takes none.
 """
 
+from pathlib import Path
+
+from sfactory.files import forget_stale_kernels
 from sfactory.kernels.lowered import lower_weights
 from sfactory.kernels.registry import REGISTRY, Kernel
 from sfactory.kernels.sampling import initialize
 from sfactory.kernels.selection import Choice, Kernels
 
 __all__ = ["REGISTRY", "Choice", "Kernel", "Kernels", "initialize", "lower_weights"]
+
+forget_stale_kernels(Path(__file__).parent)
