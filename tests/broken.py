@@ -41,6 +41,23 @@ class Sound(gym.Env):
         return abs(self.place) >= 4
 
 
+class Masked(Sound):
+    """Allows one of its actions, and refuses the other."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        return observation, self._masks()
+
+    def step(self, action):
+        assert action == self.allowed, "a masked action"
+        observation, *rest, _ = super().step(action)
+        return (observation, *rest, self._masks())
+
+    def _masks(self):
+        self.allowed = int(self.np_random.integers(2))
+        return {"action_mask": np.arange(2) == self.allowed}
+
+
 class WrongShape(Sound):
     def step(self, action):
         observation, *rest = super().step(action)
@@ -208,6 +225,7 @@ class Pair(ParallelEnv):
     metadata = {"name": "pair_v0"}  # noqa: RUF012
     possible_agents = ["left", "right"]  # noqa: RUF012
     render_mode = None
+    single = Sound
 
     def observation_space(self, agent):
         return Sound.observation_space
@@ -217,16 +235,19 @@ class Pair(ParallelEnv):
 
     def reset(self, seed=None, options=None):
         self.agents = self.possible_agents[:]
-        self.envs = getattr(self, "envs", None) or {agent: Sound() for agent in self.agents}
+        self.envs = getattr(self, "envs", None) or {agent: self.single() for agent in self.agents}
         seeds = {agent: None if seed is None else seed + i for i, agent in enumerate(self.agents)}
-        return {agent: env.reset(seed=seeds[agent])[0] for agent, env in self.envs.items()}, {
-            a: {} for a in self.agents
-        }
+        results = {agent: env.reset(seed=seeds[agent]) for agent, env in self.envs.items()}
+        return tuple({agent: result[i] for agent, result in results.items()} for i in range(2))
 
     def step(self, actions):
         results = {agent: self.envs[agent].step(action) for agent, action in actions.items()}
         self.agents = [agent for agent, result in results.items() if not (result[2] or result[3])]
         return tuple({agent: result[i] for agent, result in results.items()} for i in range(5))
+
+
+class MaskedPair(Pair):
+    single = Masked
 
 
 class MistakenPair(Pair):

@@ -10,6 +10,7 @@ from pathlib import Path
 import broken
 import numpy as np
 import pytest
+from environments import Busy
 from examples.grid_world import GridWorld
 from examples.multi_agent import Rendezvous
 
@@ -40,7 +41,7 @@ class NumpyEnds(broken.Sound):
         return observation, reward, np.bool_(terminated), np.bool_(truncated), info
 
 
-@pytest.mark.parametrize("env", [NumpyEnds, GridWorld, Rendezvous])
+@pytest.mark.parametrize("env", [NumpyEnds, GridWorld, Rendezvous, broken.Masked, broken.MaskedPair, Busy])
 def test_environments_that_train_well_have_no_problem(env, tmp_path):
     findings, _ = inspected(env, tmp_path)
     assert "Gymnasium's checker" not in findings and "PettingZoo's checker" not in findings
