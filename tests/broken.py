@@ -250,6 +250,16 @@ class MaskedPair(Pair):
     single = Masked
 
 
+class PairOfNewObservationSpaces(Pair):
+    def observation_space(self, agent):
+        return spaces.Box(-5, 5, (2,), np.float32)
+
+
+class PairOfNewActionSpaces(Pair):
+    def action_space(self, agent):
+        return spaces.Discrete(2)
+
+
 class MistakenPair(Pair):
     def step(self, actions):
         observations, *rest = super().step(actions)

@@ -90,6 +90,8 @@ def test_what_is_broken_is_found(env, check, says, tmp_path):
         (broken.Endless, "episodes", "no episode ended"),
         (broken.Sparse, "rewards", "sparse: the reward was 0"),
         (broken.Slow, "memory", "not judged"),
+        (broken.PairOfNewObservationSpaces, "PettingZoo's checker", "the exact same space object"),
+        (broken.PairOfNewActionSpaces, "PettingZoo's checker", "the exact same space object"),
     ],
 )
 def test_what_is_unusual_is_told_as_a_note(env, check, says, tmp_path):
