@@ -22,14 +22,13 @@ from rich.table import Table
 
 from sfactory.commands.checks.advice import Expectation, advise, expect
 from sfactory.commands.checks.findings import Facts, Finding, Stage, Unmakeable
-from sfactory.commands.checks.inspection import inspect_environment
+from sfactory.commands.checks.inspection import process_main
 from sfactory.config import Config, check_types, env_name
 from sfactory.config.command_line import CommandOptions, Switch, read_command_line
 from sfactory.envs import probe
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, SfactoryError, telling_errors
-from sfactory.runtime.processes import EventSender, WorkerProcesses, fork_server
-from sfactory.runtime.worker_process import settle_process
+from sfactory.runtime.processes import WorkerProcesses, fork_server
 from sfactory.telemetry.console import new_console
 
 DESCRIPTION = """Make an environment, play random actions in it, and say what is wrong with it, which speed to expect on
@@ -159,7 +158,7 @@ def _inspect(request: EnvRequest, options: Options) -> Result:
     """Have a process check the environment, and survive whatever the environment does to it."""
     result, stage = Result(), "start"
     with WorkerProcesses() as processes:
-        processes.start(PROCESS, _main, cloudpickle.dumps(request), options.seconds)
+        processes.start(PROCESS, process_main, cloudpickle.dumps(request), options.seconds)
         output = Path(processes.folders[PROCESS]) / "output"
         deadline = time.monotonic() + options.timeout
         while processes.alive():
@@ -191,20 +190,6 @@ def _ended(result: Result, stage: str, message: str) -> Result:
     result.findings.append(Finding(stage, "problem", message))
     result.unmakeable = stage in ("start", "construction")
     return result
-
-
-def _main(name: str, events: EventSender, folder: str, pickled: bytes, seconds: float) -> None:
-    """The process that checks."""
-    settle_process(name, folder)
-    output = Path(folder) / "output"
-    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for standard in (1, 2):
-        os.dup2(descriptor, standard)
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.reconfigure(line_buffering=True)
-    inspect_environment(cloudpickle.loads(pickled), seconds, output, events.put)
-    events.put(None)
 
 
 # Showing

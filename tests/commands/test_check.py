@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import broken
@@ -187,6 +189,13 @@ def test_the_speed_of_an_environment_on_the_device_is_that_of_a_short_run(capfd)
     status, values = checked(capfd, "sfactory/TensorCartPole", "--seconds", "1", "--device", "cpu")
     assert status == values["problems"] == 0
     assert values["expectation"]["env_steps_per_s"] > 1000 and values["expectation"]["ceiling"] is None
+
+
+def test_its_module_checks_when_it_runs_by_itself():
+    """Where it is ``__main__``, of which its process knows nothing."""
+    command = [sys.executable, "-m", "sfactory.commands.check", "CartPole-v1", "--seconds", "0.2", "--no-speed"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "no problems" in done.stdout, done.stderr
 
 
 def test_an_environment_must_be_named(capsys):

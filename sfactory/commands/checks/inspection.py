@@ -4,6 +4,8 @@ block, print into, or end."""
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 import time
 import traceback
 import warnings
@@ -26,11 +28,27 @@ from sfactory.envs.faults import ENV_ERRORS, close_quietly
 from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.registry import find_spec
 from sfactory.errors import ConfigError, EnvironmentFault, said
+from sfactory.runtime.processes import EventSender
+from sfactory.runtime.worker_process import settle_process
 
 LONG_CONSTRUCTION_S = 5.0
 SAME_SPACE = "should return the exact same space object"
 """What PettingZoo's checker demands of spaces, and training does without."""
 Tell = Callable[[Any], None]
+
+
+def process_main(name: str, events: EventSender, folder: str, pickled: bytes, seconds: float) -> None:
+    """The process that checks. Where :mod:`sfactory.commands.check` is ``__main__``, it could find nothing of that."""
+    settle_process(name, folder)
+    output = Path(folder) / "output"
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(line_buffering=True)
+    inspect_environment(cloudpickle.loads(pickled), seconds, output, events.put)
+    events.put(None)
 
 
 def inspect_environment(request: EnvRequest, seconds: float, output: Path, tell: Tell) -> None:
