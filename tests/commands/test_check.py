@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import broken
 import numpy as np
@@ -17,6 +19,7 @@ from examples.grid_world import GridWorld
 from examples.multi_agent import Rendezvous
 
 from sfactory.commands import main
+from sfactory.commands.checks import subjects
 from sfactory.commands.checks.advice import advise
 from sfactory.commands.checks.findings import Facts, Finding, Spread
 from sfactory.commands.checks.inspection import inspect_environment
@@ -102,6 +105,21 @@ def test_what_is_unusual_is_told_as_a_note(env, check, says, tmp_path):
     assert says in findings[check][0].message
 
 
+def test_a_step_takes_as_long_as_it_computes_where_other_programs_have_the_processor(tmp_path, monkeypatch):
+    clocks = SimpleNamespace(
+        perf_counter=itertools.count(0, 0.1).__next__, process_time=itertools.count(0, 1e-5).__next__
+    )
+    monkeypatch.setattr(subjects, "time", clocks)
+    _, facts = inspected(broken.Sound, tmp_path)
+    assert facts.step.mean == pytest.approx(0.1) and facts.cpu_share == 1
+    assert facts.env_step_s == pytest.approx(1e-5, rel=0.2)
+
+
+def test_a_step_that_waits_by_itself_takes_that_time_too(tmp_path):
+    _, facts = inspected(broken.Slow, tmp_path)
+    assert facts.cpu_share < 1 and facts.env_step_s >= facts.step.mean
+
+
 FACTS = Facts(
     "single", 1, 1, 1000, Spread.of([1e-5]), Spread.of([1e-5]), 1.0, 50, 20.0, 1.0, 1.0, 0.0, 1.0, -1.0, 1.0, 0.0, 0.5,
     1.0,
@@ -125,6 +143,14 @@ def test_the_advice_follows_from_what_was_measured(changes, says):
     sentences = advise(resolve(Config(env=broken.Sound)), dataclasses.replace(FACTS, **changes), spec, None)
     assert any(says in sentence for sentence in sentences), sentences
     assert sentences[0].startswith("preset default: ")
+
+
+def test_other_programs_make_no_advice():
+    facts = dataclasses.replace(FACTS, step=Spread.of([0.01]), reset=Spread.of([0.01]), running_share=0.001)
+    config, spec = resolve(Config(env=broken.Sound)), probe(EnvRequest(broken.Sound, {}))
+    sentences = advise(config, facts, spec, None)
+    assert any("--envs-per-worker 64: steps take 10.5 us" in sentence for sentence in sentences)
+    assert not any("every core" in sentence or "resets take" in sentence for sentence in sentences)
 
 
 @pytest.mark.parametrize(

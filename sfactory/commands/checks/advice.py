@@ -146,7 +146,9 @@ def _for_workers(config: Config, facts: Facts) -> Iterator[str]:
             f"--envs-per-worker 64: steps take {duration(step_s)}, so that several environments in each worker share "
             "the cost of a message; a gymnasium.vector.VectorEnv of your own saves Python's calls, too"
         )
-    resets = facts.reset.mean / facts.episode_length / step_s if facts.episodes and facts.kind == "single" else 0.0
+    resets = 0.0
+    if facts.episodes and facts.kind == "single":
+        resets = facts.running_share * facts.reset.mean / facts.episode_length / step_s
     if resets > 0.3:
         yield f"resets take {resets:.0%} of the time (each {duration(facts.reset.mean)}); make reset() cheaper"
 

@@ -81,6 +81,7 @@ class Facts:
         reward_usual: The most frequent reward.
         reward_share: Share of env steps with another one.
         observation_max: Largest magnitude of an observation that is no image.
+        running_share: Share of a step's time in which other programs left it the processor; 1 where it waits by itself.
     """
 
     kind: str
@@ -101,6 +102,7 @@ class Facts:
     reward_usual: float
     reward_share: float
     observation_max: float
+    running_share: float = 1.0
 
     @property
     def sparse(self) -> bool:
@@ -110,9 +112,11 @@ class Facts:
 
     @property
     def env_step_s(self) -> float:
-        """Seconds per env step of the environment alone, its share of the resets included."""
+        """Seconds per env step of the environment alone, its share of the resets included, as if no other program ran
+        on its core."""
         resets = self.reset.mean / self.episode_length if self.episodes and self.kind != "vector" else 0.0
-        return self.step.mean / self.rows + resets / (self.agents if self.kind == "parallel" else 1)
+        taken = self.step.mean / self.rows + resets / (self.agents if self.kind == "parallel" else 1)
+        return taken * self.running_share
 
 
 def duration(seconds: float) -> str:

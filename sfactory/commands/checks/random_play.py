@@ -26,6 +26,8 @@ READ_EVERY = 100
 """Steps between two readings of memory."""
 LEAST_READINGS = 4
 """Fewest readings in the second half of the steps by which memory is judged."""
+WAITS = 0.5
+"""Times a step that it gives the processor away from which it waits by itself."""
 LEAK_MIB = 4.0
 """Growth of memory over half of the steps that counts as a leak."""
 
@@ -108,6 +110,7 @@ def _facts(subject: Subject, tally: _Tally, waits: float) -> Facts:
     values, counts = np.unique(rewards, return_counts=True)
     returns = np.array(tally.returns or [0.0])
     elapsed = sum(subject.step_s)
+    computed = min(1.0, subject.cpu_s / elapsed) if elapsed else 1.0
     return Facts(
         kind=subject.kind,
         rows=subject.rows,
@@ -115,7 +118,7 @@ def _facts(subject: Subject, tally: _Tally, waits: float) -> Facts:
         steps=len(rewards),
         step=Spread.of(subject.step_s),
         reset=Spread.of(subject.reset_s),
-        cpu_share=min(1.0, subject.cpu_s / elapsed) if elapsed and waits > 0.5 else 1.0,
+        cpu_share=computed if waits > WAITS else 1.0,
         episodes=len(tally.returns),
         episode_length=float(np.mean(tally.lengths)) if tally.lengths else 0.0,
         episode_return=float(returns.mean()),
@@ -127,6 +130,7 @@ def _facts(subject: Subject, tally: _Tally, waits: float) -> Facts:
         reward_usual=float(values[counts.argmax()]),
         reward_share=1 - float(counts.max() / counts.sum()),
         observation_max=tally.largest,
+        running_share=1.0 if waits > WAITS else computed,
     )
 
 
