@@ -17,13 +17,26 @@ from unittest import mock
 import tyro
 
 from sfactory.commands import COMMANDS, MODULES
+from sfactory.config.presets import PRESETS
 from sfactory.errors import ConfigError, installing, telling_errors
+from sfactory.model.actor_critic import CORES
+from sfactory.model.encoders import KNOWN
+from sfactory.telemetry.loggers import BUILT_IN
 
 DESCRIPTION = """Print a script that completes sfactory's commands, flags and choices. For bash:
 sfactory completion bash > ~/.local/share/bash-completion/completions/sfactory; for zsh, into a folder of $fpath:
 sfactory completion zsh > ~/.zfunc/_sfactory"""
 FLAG = re.compile(r"(--[a-z][\w.-]*)(?: \{([\w,.:-]+)\})?")
 """A flag in a help page, with its choices."""
+ARGUMENT = re.compile(r"^[^\w{\n]*\{([\w,.:-]+)\} ", re.MULTILINE)
+"""The choices of an argument in a help page that is no flag."""
+NAMED = {
+    "--preset": ("auto", "none", *PRESETS),
+    "--model.encoder": KNOWN,
+    "--model.core": ("none", *CORES),
+    "--log.loggers": tuple(BUILT_IN),
+}
+"""Flags whose help pages have no choices, since they also take an object's name, with the names that are built in."""
 WIDE = "10000"
 """Columns of a help page that is read here, so that nothing in it is broken."""
 
@@ -62,6 +75,8 @@ def script(shell: str) -> str:
     commands = program.add_subparsers()
     for name, command in COMMANDS.items():
         parser = commands.add_parser(name, help=command.help, description=command.help)
+        for number, choices in enumerate(arguments_of(name)):
+            parser.add_argument(f"argument_{number}", choices=choices)
         for flag, choices in flags_of(name):
             if flag != "--help":
                 parser.add_argument(flag, choices=choices or None)
@@ -77,7 +92,12 @@ def flags_of(name: str) -> Iterator[tuple[str, list[str]]]:
     for flag, choices in FLAG.findall(page):
         if flag not in seen:
             seen.add(flag)
-            yield flag, [choice for choice in choices.split(",") if choice]
+            yield flag, choices.split(",") if choices else list(NAMED.get(flag, ()))
+
+
+def arguments_of(name: str) -> list[list[str]]:
+    """The choices of a command's arguments that are no flags and have some."""
+    return [choices.split(",") for choices in ARGUMENT.findall(_help_page(name, "--help"))]
 
 
 def _help_page(name: str, flag: str) -> str:

@@ -196,3 +196,8 @@ def test_bash_completes_with_the_script(tmp_path):
     assert "train" in completed("sfactory", "tr")
     assert "--optim.lr" in completed("sfactory", "train", "--optim.l")
     assert completed("sfactory", "train", "--algo", "im") == {"impala"}
+    assert completed("sfactory", "completion", "") >= {"bash", "zsh", "tcsh"}
+    assert completed("sfactory", "train", "--model.core", "") == {"none", "gru", "lstm"}
+    assert completed("sfactory", "check", "--preset", "mujoco_l") == {"mujoco_low_noise"}
+    assert completed("sfactory", "train", "--model.encoder", "nat") == {"nature_cnn"}
+    assert completed("sfactory", "train", "--log.loggers", "wa") == {"wandb"}
