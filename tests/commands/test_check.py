@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import broken
 import numpy as np
@@ -19,7 +18,7 @@ from examples.grid_world import GridWorld
 from examples.multi_agent import Rendezvous
 
 from sfactory.commands import main
-from sfactory.commands.checks import subjects
+from sfactory.commands.checks import random_play
 from sfactory.commands.checks.advice import advise
 from sfactory.commands.checks.findings import Facts, Finding, Spread
 from sfactory.commands.checks.inspection import inspect_environment
@@ -106,23 +105,22 @@ def test_what_is_unusual_is_told_as_a_note(env, check, says, tmp_path):
 
 
 def test_a_step_takes_as_long_as_it_computes_where_other_programs_have_the_processor(tmp_path, monkeypatch):
-    clocks = SimpleNamespace(
-        perf_counter=itertools.count(0, 0.1).__next__, process_time=itertools.count(0, 1e-5).__next__
-    )
-    monkeypatch.setattr(subjects, "time", clocks)
+    monkeypatch.setattr(random_play, "processor_wait_s", lambda: 0.9 * time.monotonic())
     _, facts = inspected(broken.Sound, tmp_path)
-    assert facts.step.mean == pytest.approx(0.1) and facts.cpu_share == 1
-    assert facts.env_step_s == pytest.approx(1e-5, rel=0.2)
+    assert facts.running_share == pytest.approx(0.1, rel=0.1) and facts.cpu_share == 1
+    resets = facts.reset.mean / facts.episode_length
+    assert facts.env_step_s == pytest.approx((facts.step.mean + resets) * facts.running_share)
 
 
-def test_a_step_that_waits_by_itself_takes_that_time_too(tmp_path):
+def test_a_step_that_waits_by_itself_takes_that_time_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(random_play, "processor_wait_s", lambda: 0.0)
     _, facts = inspected(broken.Slow, tmp_path)
     assert facts.cpu_share < 1 and facts.env_step_s >= facts.step.mean
 
 
 FACTS = Facts(
     "single", 1, 1, 1000, Spread.of([1e-5]), Spread.of([1e-5]), 1.0, 50, 20.0, 1.0, 1.0, 0.0, 1.0, -1.0, 1.0, 0.0, 0.5,
-    1.0,
+    1.0, 1.0,
 )  # fmt: skip
 
 
@@ -143,6 +141,11 @@ def test_the_advice_follows_from_what_was_measured(changes, says):
     sentences = advise(resolve(Config(env=broken.Sound)), dataclasses.replace(FACTS, **changes), spec, None)
     assert any(says in sentence for sentence in sentences), sentences
     assert sentences[0].startswith("preset default: ")
+
+
+def test_the_wait_for_the_processor_is_a_clock_that_goes_on():
+    first = random_play.processor_wait_s()
+    assert 0 <= first <= random_play.processor_wait_s()
 
 
 def test_other_programs_make_no_advice():

@@ -81,7 +81,7 @@ class Facts:
         reward_usual: The most frequent reward.
         reward_share: Share of env steps with another one.
         observation_max: Largest magnitude of an observation that is no image.
-        running_share: Share of a step's time in which other programs left it the processor; 1 where it waits by itself.
+        running_share: Share of the time in which other programs left it the processor.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class Facts:
     reward_usual: float
     reward_share: float
     observation_max: float
-    running_share: float = 1.0
+    running_share: float
 
     @property
     def sparse(self) -> bool:

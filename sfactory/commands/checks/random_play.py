@@ -28,6 +28,8 @@ LEAST_READINGS = 4
 """Fewest readings in the second half of the steps by which memory is judged."""
 WAITS = 0.5
 """Times a step that it gives the processor away from which it waits by itself."""
+LEAST_SHARE = 1e-3
+"""Of its time that a process is taken to have the processor."""
 LEAK_MIB = 4.0
 """Growth of memory over half of the steps that counts as a leak."""
 
@@ -69,6 +71,7 @@ def random_play(subject: Subject, seconds: float, output: Path, tell: Callable[[
     subject.step_s.clear()
     subject.reset_s.clear()
     subject.cpu_s, calls, waits = 0.0, 0, process.num_ctx_switches().voluntary
+    begun, waited_s = time.monotonic(), processor_wait_s()
     resident: list[float] = []
     printed = os.path.getsize(output)
     tally.look_at(subject, subject.begin(0))
@@ -85,7 +88,8 @@ def random_play(subject: Subject, seconds: float, output: Path, tell: Callable[[
         if calls % READ_EVERY == 0:
             resident.append(process.memory_info().rss / 2**20)
     waits = process.num_ctx_switches().voluntary - waits
-    facts = _facts(subject, tally, waits / calls)
+    others = (processor_wait_s() - waited_s) / (time.monotonic() - begun)
+    facts = _facts(subject, tally, waits / calls, max(1 - others, LEAST_SHARE))
     tell(facts)
     yield from _spaces_findings(tally)
     yield from _episode_findings(subject, tally, facts)
@@ -104,13 +108,20 @@ def random_play(subject: Subject, seconds: float, output: Path, tell: Callable[[
         )
 
 
-def _facts(subject: Subject, tally: _Tally, waits: float) -> Facts:
+def processor_wait_s() -> float:
+    """Seconds for which this thread has waited while others had the processor; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _facts(subject: Subject, tally: _Tally, waits: float, running_share: float) -> Facts:
     rewards = np.concatenate(tally.rewards) if tally.rewards else np.zeros(1)
     rewards = rewards[np.isfinite(rewards)] if np.isfinite(rewards).any() else np.zeros(1)
     values, counts = np.unique(rewards, return_counts=True)
     returns = np.array(tally.returns or [0.0])
     elapsed = sum(subject.step_s)
-    computed = min(1.0, subject.cpu_s / elapsed) if elapsed else 1.0
     return Facts(
         kind=subject.kind,
         rows=subject.rows,
@@ -118,7 +129,7 @@ def _facts(subject: Subject, tally: _Tally, waits: float) -> Facts:
         steps=len(rewards),
         step=Spread.of(subject.step_s),
         reset=Spread.of(subject.reset_s),
-        cpu_share=computed if waits > WAITS else 1.0,
+        cpu_share=min(1.0, subject.cpu_s / (elapsed * running_share)) if elapsed and waits > WAITS else 1.0,
         episodes=len(tally.returns),
         episode_length=float(np.mean(tally.lengths)) if tally.lengths else 0.0,
         episode_return=float(returns.mean()),
@@ -130,7 +141,7 @@ def _facts(subject: Subject, tally: _Tally, waits: float) -> Facts:
         reward_usual=float(values[counts.argmax()]),
         reward_share=1 - float(counts.max() / counts.sum()),
         observation_max=tally.largest,
-        running_share=1.0 if waits > WAITS else computed,
+        running_share=running_share,
     )
 
 
