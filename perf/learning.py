@@ -72,13 +72,25 @@ def train(reference: Reference, seed: int, run: Path, sync: bool) -> tuple[float
     """Score and seconds of a run of sfactory, which goes on where it was interrupted."""
     command = [*reference.command(seed), "--run", str(run), "--log.display", "none", "--eval.no-at-end"]
     command += ["--sync"] if sync else []
-    subprocess.run([sys.executable, "-m", "sfactory.train", *command], check=True)
+    _run_to_its_end([sys.executable, "-m", "sfactory.train", *command])
     seconds = json.loads((run / "summary.json").read_text())["wall_s"]
     evaluation = ["--run", str(run), "--episodes", str(EPISODES), "--json", "--trust"]
     done = subprocess.run(
         [sys.executable, "-m", "sfactory.eval", *evaluation], check=True, capture_output=True, text=True
     )
     return json.loads(done.stdout.strip().splitlines()[-1])["return_mean"], seconds
+
+
+def _run_to_its_end(command: list[str]) -> None:
+    """Run a command. Where this program is ended, it saves and ends, too."""
+    with subprocess.Popen(command) as process:
+        try:
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+    if status:
+        raise subprocess.CalledProcessError(status, command)
 
 
 def train_peer(reference: Reference, peer: str, seed: int, run: Path, venvs: Path) -> tuple[float, float]:
