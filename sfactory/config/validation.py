@@ -141,6 +141,22 @@ def minibatch_problem(config: Config, recurrent: bool) -> str | None:
     return None
 
 
+def exploration_problem(config: Config, categorical: bool) -> str | None:
+    """The problem with the exploration bonus, if there is one: the built-in distribution has a divergence from the
+    uniform policy for categorical actions alone.
+
+    Args:
+        categorical: Whether some actions are.
+    """
+    if config.loss.exploration != "kl" or not config.loss.entropy_coef or categorical:
+        return None
+    if config.model.distribution != "auto":
+        return None
+    return (
+        "loss.exploration kl needs categorical actions, and these are continuous, which would get no bonus; use entropy"
+    )
+
+
 def _divisor_near(number: int, wanted: int) -> int:
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return min((*small, *(number // d for d in small)), key=lambda d: abs(d - wanted))

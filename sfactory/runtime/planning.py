@@ -13,7 +13,7 @@ import torch
 import sfactory
 from sfactory.config import Config, changed, check_types, devices, env_name, fitted, given_values, preset_value
 from sfactory.config.declaring import given_names
-from sfactory.config.validation import minibatch_problem, validate
+from sfactory.config.validation import exploration_problem, minibatch_problem, validate
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.interface import TENSORS, TOGETHER, EnvRequest, EnvSpec
 from sfactory.errors import ConfigError, counted
@@ -63,11 +63,6 @@ def make_plan(config: Config) -> Plan:
     found(lambda: validate(config, agents))
     if config.eval.video_every:
         found(check_video)
-    if config.loss.exploration == "kl" and config.loss.entropy_coef and env is not None and not env.action.sizes:
-        problems.append(
-            "loss.exploration kl needs categorical actions, and these are continuous, which would get no bonus; use "
-            "entropy"
-        )
     if not problems:
         found(lambda: devices.learner_device(config))
         found(lambda: devices.inference_devices(config))
@@ -87,6 +82,8 @@ def make_plan(config: Config) -> Plan:
     plan = Plan(config, env, source, device_reason="" if choice is None else choice.reason)
     model = build_uninitialized(env.observation, env.action, config.model)
     if (problem := minibatch_problem(config, recurrent=model.state_size > 0)) is not None:
+        raise ConfigError(problem)
+    if (problem := exploration_problem(config, categorical=bool(env.action.sizes))) is not None:
         raise ConfigError(problem)
     check_extensions(config, model, env.masked)
     check_limits(plan, model)

@@ -15,6 +15,7 @@ from whole_runs import config_for
 from sfactory import Config, train
 from sfactory.config import LogConfig, LossConfig, ModelConfig, resolve
 from sfactory.config.command_line import from_command_line
+from sfactory.distributions import ActionDistribution
 from sfactory.errors import ConfigError
 from sfactory.profiling import tune
 from sfactory.runtime.planning import make_plan, notes_on
@@ -125,11 +126,19 @@ def test_tuning_tries_both_devices_where_it_was_left_open() -> None:
     assert not [*named._values("device", 1)]
 
 
+class Uniform(ActionDistribution):
+    """Its divergence from the uniform policy is one of continuous actions, too."""
+
+    def kl_from_uniform(self, params, mask=None):
+        return params.square().mean(-1)
+
+
 def test_a_bonus_that_continuous_actions_do_not_get_is_refused():
     loss = LossConfig(entropy_coef=0.5, exploration="kl")
     with pytest.raises(ConfigError, match=r"loss\.exploration kl needs categorical actions"):
         make_plan(resolve(Config(env="Pendulum-v1", loss=loss)))
     make_plan(resolve(Config(env="CartPole-v1", loss=loss)))
+    make_plan(resolve(Config(env="Pendulum-v1", loss=loss, model=ModelConfig(distribution=Uniform))))
 
 
 def test_a_daemonic_process_is_told_to_run_in_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
