@@ -160,7 +160,7 @@ def _arena_of(problem: Problem, state_size: int, slots: int, rollout: int, rows:
     arena.active[:] = rng.random(arena.active.shape) < 0.9
     arena.truncated[:] = (rng.random(arena.truncated.shape) < 0.1) & ~arena.terminated
     known = arena.truncated & (rng.random(arena.truncated.shape) < 0.5)
-    arena.final_value[:] = np.where(known, rng.standard_normal(known.shape), np.nan)
+    arena.final_change[:] = np.where(known, rng.standard_normal(known.shape), np.nan)
     for i, size in enumerate(problem.env.action.sizes):
         arena.categorical[..., i] = rng.integers(0, size, arena.categorical.shape[:-1])
     arena.continuous[:] = rng.standard_normal(arena.continuous.shape)

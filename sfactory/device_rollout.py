@@ -79,6 +79,7 @@ class DeviceRollout:
         self._finals = tuple(map(torch.zeros_like, leaves))
         self._state = torch.zeros(rows, model.state_size, device=settings.device)
         self._states = torch.zeros(config.rollout, rows, 0 if group.rests else model.state_size, device=settings.device)
+        self._values = torch.zeros(config.rollout, rows, device=settings.device)
         self._episodes = EpisodeTensors(config.rollout, rows, settings.device)
 
     def start(self, weights: Tensor, updates: int) -> None:
@@ -134,7 +135,7 @@ class DeviceRollout:
     def _step(self, segment: Batch, t: int) -> None:
         """Choose the actions of a step, and take them."""
         here, after = _step_of(segment, t), _step_of(segment, t + 1)
-        params, _, state = self._answer(here.obs, here.first)
+        params, self._values[t], state = self._answer(here.obs, here.first)
         self._watch.lap("forward")
         drawn = self._sample(params, here.mask, self._generator)
         for out, value in zip((segment.categorical, segment.continuous, segment.log_prob), drawn, strict=True):
@@ -159,19 +160,19 @@ class DeviceRollout:
         return params.float(), value.float(), None if state is None else state.float()
 
     def _bootstrap(self, segment: Batch) -> None:
-        """The values of the last observations of truncated episodes whose rows have been reset since."""
-        segment.final_value.fill_(math.nan)
+        """How far the last observations of truncated episodes, whose rows have been reset since, change the value."""
+        segment.final_change.fill_(math.nan)
         if self._group.rests:
             return
         steps, rows = segment.truncated.nonzero(as_tuple=True)
         if not len(steps):
             return
-        unit, most = self._model.unit, self._group.rows
+        most = self._group.rows
         for t, row in zip(steps.split(most), rows.split(most), strict=True):
             state = self._states[t, row] if self._model.state_size else None
             with mixed_precision(self._settings.device.type, self._settings.autocast):
                 _, value, _ = self._model(tuple(leaf[t, row] for leaf in self._finals), state)
-            segment.final_value[t, row] = value.float() * unit.std + unit.mean
+            segment.final_change[t, row] = (value.float() - self._values[t, row]) * self._model.unit.std
         self._watch.lap("forward")
 
     def _emit_episodes(self) -> None:

@@ -279,13 +279,14 @@ def _log_shift(evaluation: _Evaluation, targets: Targets) -> Tensor:
 
 
 def final_values(batch: Batch, values: Tensor) -> Tensor:
-    """V(final_obs) where an episode was truncated: of the row that rests at t+1, or as stored where the environment
-    could not rest.
+    """V(final_obs) where an episode was truncated: of the row that rests at t+1. Where the environment could not rest,
+    the last step changed the value as the behaviour policy saw it; its V(final_obs) itself is of an older critic, which
+    may have been far from the present one.
 
     Args:
         values: ``[T+1, B]``, in units of return.
     """
-    return torch.where(batch.final_value.isnan(), values[1:], batch.final_value)
+    return torch.where(batch.final_change.isnan(), values[1:], values[:-1] + batch.final_change)
 
 
 def valid_samples(batch: Batch) -> Tensor:

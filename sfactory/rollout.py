@@ -187,7 +187,7 @@ class RolloutWorker:
         if running.group.faults:
             self._survive_faults(running)
         running.log.record(arena.active[slot, t], outcome, running.group.goes_on)
-        arena.final_value[slot, t] = np.nan
+        arena.final_change[slot, t] = np.nan
         if running.group.finals is not None:
             self._request_final_values(running, after)
         else:
@@ -214,9 +214,9 @@ class RolloutWorker:
         self._request(running, running.step + 1, value_only=True)
 
     def _receive_final_values(self, running: RunningGroup) -> None:
-        """Store the values of final observations and put the displaced observations back."""
+        """Store how far final observations change the value, and put the displaced observations back."""
         arena, slot, t, rows = self._arena, running.slot, running.step, running.finals.rows
-        arena.final_value[slot, t, rows] = arena.value[slot, t + 1, rows]
+        arena.final_change[slot, t, rows] = arena.value[slot, t + 1, rows] - arena.value[slot, t, rows]
         for leaf, first in zip(arena.step_buffers(slot, t + 1).obs, running.displaced, strict=True):
             leaf[rows] = first
         running.finals = None

@@ -105,8 +105,8 @@ def check_segment(segment: Batch, mode: str) -> None:
 
 
 def check_final_values(segment: Batch, net: Any, mode: str) -> None:
-    """Only where a truncated row has been reset: the value of the observation that it ended with."""
-    known = ~segment.final_value.isnan()
+    """Only where a truncated row has been reset: the value of what it ended with, less that of the step before."""
+    known = ~segment.final_change.isnan()
     if mode == "NextStep":
         assert not known.any()
         return
@@ -119,8 +119,11 @@ def check_final_values(segment: Batch, net: Any, mode: str) -> None:
     kind, eye = (count[:, 2] % 4).int(), count[:, 2].to(torch.uint8)[:, None, None, None].expand(-1, 3, 8, 8)
     with torch.no_grad():
         _, value, _ = net((count, eye, kind), None)
-    expected = value * net.unit.std + net.unit.mean  # in another batch, so rounded otherwise
-    torch.testing.assert_close(segment.final_value[steps, rows], expected, rtol=1e-5, atol=1e-5)
+        _, before, _ = net(tuple(leaf[steps, rows] for leaf in segment.obs), None)
+    expected = (value - before) * net.unit.std  # in another batch, so rounded otherwise
+    torch.testing.assert_close(
+        segment.final_change[steps, rows], expected, rtol=1e-5, atol=1e-5 * max(1.0, float(net.unit.std))
+    )
 
 
 def test_the_state_before_a_final_observation_is_that_of_its_episode(tmp_path: Path) -> None:
@@ -137,7 +140,8 @@ def test_the_state_before_a_final_observation_is_that_of_its_episode(tmp_path: P
         first = torch.cat((batch.first[: t + 1, row : row + 1], torch.zeros(1, 1, dtype=torch.bool)))
         with torch.no_grad():
             _, values = net.unroll(obs, first, batch.rnn_state[row : row + 1])
-        torch.testing.assert_close(batch.final_value[t, row], values[-1, 0], rtol=1e-4, atol=1e-5)
+        change = values[-1, 0] - values[-2, 0]
+        torch.testing.assert_close(batch.final_change[t, row], change, rtol=1e-4, atol=1e-5)
 
 
 def test_no_array_of_the_host_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_two_epochs_with_fixed_targets_are_those_written_out_by_hand(run: Sampli
     with torch.no_grad():
         old_log_prob, _, old_values = forward()
     log_weights = old_log_prob - batch.log_prob.double()
-    finals = torch.where(batch.final_value.isnan(), old_values[1:], batch.final_value.double())
+    finals = torch.where(batch.final_change.isnan(), old_values[1:], old_values[:-1] + batch.final_change.double())
     arrays = (x.numpy() for x in (log_weights, batch.reward.double(), old_values[:-1], old_values[-1]))
     ends = batch.terminated.numpy(), batch.truncated.numpy()
     vs, advantages = vtrace(*arrays, *ends, finals.numpy(), 0.99, 0.95, rho_bar_pg=np.inf)

@@ -70,7 +70,7 @@ def make_batch(action: ActionSpec, masked: bool, width: int = COLUMNS) -> Batch:
         reward=normal(STEPS, width),
         terminated=ends[0],
         truncated=ends[1],
-        final_value=torch.where(chance(0.5, STEPS, width), normal(STEPS, width), math.nan),
+        final_change=torch.where(chance(0.5, STEPS, width), normal(STEPS, width), math.nan),
         log_prob=0.3 * normal(STEPS, width) - 2,
         categorical=torch.zeros(STEPS, width, 0, dtype=torch.int32) if categorical is None else categorical.int(),
         continuous=normal(STEPS, width, d),
@@ -173,7 +173,7 @@ def test_at_lag_zero_it_is_ppo_with_the_targets_of_vtrace(space: str, kind: int)
     of_params, of_value, _ = gradients_of(objective, params, value, batch, targets, batch.all_columns)
 
     valid = valid_samples(batch)
-    finals = torch.where(batch.final_value.isnan(), old_value[1:], batch.final_value)
+    finals = torch.where(batch.final_change.isnan(), old_value[1:], old_value[:-1] + batch.final_change)
     arrays = [x.double().numpy() for x in (torch.zeros(STEPS, COLUMNS), batch.reward, old_value[:-1], old_value[-1])]
     vs, advantages = vtrace(
         *arrays, batch.terminated.numpy(), batch.truncated.numpy(), finals.double().numpy(), loss.gamma, loss.lam
@@ -337,3 +337,24 @@ def test_a_critic_begins_at_the_mean_reward_of_a_task_that_time_alone_cuts_off(c
     if loss.normalize_returns:
         units.update(torch.tensor([3.0, 5.0]), torch.ones(2, dtype=torch.bool))
         assert units.moments.mean.item() == 4.0, "what it then learns of counts alone"
+
+
+@pytest.mark.parametrize("kind", [CompiledObjective, Objective])
+def test_a_truncation_is_bootstrapped_by_the_present_critic(kind: type[Objective]) -> None:
+    """The critic that sampled was at 0; the one that learns begins at the mean reward over 1 - gamma."""
+    action, gamma = ActionSpec.from_space(SPACES["discrete"]), 0.9
+    batch = make_batch(action, masked=False)
+    batch.terminated[:] = False
+    batch.truncated[3] = batch.active[:] = True
+    batch.reward.sub_(20)
+    batch.final_change[:] = 0.25
+    units = CriticUnits(Critic(), True)
+    objective = kind(Config(env="x", loss=LossConfig(gamma=gamma)), ActionDistribution(action), units)
+    objective.begin_critic(batch)
+    params, value = outputs_of(action)
+    evaluation = objective.evaluate(Outputs(params, torch.zeros_like(value)), batch, batch.all_columns)
+    estimates = objective.estimate(evaluation, batch, batch.all_columns)
+    begun = 10 * batch.reward.double().mean().item()
+    expected = batch.reward[3] + gamma * (begun + 0.25) - begun
+    assert begun < -150
+    torch.testing.assert_close(estimates.advantages[3], expected, rtol=0, atol=1e-3)

@@ -132,7 +132,7 @@ def test_observations_rewards_and_ends_are_where_the_learner_reads_them():
             assert (group.actions[count - 1][0] == 10 * slot + t).all(), "it was stepped with the actions of its slot"
             assert (group.actions[count - 1][1] == -(10 * slot + t)).all()
     assert arena.truncated[:2].any() and not arena.truncated[..., :-1].any() and not arena.terminated.any()
-    assert np.isnan(arena.final_value[:2]).all(), "a row that rests has its final value at t+1"
+    assert np.isnan(arena.final_change[:2]).all(), "a row that rests has its final value at t+1"
 
 
 def test_a_resting_row_is_not_active_and_its_next_observation_is_the_first():
@@ -188,21 +188,21 @@ def test_groups_keep_their_rows_slots_and_requests_apart():
 
 
 @pytest.mark.parametrize("step", range(3))
-def test_final_values_at_a_truncation_are_asked_for_and_stored(step: int):
+def test_final_values_at_a_truncation_are_asked_for_and_what_they_change_is_stored(step: int):
     """The group is truncated in step 3 of its life: at the middle of a segment, or in its last step."""
     group = ScriptedGroup(start=(3 - 1) - step, rests=False)
     driver = Driver(group)
     driver.worker.start()
     arena = driver.arena
     while not (request := driver.waiting())[3]:
-        driver.answer()
+        driver.answer(value=0.125)
     slot, _, t, _ = request
     assert all((leaf[slot, t, -1] == 77).all() for leaf in arena.obs), "the policy sees the final observation"
     assert all((leaf[slot, t, :-1] == 3).all() for leaf in arena.obs)
     driver.answer(value=0.5)
     assert t == step + 1
-    assert arena.final_value[slot, t - 1, -1] == 0.5
-    assert np.isnan(arena.final_value[slot, t - 1, :-1]).all()
+    assert arena.final_change[slot, t - 1, -1] == 0.5 - 0.125
+    assert np.isnan(arena.final_change[slot, t - 1, :-1]).all()
     assert all((leaf[slot, t] == 3).all() for leaf in arena.obs), "the next episode's first observations are back"
     assert arena.truncated[slot, t - 1, -1] and arena.first[slot, t, -1]
 

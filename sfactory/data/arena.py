@@ -73,7 +73,7 @@ def segment_fields(env: EnvSpec, state_size: int) -> tuple[Field, ...]:
         Field("reward", (), real, "T", "environment"),
         Field("terminated", (), flag, "T", "environment"),
         Field("truncated", (), flag, "T", "environment"),
-        Field("final_value", (), real, "T", "rollout"),
+        Field("final_change", (), real, "T", "rollout"),
         Field("owner", (), count, "1", "rollout"),
         Field("categorical", (len(env.action.sizes),), count, "T", "policy"),
         Field("continuous", (env.action.continuous,), real, "T", "policy"),
@@ -95,9 +95,9 @@ class Segments:
         active: bool ``[..., T+1, rows]``; the action has an effect, so the sample counts.
         reward: float32 ``[..., T, rows]``, reward of the action.
         terminated, truncated: bool ``[..., T, rows]``, episode end after the action.
-        final_value: float32 ``[..., T, rows]``; the behaviour policy's V(final_obs), in units of return, of rows
-            truncated in an environment that had already reset itself. NaN elsewhere; there V(final_obs) is the value at
-            t+1.
+        final_change: float32 ``[..., T, rows]``; the behaviour policy's V(final_obs) - V(x_t), in units of return, of
+            rows truncated in an environment that had already reset itself. NaN elsewhere; there V(final_obs) is the
+            value at t+1.
         owner: int32 ``[..., rows]``, number of the policy that owns the row. The design provides for several policies;
             so far every row belongs to :data:`OWN_POLICY`.
         categorical, continuous: Actions, int32 ``[..., T, rows, K]`` and float32 ``[..., T, rows, D]``.
@@ -115,7 +115,7 @@ class Segments:
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
-    final_value: np.ndarray
+    final_change: np.ndarray
     owner: np.ndarray
     categorical: np.ndarray
     continuous: np.ndarray

@@ -49,7 +49,7 @@ class Batch:
         mask: bool ``[T+1, B, logits]``, or None.
         first: bool ``[T+1, B]``.
         active: bool ``[T+1, B]``.
-        reward, terminated, truncated, final_value, log_prob: ``[T, B]``.
+        reward, terminated, truncated, final_change, log_prob: ``[T, B]``.
         categorical, continuous: ``[T, B, K]`` and ``[T, B, D]``.
         rnn_state: float32 ``[B, S]``.
         owner: int32 ``[B]``.
@@ -62,7 +62,7 @@ class Batch:
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
-    final_value: Tensor
+    final_change: Tensor
     log_prob: Tensor
     categorical: Tensor
     continuous: Tensor

@@ -46,7 +46,7 @@ def example_batch(observation: ObservationSpec, action: ActionSpec, state_size: 
         reward=normal(STEPS, COLUMNS),
         terminated=terminated,
         truncated=truncated,
-        final_value=torch.where(chance(0.5, STEPS, COLUMNS), normal(STEPS, COLUMNS), math.nan),
+        final_change=torch.where(chance(0.5, STEPS, COLUMNS), normal(STEPS, COLUMNS), math.nan),
         log_prob=0.3 * normal(STEPS, COLUMNS) - math.log(max(2, action.logits)),
         categorical=categorical,
         continuous=normal(STEPS, COLUMNS, action.continuous),

@@ -43,7 +43,7 @@ class _Outcome(NamedTuple):
     reward: NDArray[np.float32]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    final_value: NDArray[np.float32]
+    final_change: NDArray[np.float32]
     active: NDArray[np.bool_]
     owner: NDArray[np.int32]
 
@@ -239,7 +239,7 @@ def _estimates(
     valid, rewards, finals = (
         _columns(outcome.active, columns),
         _columns(outcome.reward, columns),
-        _columns(outcome.final_value, columns),
+        _columns(outcome.final_change, columns),
     )
     terminated, truncated = _columns(outcome.terminated, columns), _columns(outcome.truncated, columns)
     log_weights = log_prob - _columns(outcome.log_prob, columns)
@@ -247,8 +247,8 @@ def _estimates(
         for i in range(columns.size):
             valid[t, i] &= outcome.owner[columns[i]] == policy
             rewards[t, i] = min(max(rewards[t, i] * reward_scale, -reward_clip), reward_clip)
-            if np.isnan(finals[t, i]):  # stands for the value of the row that rests at t+1
-                finals[t, i] = values[t + 1, i]
+            # as :func:`sfactory.objective.final_values`
+            finals[t, i] = values[t + 1, i] if np.isnan(finals[t, i]) else values[t, i] + finals[t, i]
     returns, advantages = np.empty_like(rewards), np.empty_like(rewards)
     _vtrace(
         log_weights if weighted else np.zeros_like(log_weights), rewards, values[:-1], values[-1], finals, terminated,

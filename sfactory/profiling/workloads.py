@@ -270,7 +270,7 @@ def invent_experience(arena: Arena, env: EnvSpec, slot: int) -> None:
     arena.reward[slot] = rng.standard_normal(arena.reward.shape[1:], np.float32)
     arena.terminated[slot] = rng.random(arena.terminated.shape[1:]) < ENDS
     arena.first[slot, 1:] = arena.terminated[slot]
-    arena.final_value[slot] = np.nan
+    arena.final_change[slot] = np.nan
 
 
 def _training(plan: Plan) -> Repetition:

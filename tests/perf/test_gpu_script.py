@@ -95,7 +95,7 @@ BREAKS: dict[str, tuple[str, Callable[[Learner], Any]]] = {
     "no masks": ("masked, impala", lambda learner: without(learner, mask=lambda _: None)),
     "final values lost": (
         "masked, impala",
-        lambda learner: without(learner, final_value=lambda batch: torch.full_like(batch.final_value, math.nan)),
+        lambda learner: without(learner, final_change=lambda batch: torch.full_like(batch.final_change, math.nan)),
     ),
     "states not reset": (
         "mixed gru",
