@@ -215,7 +215,7 @@ class Objective:
     def terms(
         self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns
     ) -> Mapping[str, Tensor]:
-        """The user's own terms of a chunk, by name, as they are.
+        """The user's own terms of a chunk, by name, as they are; the configuration has to name some.
 
         Args:
             targets: Of the chunk.
@@ -229,7 +229,7 @@ class Objective:
             select_columns(samples.reward, columns, 1), own.params[:steps], own.value[:steps], own.log_prob, auxiliary,
             targets,
         )  # fmt: skip
-        return {} if self._terms is None else self._terms(seen, self.config)
+        return self._terms(seen, self.config)
 
     def _term_loss(
         self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, count: Tensor
@@ -275,7 +275,7 @@ def _terms(config: Config) -> Terms | None:
 
 def _log_shift(evaluation: _Evaluation, targets: Targets) -> Tensor:
     """log pi(a_t|x_t) - log mu(a_t|x_t) of a chunk ``[T, n]``."""
-    return torch.as_tensor(evaluation.log_prob).detach() - targets.old_log_prob + targets.log_weights
+    return evaluation.log_prob.detach() - targets.old_log_prob + targets.log_weights
 
 
 def final_values(batch: Batch, values: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ turns at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from sfactory.kernels.losses import loss_and_gradients
 from sfactory.losses import SUMS, Targets, exploration_coef
 from sfactory.model.networks import Outputs
 from sfactory.model.normalizer import CriticUnits
-from sfactory.objective import OWN_POLICY, Estimates, Gradients, Objective
+from sfactory.objective import ESTIMATORS, OWN_POLICY, Estimates, Gradients, Objective
 
 
 class Taken(NamedTuple):
@@ -97,8 +97,7 @@ class CompiledObjective(Objective):
         self.from_uniform = loss.exploration == "kl"
         self.shift_limit = 2.0 * loss.tv_limit if self.bounds_shift else np.inf
         self._of_rewards = float(loss.reward_scale), float(loss.reward_clip) if loss.reward_clip > 0 else np.inf
-        # With all weights 1 V-trace's estimates are those of GAE.
-        vtrace = loss.estimator == "vtrace" or (loss.estimator == "auto" and config.algo != "ppo")
+        vtrace = self._estimator is ESTIMATORS["vtrace"]  # whose estimates with all weights 1 are those of GAE
         bars = (loss.rho_bar, loss.c_bar) if vtrace else (1.0, 1.0)
         self._of_vtrace = vtrace, *map(float, (loss.gamma, loss.lam, *bars))
         weights = (loss.clip, loss.value_clip, loss.value_coef, exploration_coef(loss))
@@ -122,7 +121,8 @@ class CompiledObjective(Objective):
 
     def totals(self, evaluation: _Evaluation, targets: Targets, columns: Columns) -> Tensor:
         if isinstance(columns, slice):  # of many samples, whose exponentials torch computes several at once
-            return super().totals(evaluation, targets, columns)
+            of_torch = replace(evaluation, log_prob=torch.from_numpy(evaluation.log_prob))
+            return super().totals(of_torch, targets, columns)
         arrays = self.arrays(TargetArrays, targets)
         return torch.tensor(
             chunk_totals(indices(columns), evaluation.log_prob, arrays, self.bounds_shift), dtype=torch.float64
