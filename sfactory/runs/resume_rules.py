@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sfactory.config import Config
+from sfactory.config import Config, flattened
 from sfactory.config.declaring import Rule, settings_of
 from sfactory.config.env_source import EnvSource
 from sfactory.envs.interface import EnvSpec
@@ -131,15 +130,8 @@ def _source_differences(saved: EnvSource, now: EnvSource) -> tuple[list[str], li
 
 def _differences(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The saved and the asked value of each field that both configs have and in which they differ, by dotted name."""
-    found: dict[str, tuple[Any, Any]] = {}
-    groups = {f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(getattr(Config(), f.name))}
-    for name in asked.keys() & saved.keys():
-        old, new = saved[name], asked[name]
-        if name in groups and isinstance(old, Mapping):
-            found |= {f"{name}.{key}": (old[key], new[key]) for key in new if key in old and old[key] != new[key]}
-        elif name not in groups and old != new:
-            found[name] = (old, new)
-    return {name: found[name] for name in sorted(found)}
+    old, new = flattened(saved), flattened(asked)
+    return {name: (old[name], new[name]) for name in sorted(old.keys() & new.keys()) if old[name] != new[name]}
 
 
 def markdown() -> str:
