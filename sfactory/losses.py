@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -337,9 +337,9 @@ def chunk_loss(
     return loss, sums
 
 
-def joint_sums(chunks: Sequence[Tensor]) -> Tensor:
-    """The sums of several chunks together, as :func:`chunk_loss` gives them."""
-    rows = torch.stack(tuple(chunks))
+def joint_sums(rows: Tensor) -> Tensor:
+    """The sums of several chunks together, of a row ``[chunks, SUMS]`` or more for each, as :func:`chunk_loss` gives
+    them."""
     return torch.cat((rows[:, _MAXIMA].amax(0), rows[:, HIGH + 1 :].sum(0)))
 
 

@@ -109,7 +109,7 @@ class Update:
             self._network.backward(chunk.outputs, gradients.params, gradients.value, gradients.auxiliary)
             return gradients.sums
 
-        sums = joint_sums(self._threads.map(backward, chunks))
+        sums = joint_sums(torch.stack(self._threads.map(backward, chunks)))
         self._watch.lap("backward")
         return sums
 

@@ -30,7 +30,7 @@ def total_loss(
 ) -> tuple[Tensor, LossStats]:
     """The loss of one chunk that is the whole minibatch, and its statistics."""
     loss, sums = chunk_loss(config, algo, log_prob, value, exploration, targets, targets.valid.sum())
-    return loss, loss_stats(config, joint_sums([sums]))
+    return loss, loss_stats(config, joint_sums(sums[None]))
 
 
 def compiled_loss(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfactory.data.batch import Batch, Samples
 from sfactory.data.chunks import Columns
-from sfactory.losses import HIGH, SUMS, Targets, exploration_coef
+from sfactory.losses import SUMS, Targets, exploration_coef, joint_sums
 from sfactory.objective import Evaluation, Gradients, Objective
 
 BLOCK = 256
@@ -46,8 +46,7 @@ class FusedObjective(Objective):
         """Gradients with respect to the first three, and the sums of :func:`sfactory.losses.chunk_loss`."""
         from sfactory.kernels.triton_loss import loss_and_gradients  # makes its kernel when it is imported
 
-        inputs = log_prob, value, exploration, *(getattr(targets, name) for name in _CONSTANTS)
-        inputs = [x.detach().contiguous() for x in inputs]
+        inputs = [x.detach().contiguous() for x in (log_prob, value, exploration, *vars(targets).values())]
         inputs[-1] = inputs[-1].view(torch.uint8)
         gradients = [torch.empty_like(inputs[0]) for _ in range(3)]
         count = log_prob.numel()
@@ -59,8 +58,4 @@ class FusedObjective(Objective):
             exploration_coef(loss), loss.tv_limit, self.config.algo != "impala", self.bounds_shift,
             loss.value_clip > 0, SUMS, BLOCK,
         )  # fmt: skip
-        sums = torch.cat((partial[:, : HIGH + 1].amax(0), partial[:, HIGH + 1 :].sum(0)))
-        return *gradients, sums
-
-
-_CONSTANTS = ("advantages", "returns", "old_values", "old_log_prob", "log_weights", "valid")
+        return *gradients, joint_sums(partial)
