@@ -20,9 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sfactory.config.command_line import flag_as_word
-from sfactory.errors import ConfigError, telling_errors
-from sfactory.runs.report_page import read_json
-from sfactory.runs.run_files import CONFIG, SUMMARY, is_held
+from sfactory.errors import telling_errors
+from sfactory.runs.run_files import SUMMARY, is_held, read_json, require_run
 from sfactory.runs.run_state import RunState, read_status
 from sfactory.telemetry.console import new_console
 from sfactory.telemetry.sparkline import sparkline
@@ -84,9 +83,7 @@ def status(run: str | Path) -> RunStatus:
     Raises:
         ConfigError: If the folder holds no run.
     """
-    folder = Path(run)
-    if not (folder / CONFIG).exists():
-        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder, for example runs/cartpole")
+    folder = require_run(run)
     held = is_held(folder)  # before the state is read, which a run removes when it ends, and not when it is killed
     if (state := read_status(folder)) is not None:
         return RunStatus("living" if held else "killed", state)

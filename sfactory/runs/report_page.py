@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
@@ -17,7 +16,7 @@ from sfactory.errors import ConfigError
 from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
 from sfactory.runs.curves import OWN_COLUMNS, Curve, last_known, read_curve
-from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS
+from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS, read_json, require_run
 
 MOST_VIDEO_BYTES = 16 * 2**20
 """Videos beyond this are linked: they show only beside their files."""
@@ -78,8 +77,7 @@ def write_page(folder: Path, ended: bool = False) -> Path:
         ConfigError: If the folder holds no run, or a damaged file.
         OSError: For example if the disk is full.
     """
-    if not (folder / CONFIG).exists():
-        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder")
+    require_run(folder)
     curve, summary, config = read_curve(folder), read_json(folder / SUMMARY), load_yaml(folder / CONFIG)
     sections = {
         "Returns": _returns(curve),
@@ -99,15 +97,6 @@ def write_page(folder: Path, ended: bool = False) -> Path:
     )
     write_atomically(folder / PAGE, page.encode())
     return folder / PAGE
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no such file, or none that can be read."""
-    try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,34 @@ PATTERNS = (REPORTS, TENSORBOARD, LOGGER_IDS)
 """Of what it may write several times."""
 
 
+def require_run(folder: str | os.PathLike[str]) -> Path:
+    """The path of a run folder.
+
+    Raises:
+        ConfigError: If the folder holds no run.
+    """
+    path = Path(folder)
+    if not (path / CONFIG).exists():
+        raise ConfigError(f"{path} holds no run (no {CONFIG}); name a run folder, for example runs/cartpole")
+    return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty if there is no such file, or none that can be read."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
 def read_config(folder: str | os.PathLike[str]) -> Config:
     """The config of the run in a folder. A callable `env` comes back as its name in angle brackets.
 
     Raises:
         ConfigError: If the folder holds no run, or one of an sfactory with other fields, or has been tampered with.
     """
-    saved = saved_values(Path(folder))
-    if saved is None:
-        raise ConfigError(f"{folder} holds no run (no {CONFIG}); name a run folder, for example runs/cartpole")
+    saved = _read_values(require_run(folder))
     try:
         config = from_dict(saved)
         check_types(config)
@@ -51,15 +71,20 @@ def saved_values(path: Path) -> dict[str, Any] | None:
         ConfigError: If the folder holds something else.
     """
     if (path / CONFIG).exists():
-        values = load_yaml(path / CONFIG)
-        if isinstance(runtime := values.get("runtime"), dict):
-            runtime.pop("spin", None)  # of version 0.1, where it had no effect
-        if all(f.name in values for f in dataclasses.fields(Config) if f.name in ("env", "steps", "seed", "log")):
-            return values
-        raise ConfigError(f"{path / CONFIG} is not the config of a run; name another folder with --run")
+        return _read_values(path)
     if path.is_dir() and any(entry.name != LOCK and not entry.name.startswith(TEMPORARY) for entry in path.iterdir()):
         raise ConfigError(f"the folder {path} is not empty and holds no run (no {CONFIG}); name another one with --run")
     return None
+
+
+def _read_values(path: Path) -> dict[str, Any]:
+    """The saved config of a run folder."""
+    values = load_yaml(path / CONFIG)
+    if isinstance(runtime := values.get("runtime"), dict):
+        runtime.pop("spin", None)  # of version 0.1, where it had no effect
+    if all(f.name in values for f in dataclasses.fields(Config) if f.name in ("env", "steps", "seed", "log")):
+        return values
+    raise ConfigError(f"{path / CONFIG} is not the config of a run; name another folder with --run")
 
 
 def is_held(folder: str | os.PathLike[str]) -> bool:

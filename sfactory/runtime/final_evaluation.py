@@ -8,8 +8,7 @@ import time
 
 from sfactory.errors import said
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runs.report_page import read_json
-from sfactory.runs.run_files import EVALUATION, OUTPUT
+from sfactory.runs.run_files import EVALUATION, OUTPUT, read_json
 from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime import worker_process, workers
 from sfactory.runtime.monitor import Monitor

@@ -15,8 +15,7 @@ from typing import IO, cast
 
 from sfactory.commands.sweeps.space import Objective
 from sfactory.runs.curves import STEPS, Curve, read_table
-from sfactory.runs.report_page import read_json
-from sfactory.runs.run_files import METRICS, SUMMARY
+from sfactory.runs.run_files import METRICS, SUMMARY, read_json
 from sfactory.runtime.processes import kill_tree
 
 SAVING_S = 90.0
