@@ -21,10 +21,10 @@ from sfactory.data.arena import segment_fields
 from sfactory.data.batch import Batch
 from sfactory.data.feed import Fresh
 from sfactory.data.plane import EventSink
-from sfactory.data.staging import torch_dtype
 from sfactory.envs.interface import EnvSpec, SurvivedFault, whole_ends
 from sfactory.envs.tensors.group import TensorGroup, TensorOutcome, TensorStep
 from sfactory.model.precision import mixed_precision
+from sfactory.spaces.tensors import torch_dtype
 from sfactory.telemetry.events import Episodes, SurvivedFaults
 from sfactory.telemetry.stopwatch import Stopwatch
 

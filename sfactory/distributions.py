@@ -28,7 +28,7 @@ from sfactory.spaces import ActionSpec
 
 FORBIDDEN = -1e9
 """Logit of a category that is not allowed: finite, so that 0 * log(0) stays 0 in entropies and KL divergences."""
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Distribution:
@@ -195,10 +195,10 @@ class ActionDistribution(Distribution):
     def _normal_log_prob(self, params: Tensor, continuous: Tensor) -> Tensor:
         mean, log_std = self._normal(params)
         z = (continuous - mean) * (-log_std).exp()
-        return (z * z).mul(-0.5).sub(log_std).sum(-1) - self.action.continuous * _HALF_LOG_2PI
+        return (z * z).mul(-0.5).sub(log_std).sum(-1) - self.action.continuous * HALF_LOG_2PI
 
     def _normal_entropy(self, params: Tensor) -> Tensor:
-        return self._normal(params)[1].sum(-1) + self.action.continuous * (0.5 + _HALF_LOG_2PI)
+        return self._normal(params)[1].sum(-1) + self.action.continuous * (0.5 + HALF_LOG_2PI)
 
     def _split(self, flat: Tensor, filler: float | bool) -> Tensor:
         """``[..., logits]`` as ``[..., K, max size]``; shorter components are padded with `filler`."""

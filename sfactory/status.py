@@ -25,6 +25,7 @@ from sfactory.runs.run_files import SUMMARY, is_held, read_json, require_run
 from sfactory.runs.run_state import RunState, read_status
 from sfactory.telemetry.console import new_console
 from sfactory.telemetry.sparkline import sparkline
+from sfactory.telemetry.summary import json_values
 
 DESCRIPTION = """Show what the processes of a living run are doing, or how a run has ended. A SIGUSR2 to the run's
 process has it write the Python stacks of all its processes to a file stall-*.txt in the run folder."""
@@ -74,7 +75,7 @@ class RunStatus:
     def values(self) -> dict[str, Any]:
         """The values that ``--json`` prints."""
         state = {} if self.state is None else {"age_s": self.age_s, **dataclasses.asdict(self.state)}
-        return _plain({**self.summary, **state, "status": self.word})
+        return json_values({**self.summary, **state, "status": self.word})
 
 
 def status(run: str | Path) -> RunStatus:
@@ -157,15 +158,6 @@ def _view(run: str, found: RunStatus) -> RenderableType:
     if curve := sparkline(state.returns):
         lines.append(f"returns: {curve}  {min(state.returns):,.6g} to {max(state.returns):,.6g}")
     return Group(table, *map(Text, lines))
-
-
-def _plain(value: Any) -> Any:
-    """A nested value with None in place of numbers that are not finite, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

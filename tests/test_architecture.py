@@ -29,7 +29,7 @@ ALLOWED = {
     "kernels": {"config", "data", "distributions", "losses", "model", "objective", "spaces", "update"},
     "engines": {"data", "kernels", "model", "telemetry"},
     "rollout": {"data", "envs", "telemetry"},
-    "device_rollout": {"config", "data", "envs", "model", "telemetry"},
+    "device_rollout": {"config", "data", "envs", "model", "spaces", "telemetry"},
     "inference": {"data", "engines", "kernels", "telemetry"},
     "learner": {"config", "data", "kernels", "losses", "model", "objective", "telemetry", "update"},
     "policy": {"config", "distributions", "envs", "model", "runs", "spaces"},

@@ -13,12 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from sfactory.spaces.tensors import torch_dtype
+
 ALIGNMENT = 64
-
-
-def torch_dtype(dtype: np.dtype) -> torch.dtype:
-    """The torch dtype of a NumPy dtype."""
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 class StagingBuffer:

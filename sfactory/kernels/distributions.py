@@ -8,9 +8,9 @@ import math
 import numpy as np
 from numba import njit
 
-from sfactory.distributions import FORBIDDEN
+from sfactory.distributions import FORBIDDEN, HALF_LOG_2PI
 
-_HALF_LOG_2PI = np.float32(0.5 * math.log(2 * math.pi))
+_HALF_LOG_2PI = np.float32(HALF_LOG_2PI)
 _FORBIDDEN = np.float32(FORBIDDEN)
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfactory.distributions import ActionDistribution, Sampler
+from sfactory.distributions import HALF_LOG_2PI, ActionDistribution, Sampler
 
-_HALF_LOG_2PI = np.float32(0.5 * math.log(2 * math.pi))
+_HALF_LOG_2PI = np.float32(HALF_LOG_2PI)
 
 
 @numba.njit(cache=True, nogil=True)

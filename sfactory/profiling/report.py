@@ -12,6 +12,7 @@ from sfactory.profiling.bottleneck import Bottleneck
 from sfactory.profiling.measure import KINDS, Profile
 from sfactory.profiling.tune import settings_of
 from sfactory.telemetry.stopwatch import PHASES
+from sfactory.telemetry.summary import json_values
 
 
 def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottleneck) -> None:
@@ -104,7 +105,7 @@ def _speed_table(profile: Profile, ceiling: float) -> Table:
 
 def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str, Any]:
     """The mapping that ``--json`` prints, with null for numbers that are not finite."""
-    return _finite(
+    return json_values(
         {
             "env": profile.plan.config.env,
             "sample_only": profile.plan.sample_only,
@@ -131,13 +132,6 @@ def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str
             "settings": settings_of(profile.plan.config),
         }
     )
-
-
-def _finite(value: Any) -> Any:
-    """A nested value for JSON, with null for numbers that are not finite."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _count(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Environment actions as tensors: what :meth:`sfactory.spaces.ActionSpec.batch` computes, in torch."""
+"""Dtypes in torch, and environment actions as tensors: what :meth:`sfactory.spaces.ActionSpec.batch` computes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.spaces import ActionSpec, BoxScale, spaces
+
+
+def torch_dtype(dtype: np.dtype) -> torch.dtype:
+    """The torch dtype of a NumPy dtype."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def action_parts(action: ActionSpec) -> Iterator[nn.Module]:
@@ -25,7 +30,7 @@ class _CategoricalAction(nn.Module):
     def __init__(self, space: spaces.Space, begin: int, end: int, squash: str) -> None:
         super().__init__()
         self.begin, self.end, self.shape = begin, end, tuple(space.shape or ())
-        self.dtype = torch.int64 if isinstance(space, spaces.Discrete) else _torch_dtype(space)
+        self.dtype = torch.int64 if isinstance(space, spaces.Discrete) else torch_dtype(space.dtype)
         start = torch.from_numpy(np.array(getattr(space, "start", 0), np.int64))
         self.register_buffer("start", start, persistent=False)
 
@@ -40,7 +45,7 @@ class _BoxAction(nn.Module):
     def __init__(self, space: spaces.Box, begin: int, end: int, squash: str) -> None:
         super().__init__()
         self.begin, self.end, self.shape, self.squash = begin, end, tuple(space.shape), squash
-        self.dtype = _torch_dtype(space)
+        self.dtype = torch_dtype(space.dtype)
         scale = BoxScale(space)
         for name in ("bounded", "centre", "half_width", "low", "high"):
             self.register_buffer(name, torch.from_numpy(np.array(getattr(scale, name))), persistent=False)
@@ -50,7 +55,3 @@ class _BoxAction(nn.Module):
         unit = u.tanh() if self.squash == "tanh" else u.clamp(-1.0, 1.0)
         inside = torch.where(self.bounded, self.centre + self.half_width * unit, u)
         return torch.minimum(torch.maximum(inside, self.low), self.high).to(self.dtype)
-
-
-def _torch_dtype(space: spaces.Space) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, space.dtype)).dtype

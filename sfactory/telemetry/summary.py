@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sfactory.files import write_atomically
 
@@ -52,3 +52,12 @@ class Summary:
 
 def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
+
+
+def json_values(value: Any) -> Any:
+    """A nested value with None in place of numbers that are not finite, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: json_values(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [json_values(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

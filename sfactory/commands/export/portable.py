@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sfactory.envs.interface import EnvSpec
 from sfactory.policy import Policy
 from sfactory.spaces import Leaf
-from sfactory.spaces.tensors import action_parts
+from sfactory.spaces.tensors import action_parts, torch_dtype
 
 MASK, STATE = "action_mask", "state"
 ACTION, PARAMS, VALUE, NEXT_STATE = "action", "params", "value", "next_state"
@@ -79,7 +79,7 @@ class _StoredLeaf(nn.Module):
 
     def __init__(self, leaf: Leaf) -> None:
         super().__init__()
-        self.dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+        self.dtype = torch_dtype(leaf.dtype)
         start = torch.tensor(leaf.start).reshape(leaf.shape) if leaf.sizes else None
         self.register_buffer("start", start, persistent=False)
 

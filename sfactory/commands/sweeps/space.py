@@ -21,7 +21,7 @@ import yaml
 from sfactory.config import Config, check_types, from_dict, load_yaml, resolve
 from sfactory.config.declaring import settings_of, types_of
 from sfactory.errors import ConfigError, shown
-from sfactory.runs.curves import OWN_COLUMNS
+from sfactory.runs.curves import OWN_COLUMNS, interquartile_mean
 from sfactory.telemetry.metrics import METRICS
 
 Plain = bool | int | float | str | None
@@ -106,8 +106,7 @@ class Objective:
     def across(self, values: Sequence[float]) -> float:
         """The value of a trial, of those of its runs."""
         if self.over_seeds == "iqm":
-            cut = len(values) // 4
-            return float(np.mean(sorted(values)[cut : len(values) - cut]))
+            return float(interquartile_mean(np.reshape(values, (-1, 1)))[0])
         over: Mapping[str, Callable[[Any], Any]] = {"mean": np.mean, "median": np.median, "min": np.min}
         return float(over[self.over_seeds](values))
 
