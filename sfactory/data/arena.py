@@ -84,7 +84,7 @@ def segment_fields(env: EnvSpec, state_size: int) -> tuple[Field, ...]:
     )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Segments:
     """The arrays of a segment, in the arena with a leading slot dimension.
 
@@ -149,11 +149,12 @@ class Arena(Segments):
     def _build(self, fields: tuple[Field, ...], slots: int, rollout: int, rows: int, block: SharedBlock) -> None:
         layout, _ = _layout(fields, slots, rollout, rows)
         arrays = {name: block.array(shape, dtype, offset) for name, shape, dtype, offset in layout}
-        own = {name: arrays.pop(f"slot_{name}") for name in ("state", "begun", "finished_s")}
-        own |= {"slots": slots, "rollout": rollout, "rows": rows}
+        self.state, self.begun, self.finished_s = (
+            arrays.pop(f"slot_{name}") for name in ("state", "begun", "finished_s")
+        )
+        self.slots, self.rollout, self.rows = slots, rollout, rows
+        self._recipe = fields, slots, rollout, rows, block
         obs = tuple(arrays.pop(field.name) for field in fields if field.name.startswith("obs"))
-        for name, value in {**own, "_recipe": (fields, slots, rollout, rows, block)}.items():
-            object.__setattr__(self, name, value)
         super().__init__(obs=obs, mask=arrays.pop("mask", None), **arrays)
 
     def __reduce__(self):

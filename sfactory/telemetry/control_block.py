@@ -18,6 +18,7 @@ from sfactory.telemetry.trace import TracingStopwatch
 
 STARTING_S = 30.0
 """Seconds that a process has for its start before its silence begins to count."""
+_HEARTBEAT = COLUMNS.index("heartbeat")
 _STOP, _SAVES, _RECLAIMS_REQUESTED, _RECLAIMS_DONE = range(4)
 
 
@@ -55,7 +56,7 @@ class ControlBlock:
         self._episode_return = allocate((1,), np.float64)
         self._episode_return.array[0] = np.nan
         self.created_s = time.monotonic()
-        self._table.array[:, 0] = self.created_s + STARTING_S
+        self._table.array[:, _HEARTBEAT] = self.created_s + STARTING_S
 
     def stopwatch(self, name: str) -> Stopwatch:
         """The stopwatch that keeps a worker's row. Time runs from this call."""
@@ -115,15 +116,15 @@ class ControlBlock:
         """
         self._flags.array[_RECLAIMS_REQUESTED] += 1
         sampling = [i for i, name in enumerate(self.names) if name.startswith(("policy", "rollout"))]
-        self._table.array[sampling, 0] = time.monotonic() + STARTING_S
+        self._table.array[sampling, _HEARTBEAT] = time.monotonic() + STARTING_S
 
     def expect(self, name: str) -> None:
         """Give a worker's new process time for its start."""
-        self._table.array[self.names.index(name), 0] = time.monotonic() + STARTING_S
+        self._table.array[self.names.index(name), _HEARTBEAT] = time.monotonic() + STARTING_S
 
     def forget(self, name: str) -> None:
         """Show that a worker will not come back."""
-        self._table.array[self.names.index(name), 0] = 0.0
+        self._table.array[self.names.index(name), _HEARTBEAT] = 0.0
 
     @property
     def slots_reclaimed(self) -> bool:
