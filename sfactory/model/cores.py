@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sfactory.model.initialization import orthogonal_
 from sfactory.model.precision import full_precision
 from sfactory.model.recurrence import GRUScan, LSTMScan, gru_step, lstm_step
 
@@ -81,7 +82,7 @@ class GatedCore(Core):
             for name, columns in (("weight_ih", width), ("weight_hh", size)):
                 weight = nn.Parameter(torch.empty(self.gates * size, columns))
                 for gate in weight.data.chunk(self.gates):
-                    nn.init.orthogonal_(gate)
+                    orthogonal_(gate)
                 self.register_parameter(f"{name}_l{layer}", weight)
             for name in ("bias_ih", "bias_hh"):
                 self.register_parameter(f"{name}_l{layer}", nn.Parameter(torch.zeros(self.gates * size)))

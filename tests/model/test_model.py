@@ -300,6 +300,17 @@ def test_the_weights_of_hidden_layers_are_orthogonal_unless_they_are_soon_replac
     assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
 
 
+@pytest.mark.parametrize("core", ["gru", "lstm"])
+def test_the_weights_of_cores_are_orthogonal_unless_they_are_soon_replaced(core: str) -> None:
+    asked = (ObservationSpec.from_space(OBSERVATIONS["vector"]), ACTION, ModelConfig(core=core, core_size=16))
+    for made, is_orthogonal in ((build_model(*asked), True), (build_uninitialized(*asked), False)):
+        weights = [weight for name, weight in made.state_dict().items() if "weight_hh" in name]
+        assert weights
+        for gate in torch.cat(weights).split(16):
+            assert gate.isfinite().all()
+            assert torch.allclose(gate @ gate.T, torch.eye(16), atol=1e-5) == is_orthogonal
+
+
 def test_the_policy_std_is_bounded() -> None:
     model = _model(OBSERVATIONS["vector"], initial_log_std=100.0)
     assert model(_observations(model.observation, 1))[0][0, 5:].tolist() == [2.0, 2.0]
