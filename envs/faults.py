@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import traceback
 from asyncio import CancelledError
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from sfactory.config import env_name
 from sfactory.envs.interface import EnvRequest
-from sfactory.errors import EnvironmentFault, said, shown
+from sfactory.errors import ConfigError, EnvironmentFault, said, shown
 
+T = TypeVar("T")
 ENV_ERRORS = (Exception, SystemExit, CancelledError)
 """Exceptions of an environment that count as its fault. SystemExit is one, because an environment that calls exit()
 must not end the worker, and CancelledError, because what runs on asyncio may time out; neither is an Exception."""
@@ -40,6 +41,21 @@ def close_quietly(env: Any) -> None:
     """Close an environment and ignore its exceptions."""
     with contextlib.suppress(*ENV_ERRORS):
         env.close()
+
+
+@contextlib.contextmanager
+def probing(env: T) -> Iterator[T]:
+    """An environment of which something is read before a run, and which is closed quietly then.
+
+    Raises:
+        ConfigError: In place of an :class:`EnvironmentFault`.
+    """
+    try:
+        yield env
+    except EnvironmentFault as fault:
+        raise ConfigError(str(fault)) from fault
+    finally:
+        close_quietly(env)
 
 
 def check_reset(name: str, reset: Callable[[], Any], row: int | None = None) -> tuple[Any, dict[str, Any]]:

@@ -3,7 +3,6 @@ made."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +10,10 @@ from typing import Any
 from sfactory.config.env_source import EnvSource, source_of, source_of_id
 from sfactory.envs.factory import is_parallel, is_vector, make_environment, make_environments
 from sfactory.envs.families import gymnasium, multiagent, vector
+from sfactory.envs.faults import probing
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group
 from sfactory.envs.observations import new_step_buffers
 from sfactory.envs.registry import find_spec
-from sfactory.errors import ConfigError, EnvironmentFault
 
 
 def handles(request: EnvRequest) -> bool:
@@ -50,16 +49,11 @@ def probe_made(
         ConfigError: If it cannot be trained on.
     """
     request = dataclasses.replace(request, compiled=False)
-    try:
+    with probing(env):
         spec = dataclasses.replace(read_spec(env, request), source=source)
         # Nothing is made anew here: the first fault is raised.
         group = group_type([env], lambda seeds: env, request, spec, 0, 0)
         group.reset(new_step_buffers(spec, group.rows))
-    except EnvironmentFault as fault:
-        raise ConfigError(str(fault)) from fault
-    finally:
-        with contextlib.suppress(Exception):
-            env.close()
     return spec
 
 

@@ -47,10 +47,11 @@ from sfactory.envs.families.atari_games import (
 )
 from sfactory.envs.families.gymnasium import SingleGroup, read_spec
 from sfactory.envs.families.vector import VectorGroup
+from sfactory.envs.faults import probing
 from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Group
 from sfactory.envs.registry import find_spec
 from sfactory.envs.seeds import env_seed
-from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.errors import ConfigError
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 
@@ -83,15 +84,11 @@ def probe(request: EnvRequest) -> EnvSpec:
             ActionSpec.from_space(actions, request.squash),
         )
     else:
-        env, read = (
+        made, read = (
             (_make_vector(request, 1), vector.read_spec) if backend == "vector" else (_make_single(request), read_spec)
         )
-        try:
+        with probing(made) as env:
             spec = read(env, request)
-        except EnvironmentFault as fault:
-            raise ConfigError(str(fault)) from fault
-        finally:
-            env.close()
     frames = settings.frameskip
     return dataclasses.replace(
         spec, family="atari", frameskip=frames, render_fps=60 / frames, protocol=settings.protocol

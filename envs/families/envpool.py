@@ -21,9 +21,10 @@ from sfactory.envs.families import vector
 from sfactory.envs.families.atari import canonical_id
 from sfactory.envs.families.atari_games import ENV_KWARGS, GameSettings
 from sfactory.envs.families.vector import VectorGroup
+from sfactory.envs.faults import probing
 from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec
 from sfactory.envs.seeds import env_seed
-from sfactory.errors import ConfigError, EnvironmentFault, installing
+from sfactory.errors import ConfigError, installing
 
 _OTHER_NAMES = {"frame_skip": "frameskip"}
 """EnvPool's names of options of Atari games that have another one here."""
@@ -41,14 +42,9 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If envpool is missing, does not know the id, or does not take the `env_kwargs`.
     """
-    env = _make(request, [0])
-    try:
+    with probing(_make(request, [0])) as env:
         spec = vector.read_spec(env, request)
         return dataclasses.replace(spec, family="envpool", frameskip=env.frameskip, protocol=_protocol(request))
-    except EnvironmentFault as fault:
-        raise ConfigError(str(fault)) from fault
-    finally:
-        env.close()
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> VectorGroup:

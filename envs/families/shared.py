@@ -11,9 +11,9 @@ from sfactory.envs.families.classic_control import ClassicControl
 from sfactory.envs.families.mujoco import SharedSimulation
 from sfactory.envs.families.shared_env import SharedEnv
 from sfactory.envs.families.vector import VectorGroup
+from sfactory.envs.faults import probing
 from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.registry import find_spec
-from sfactory.errors import ConfigError, EnvironmentFault
 
 _KINDS: tuple[type[SharedEnv], ...] = (SharedSimulation, ClassicControl)
 
@@ -35,13 +35,8 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If its package is missing or `env_kwargs` do not fit.
     """
-    env = _make(request, 1)
-    try:
+    with probing(_make(request, 1)) as env:
         return dataclasses.replace(vector.read_spec(env, request), family=env.family)
-    except EnvironmentFault as fault:
-        raise ConfigError(str(fault)) from fault
-    finally:
-        env.close()
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> VectorGroup:

@@ -28,8 +28,9 @@ from gymnasium import spaces
 
 from sfactory.envs.factory import make_environment
 from sfactory.envs.families.gymnasium import SingleGroup, read_spec
+from sfactory.envs.faults import probing
 from sfactory.envs.interface import EnvRequest, EnvSpec
-from sfactory.errors import ConfigError, EnvironmentFault, installing
+from sfactory.errors import ConfigError, installing
 from sfactory.files import make_temporary_folder, remove_temporary_folder
 
 _RESOLUTION = (72, 128)
@@ -48,14 +49,9 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If vizdoom is missing, the id is unknown, or `env_kwargs` do not fit.
     """
-    env = _make(request)
-    try:
+    with probing(_make(request)) as env:
         spec = read_spec(env, request)
         return dataclasses.replace(spec, family="vizdoom", render_fps=spec.render_fps / spec.frameskip)
-    except EnvironmentFault as fault:
-        raise ConfigError(str(fault)) from fault
-    finally:
-        env.close()
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> SingleGroup:

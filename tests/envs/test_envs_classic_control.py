@@ -10,9 +10,10 @@ import pytest
 from playing import Play
 
 from sfactory import envs
+from sfactory.envs.families import vector
 from sfactory.envs.families.classic_control import TASKS, ClassicControl
 from sfactory.envs.interface import EnvRequest
-from sfactory.errors import ConfigError
+from sfactory.errors import ConfigError, EnvironmentFault
 
 NAMES = ("Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0")
 OTHER_ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
@@ -105,3 +106,13 @@ def test_single_environments_can_be_had(options: dict[str, Any]) -> None:
 def test_arguments_that_do_not_fit_are_named() -> None:
     with pytest.raises(ConfigError, match="bogus"):
         envs.probe(EnvRequest("MountainCar-v0", {"bogus": 1}))
+
+
+def test_an_error_in_close_does_not_hide_the_fault_that_a_probe_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    monkeypatch.setattr(vector, "read_spec", lambda *_: fail(EnvironmentFault("no space at all")))
+    monkeypatch.setattr(ClassicControl, "close", lambda _: fail(RuntimeError("closed already")))
+    with pytest.raises(ConfigError, match="no space at all"):
+        envs.probe(EnvRequest("MountainCar-v0", {}))
