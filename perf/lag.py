@@ -44,7 +44,7 @@ from sfactory.config import Config, LogConfig, ModelConfig, merged, resolve
 from sfactory.data.batch import Batch
 from sfactory.data.chunks import select_columns
 from sfactory.learner import Learner
-from sfactory.losses import Targets, batch_stats, weighted_advantages
+from sfactory.losses import BatchStats, Targets, batch_stats, weighted_advantages
 from sfactory.objective import Estimates
 from sfactory.runtime import training
 from sfactory.runtime.runner import train
@@ -82,7 +82,7 @@ class LateLearner(Learner):
 
     def _learn(self, batch: Batch) -> None:
         if self.lag:
-            self._waiting.append(_copy(batch))
+            self._waiting.append(batch.copy())
             if len(self._waiting) <= self.lag:
                 return
             batch = self._waiting.popleft()
@@ -126,7 +126,8 @@ class RowsLearner(LateLearner):
         targets = Targets(advantages, returns, values, old_log_prob, estimates.log_weights, valid)
         samples = batch.select(rows).samples(targets, single=False)
         self._network.refresh()
-        self._note_update(self._update(samples, [slice(0, len(rows))]))
+        self._steps.keep("statistics", [self._update(samples, [slice(0, len(rows))])])
+        self._note_update()
 
     def _advantages(self, advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
         return weighted_advantages(self._config.loss, advantages, weights, valid)[0]
@@ -164,10 +165,10 @@ class SmallerStepsLearner(LateLearner):
     0.005 nats."""
 
     def _begin(self, batch: Batch, gradients: bool) -> tuple:
-        begun = super()._begin(batch, gradients)
-        behaviour_kl = float(self._batch_statistics[-1][0])
+        chunks, targets, stats = super()._begin(batch, gradients)
+        behaviour_kl = float(BatchStats(*stats).behaviour_kl)
         self._optimizer.lr = self._optimizer.lr / (1 + behaviour_kl / 0.005)
-        return begun
+        return chunks, targets, stats
 
 
 class FilteredLearner(LateLearner):
@@ -175,10 +176,10 @@ class FilteredLearner(LateLearner):
     it."""
 
     def _begin(self, batch: Batch, gradients: bool) -> tuple:
-        chunks, targets = super()._begin(batch, gradients)
+        chunks, targets, stats = super()._begin(batch, gradients)
         excess, clip = (targets.old_log_prob - batch.log_prob).expm1(), self._config.loss.clip
         beyond = ((excess > clip) & (targets.advantages > 0)) | ((excess < -clip) & (targets.advantages < 0))
-        return chunks, dataclasses.replace(targets, advantages=targets.advantages.masked_fill(beyond, 0.0))
+        return chunks, dataclasses.replace(targets, advantages=targets.advantages.masked_fill(beyond, 0.0)), stats
 
 
 VARIANTS: dict[str, type[LateLearner]] = {
@@ -208,16 +209,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "c-bar-2": {"loss": {"c_bar": 2.0}},
 }
 """Fields of the configuration in which variants differ."""
-
-
-def _copy(batch: Batch) -> Batch:
-    values = {f.name: getattr(batch, f.name) for f in dataclasses.fields(Batch)}
-    return Batch(
-        **{
-            n: tuple(x.clone() for x in v) if isinstance(v, tuple) else None if v is None else v.clone()
-            for n, v in values.items()
-        }
-    )
 
 
 def run(task: Task, variant: str, lag: int, seed: int, curve: Path) -> None:
