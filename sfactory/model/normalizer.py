@@ -16,9 +16,9 @@ _EPSILON = 1e-8
 def merge_moments(mean: Tensor, var: Tensor, count: Tensor, values: Tensor, valid: Tensor) -> None:
     """Merge a batch into running moments, in place and without a sync (Chan et al. 1979, the parallel update).
 
-    Values are centred on the running mean before they are squared, so float32 suffices. A batch without valid rows
-    changes nothing, nor
-    does one whose mean or variance is not finite: what is once in the moments stays there.
+    Values are centred on the running mean before they are squared, so float32 suffices. An element whose mean or
+    variance in the batch is not finite stays as it is: what is once in the moments stays there. A batch without any
+    other element, or without valid rows, changes nothing.
 
     Args:
         mean: ``[*shape]``, updated.
@@ -40,7 +40,7 @@ def merge_moments(mean: Tensor, var: Tensor, count: Tensor, values: Tensor, vali
     usable = (added > 0) & merged.isfinite() & shift.isfinite()
     var.copy_(torch.where(usable, merged, var))
     mean.copy_(torch.where(usable, mean + shift * portion, mean))
-    count.copy_(total)
+    count.copy_(torch.where(usable.any(), total, count))
 
 
 class ObservationNormalizer(nn.Module):
@@ -90,11 +90,12 @@ class ObservationNormalizer(nn.Module):
             obs: Leaves ``[T, B, *leaf.shape]``.
             valid: bool ``[T, B]``; other rows do not count.
         """
-        count = self.count.clone()
+        before = self.count.clone()
         for i, is_float in enumerate(self.floats):
             if is_float:
-                self.count.copy_(count)
-                merge_moments(*self._moments(i), self.count, obs[i], valid)
+                count = before.clone()
+                merge_moments(*self._moments(i), count, obs[i], valid)
+                self.count.copy_(torch.maximum(self.count, count))
 
 
 class RunningMeanStd(nn.Module):

@@ -357,6 +357,27 @@ def test_normalizer_matches_the_moments_of_all_valid_rows() -> None:
     assert out[1].dtype == torch.int32
 
 
+def test_a_batch_whose_moments_are_not_finite_does_not_count() -> None:
+    returns = RunningMeanStd()
+    for values in ([1.0, 3.0], [math.inf] * 1000, [10.0, 10.0]):
+        returns.update(torch.tensor(values), torch.ones(len(values), dtype=torch.bool))
+    assert (returns.mean, returns.count) == (6.0, 4.0)
+
+
+@pytest.mark.parametrize("large", [0, 1])
+def test_elements_of_an_observation_that_overflow_leave_the_others_their_moments(large: int) -> None:
+    box = spaces.Box(-math.inf, math.inf, (2,))
+    normalizer = ObservationNormalizer(ObservationSpec.from_space(spaces.Tuple((box, box))).leaves)
+    leaves = [torch.tensor([[[1.0, 2.0], [3.0, 6.0]]]) for _ in range(2)]
+    normalizer.update(tuple(leaves), torch.ones(1, 2, dtype=torch.bool))
+    leaves[large] = torch.full_like(leaves[large], 1e30)
+    leaves[1 - large] = torch.stack([torch.full((1, 2), 1e30), torch.tensor([[4.0, 8.0]])], -1)
+    normalizer.update(tuple(leaves), torch.ones(1, 2, dtype=torch.bool))
+    assert normalizer.count == 4
+    assert normalizer.mean_and_scale(large)[0].tolist() == [2.0, 4.0]
+    assert normalizer.mean_and_scale(1 - large)[0].tolist() == [2.0, 5.0]
+
+
 def test_running_mean_std_and_its_state() -> None:
     rng = np.random.default_rng(0)
     values, valid = rng.normal(5.0, 3.0, (6, 50)), rng.random((6, 50)) < 0.5
