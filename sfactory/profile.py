@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from sfactory.errors import ConfigError, SfactoryError, check_platform
+from sfactory.errors import ConfigError, check_platform, telling_errors
 from sfactory.telemetry.console import new_console
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ MOST_CEILING_S = 15.0
 """Most seconds of the ceiling's measurements."""
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.profile") -> int:
     """Run the command.
 
@@ -43,19 +44,15 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.prof
     """
     begun = time.monotonic()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    try:
-        check_platform()
-        from sfactory.runtime.interrupts import as_program
+    check_platform()
+    from sfactory.runtime.interrupts import as_program
 
-        with as_program() if args is None else contextlib.nullcontext():
-            from sfactory.config.command_line import read_command_line
-            from sfactory.profiling.options import ProfileOptions
+    with as_program() if args is None else contextlib.nullcontext():
+        from sfactory.config.command_line import read_command_line
+        from sfactory.profiling.options import ProfileOptions
 
-            line = read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, ProfileOptions)
-            return _profile(line.options, line.config, begun)
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+        line = read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, ProfileOptions)
+        return _profile(line.options, line.config, begun)
 
 
 def _profile(options: ProfileOptions, config: Config, begun: float) -> int:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sfactory.errors import SfactoryError, check_platform
+from sfactory.errors import check_platform, telling_errors
 
 if TYPE_CHECKING:
     from sfactory.config.command_line import CommandLine, TrainOptions
@@ -17,6 +17,7 @@ DESCRIPTION = """Train a reinforcement-learning agent. The same command again re
 --overwrite starts anew."""
 
 
+@telling_errors
 def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.train") -> int:
     """Run the command.
 
@@ -28,17 +29,13 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.trai
         The exit status: 0 done, 1 failed, 2 bad configuration, 129, 130 or 143 interrupted after saving.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    try:
-        check_platform()
-        from sfactory.runtime.interrupts import as_program
+    check_platform()
+    from sfactory.runtime.interrupts import as_program
 
-        with as_program() if args is None else contextlib.nullcontext():
-            from sfactory.config.command_line import TrainOptions, read_command_line
+    with as_program() if args is None else contextlib.nullcontext():
+        from sfactory.config.command_line import TrainOptions, read_command_line
 
-            return _run(read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, TrainOptions))
-    except SfactoryError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
+        return _run(read_command_line(sys.argv[1:] if args is None else args, prog, DESCRIPTION, TrainOptions))
 
 
 def _run(line: CommandLine[TrainOptions]) -> int:

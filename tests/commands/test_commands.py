@@ -68,15 +68,26 @@ def test_every_command_has_a_complete_help(name: str, capsys: pytest.CaptureFixt
     assert f"usage: sfactory {name}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["runs", ".", "--json"], ["runs", "--help"], ["--help"]])
+SCRIPT = "import sys; from sfactory.commands import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-c", SCRIPT, "runs", ".", "--json"],
+        ["-c", SCRIPT, "runs", "--help"],
+        ["-c", SCRIPT, "--help"],
+        ["-m", "sfactory.train", "CartPole-v1", "--show-config"],
+        ["-m", "sfactory.profile", "--help-all"],
+    ],
+)
 def test_a_command_whose_reader_has_ended_ends_silently(arguments: list[str], tmp_path: Path) -> None:
     """As `head` ends."""
     short_run(tmp_path / "run", "CartPole-v1")
     reading, writing = os.pipe()
     os.close(reading)
-    script = "import sys; from sfactory.commands import main; sys.exit(main(sys.argv[1:]))"
     with open(writing, "w") as output:
-        command = [sys.executable, "-c", script, *arguments]
+        command = [sys.executable, *arguments]
         done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stderr) == (141, "")
 
