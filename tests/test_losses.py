@@ -245,6 +245,17 @@ def test_at_the_ends_of_the_ratio_s_range_the_kernel_is_the_plain_loss(advantage
         torch.testing.assert_close(compiled, plain, equal_nan=True)
 
 
+@pytest.mark.parametrize("size", [1e-3, 1e-8])
+def test_within_the_clip_range_of_the_value_its_gradient_is_its_error(compute: Loss, size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    value = (size * torch.randn(1, 1000, generator=generator)).requires_grad_()
+    old_values, zero = 0.1 * torch.rand(1, 1000, generator=generator), torch.zeros(1, 1000)
+    targets = Targets(zero, zero, old_values, zero, zero, torch.ones(1, 1000, dtype=torch.bool))
+    loss, _ = compute(LossConfig(value_clip=0.2, value_coef=1000.0), "ppo", zero, value, zero, targets)
+    loss.backward()
+    torch.testing.assert_close(value.grad, value.detach(), rtol=1e-5, atol=0.0)
+
+
 def test_a_nan_in_a_valid_sample_is_not_hidden(compute: Loss) -> None:
     case = make_case(invalid=0.0)
     case.log_prob.data[2, 2] = float("nan")

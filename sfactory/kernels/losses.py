@@ -81,7 +81,8 @@ def loss_and_gradients(
         if value_clip > 0:
             change = np.float64(value[i] - old_values[i])
             clipped_error = error - change + min(max(change, -value_clip), value_clip)
-            if clipped_error * clipped_error > square:
+            # Within the clip range both errors are the same but for rounding, and so are their gradients.
+            if abs(change) > value_clip and clipped_error * clipped_error > square:
                 square, pull = clipped_error * clipped_error, 0.0
         value_sum += 0.5 * square
         of_value[i] = value_coef * pull * scale
