@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from sfactory.config import env_name
-from sfactory.config.lag import max_lag, slot_count
+from sfactory.config.lag import max_lag
 from sfactory.errors import said
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.machine import describe_machine
@@ -80,10 +80,13 @@ class Reporter:
 
     def __init__(self, plan: Plan, folder: RunFolder) -> None:
         config = plan.config
-        slots, lag = slot_count(config, plan.rows), max_lag(config, plan.rows)
         self._plan, self._folder = plan, folder
         self._display = Display(
-            config.log.display, title=env_name(config.env), steps=config.steps, slots=slots, max_lag=lag
+            config.log.display,
+            title=env_name(config.env),
+            steps=config.steps,
+            slots=plan.slots,
+            max_lag=max_lag(config, plan.rows),
         )
         self._loggers = Loggers(config, folder.path, self.note)
         self._episodes = EpisodeWindow(config.log.episode_window)

@@ -40,7 +40,7 @@ class Display:
         mode: live, plain or none; auto is live on a terminal and in a notebook, and plain elsewhere.
         title: Name of the run.
         steps: Env steps to train for.
-        slots: Slots of the arena.
+        slots: Slots of the arena; 0 where there is none.
         max_lag: The bound on the policy lag, in learner updates.
         console: Where to draw the live panel; None: standard output.
 
@@ -206,9 +206,10 @@ class Display:
         return table
 
     def _shown(self) -> list[Metric]:
-        """Metrics that have a row; those of evaluations from the first one on."""
+        """Metrics that have a row; those of evaluations from the first one on, those of slots where there are any."""
         evaluated = not math.isnan(self._evaluation)
-        return [each for each in METRICS if each.label is not None and (evaluated or each.section != "eval")]
+        shown = (each for each in METRICS if evaluated or each.section != "eval")
+        return [each for each in shown if each.label is not None and (self._slots or each.unit != "slots")]
 
     def _text(self, metric: Metric, report: Report) -> str:
         value = getattr(report, metric.name)
@@ -230,7 +231,7 @@ class Display:
         value = getattr(report, metric.name)
         if metric.unit == "share":
             return _bar(0.0 if math.isnan(value) else min(1.0, value), 1.0)
-        return _bar(value, max(1, self._slots)) if metric.unit == "slots" else ""
+        return _bar(value, self._slots) if metric.unit == "slots" else ""
 
 
 def _bar(completed: float, total: float) -> ProgressBar:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -16,8 +17,11 @@ from torch import Tensor, nn
 from whole_runs import QUIET, config_for, rows
 
 from sfactory import Config, LossConfig, ModelConfig, learner, train
+from sfactory.config import resolve
 from sfactory.losses import TermSamples
 from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runtime import reporting
+from sfactory.runtime.planning import make_plan
 from sfactory.telemetry import recent
 from sfactory.telemetry.recent import BLIND_REPORTS, BlindCritic
 
@@ -35,6 +39,18 @@ def test_only_a_whole_window_of_episodes_makes_a_checkpoint_the_best(tmp_path: P
     assert train(longer).episode_return_mean > 0, "which reports tell all the same"
     assert store.load_latest().episode_return is None
     assert store.load_best().env_steps == settled.env_steps < store.load_latest().env_steps
+
+
+@pytest.mark.parametrize(("env", "some"), [("CartPole-v1", True), ("sfactory/TensorCartPole", False)])
+def test_the_display_has_the_slots_of_the_arena(
+    env: str, some: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is none where environments step on the device."""
+    shown = {}
+    monkeypatch.setattr(reporting, "Display", lambda mode, **settings: shown.update(settings))
+    plan = make_plan(resolve(config_for(tmp_path, env, serial=True)))
+    reporting.Reporter(plan, SimpleNamespace(path=tmp_path))
+    assert (shown["slots"] > 0) == some
 
 
 def spread(samples: TermSamples, config: Config) -> dict[str, Tensor]:

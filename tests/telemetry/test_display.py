@@ -42,13 +42,13 @@ REPORT = Report(
 EARLY = Report(wall_s=0.0, env_steps=0, frames=0)
 
 
-def display(mode: str, console: Console | None = None) -> Display:
-    return Display(mode, title="CartPole-v1 [a]", steps=2_500_000, slots=12, max_lag=7, console=console)
+def display(mode: str, console: Console | None = None, slots: int = 12) -> Display:
+    return Display(mode, title="CartPole-v1 [a]", steps=2_500_000, slots=slots, max_lag=7, console=console)
 
 
-def live_text(width: int, *reports: Report) -> str:
+def live_text(width: int, *reports: Report, slots: int = 12) -> str:
     console = Console(file=io.StringIO(), record=True, width=width, force_terminal=True)
-    shown = display("live", console)
+    shown = display("live", console, slots)
     for report in reports:
         shown.update(report)
     shown.close()
@@ -79,6 +79,11 @@ def test_the_live_panel_says_all_at_80_columns() -> None:
         assert part in text, part
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_without_an_arena_no_slots_are_shown() -> None:
+    assert "slots" in live_text(80, REPORT)
+    assert "slots" not in live_text(80, REPORT, slots=0)
 
 
 @pytest.mark.parametrize("width", [20, 40, 200])
