@@ -193,12 +193,12 @@ class RuntimeConfig(Settings):
     inference_device: str | None = setting(None, DeviceNames(several=True), resume=_PLACE)
     """Device of the policy workers, or several that they take in turn, as cuda:0,cuda:1; unset: as `device`."""
     kernels: Literal["auto", "off"] = setting("auto", resume=_PLACE)
-    """Kernels on the CPU stand for built-in parts of the model, the loss and the sampling, wherever they give the same
-    numbers. off: everything is computed by the plain code (the environment variable SFACTORY_KERNELS=off does the same
-    for auto)."""
+    """Kernels in place of plain PyTorch code: for built-in parts of the model, the loss and the sampling, wherever they
+    give the same numbers. off: everything is computed by the plain code (the environment variable SFACTORY_KERNELS=off
+    does the same for auto)."""
     cuda_graphs: bool = setting(True, resume=_PLACE)
-    """Policy workers on a GPU record the forward pass once and launch it as a whole; a model that cannot be recorded
-    runs without."""
+    """On a GPU record the forward pass of policy workers and the steps of the learner once, and launch each as a whole;
+    what cannot be recorded runs without."""
     mps: bool = setting(False, resume=_PLACE)
     """Processes that share a GPU compute there side by side, by a daemon of NVIDIA's MPS that the run starts for
     itself; else they take turns. Not yet tried on a GPU."""
