@@ -54,7 +54,7 @@ class DenseNetwork:
             gradients' memory, too.
 
     Attributes:
-        columns: Makes matrices of observations.
+        matrices: Makes matrices of observations.
         passes: Of the present weights.
         tanh: Whether that is the activation; else relu.
         own_log_std: Log standard deviations ``[D]`` that do not depend on observations; else ``[0]``.
@@ -66,7 +66,7 @@ class DenseNetwork:
 
     def __init__(self, model: ActorCritic) -> None:
         self._model, self._lock = model, Lock()
-        self.columns = _Columns(model)
+        self.matrices = _Matrices(model)
         self.tanh = model.actor.encoders[0].activation == "tanh"
         policy, dims = model.policy, model.action.continuous
         self.own_log_std = np.zeros(0, np.float32) if policy.log_std is None else policy.log_std.detach().numpy()
@@ -80,16 +80,16 @@ class DenseNetwork:
             self._linears, shares = [(hidden[0], heads[:1]), (hidden[1], heads[1:])], [(params, 0), (0, 1)]
         self._copies, passes, self._first_weights = [], [], []
         for ((first, *others), last), share in zip(self._linears, shares, strict=True):
-            inputs = [self.columns.numbers, *(linear.in_features for linear in (*others, last[0]))]
+            inputs = [self.matrices.numbers, *(linear.in_features for linear in (*others, last[0]))]
             stacks = [
                 _side_by_side(*stack)
                 for stack in zip(([first], *([linear] for linear in others), last), inputs, strict=True)
             ]
             self._copies += [copy for _, copies in stacks for copy in copies]
             weight, (_, bias) = first.weight.detach().numpy(), stacks[0][0]
-            table = np.zeros((weight.shape[1] - self.columns.numbers, len(bias)), np.float32)
+            table = np.zeros((weight.shape[1] - self.matrices.numbers, len(bias)), np.float32)
             self._first_weights.append(weight)
-            passes.append(Pass(self.columns.hot, table, tuple(layer for layer, _ in stacks), *share))
+            passes.append(Pass(self.matrices.hot, table, tuple(layer for layer, _ in stacks), *share))
         self.passes = tuple(passes)
         self.refresh()
         self._scratch = self.tiles(1)
@@ -105,7 +105,7 @@ class DenseNetwork:
 
     def refresh(self) -> None:
         """Take over the model's present weights and moments; to be called after each change of them."""
-        self.columns.refresh()
+        self.matrices.refresh()
         self.refresh_weights()
 
     def refresh_weights(self) -> None:
@@ -126,13 +126,13 @@ class DenseNetwork:
         Returns:
             Policy parameters float32 ``[N, P]`` and values ``[N]``, as the model's forward gives them.
         """
-        return self._forward(*self.columns(obs), self._scratch)
+        return self._forward(*self.matrices(obs), self._scratch)
 
     def outputs(self, samples: Batch | Samples, columns: Columns) -> Outputs:
         """As :class:`sfactory.model.networks.Network` has it."""
         obs = [select_columns(leaf, columns, 1) for leaf in samples.obs]
         steps, width = obs[0].shape[:2]
-        numbers, codes = self.columns(tuple(leaf.numpy().reshape(steps * width, -1) for leaf in obs))
+        numbers, codes = self.matrices(tuple(leaf.numpy().reshape(steps * width, -1) for leaf in obs))
         kept = self.tiles(steps * width)
         params, value = self._forward(numbers, codes, kept)
         return Outputs(
@@ -160,7 +160,7 @@ class DenseNetwork:
         action = self._model.action
         params = np.empty((len(numbers), action.logits + 2 * action.continuous), np.float32)
         value = np.empty((len(numbers), 1), np.float32)
-        inputs = self.columns.inputs
+        inputs = self.matrices.inputs
         dense.forward(numbers, codes, inputs, self.passes, self.tanh, self.log_std, kept, params, value)
         dense.bound(params, self.bounded)
         return params, value[:, 0]
@@ -194,7 +194,7 @@ class DenseNetwork:
         return self._model.policy.log_std.grad.numpy() if len(self.log_std) else self.log_std
 
 
-class _Columns:
+class _Matrices:
     """The leaves of observations as matrices: numbers, and categories that are counted through all leaves.
 
     Attributes:

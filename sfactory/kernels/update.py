@@ -85,7 +85,7 @@ class CompiledUpdate(Update):
         counts = state["steps"], self.skipped, self.skipped_in_a_row
         self._weights = _Weights(*(tensor.numpy() for tensor in (*flat, *(count.view(1) for count in counts))))
         self._of_network = _Network(
-            network.columns.inputs, network.passes, network.tanh, network.bounded, network.own_log_std,
+            network.matrices.inputs, network.passes, network.tanh, network.bounded, network.own_log_std,
             network.log_std_gradient, network.gradients_like(), network.gradients,
         )  # fmt: skip
         self._kept, self._rows = network.tiles(0), 0
@@ -96,10 +96,10 @@ class CompiledUpdate(Update):
             return super().__call__(samples, columns)
         if samples is not self._samples:  # the moments of observations change between batches alone
             self._samples = samples
-            self._dense.columns.refresh()
+            self._dense.matrices.refresh()
             count = samples.reward.shape[1]
             leaves = tuple(leaf.numpy().reshape(count, -1) for leaf in samples.obs)
-            self._matrices = [matrix[None] for matrix in self._dense.columns(leaves)]
+            self._matrices = [matrix[None] for matrix in self._dense.matrices(leaves)]
         self._dense.refresh_weights()
         rows = indices(columns[0])
         if len(rows) != self._rows:
