@@ -85,7 +85,8 @@ class CheckpointStore:
 
     Args:
         folder: The run's ``checkpoints`` folder; a save makes it if it is not there.
-        keep: Latest checkpoints to keep, at least 1. The best by return and the milestones are kept besides.
+        keep: Latest checkpoints to keep, at least 1. Milestones are kept besides, and the best: by evaluation
+            where the run had it, else by the return in training.
         milestone_every: Env steps between checkpoints that are kept for good; 0: none.
     """
 

@@ -43,7 +43,7 @@ def export(
         run: The run folder.
         format: onnx, or torch: an archive for ``torch.export.load``.
         out: The file; None: ``export/policy.onnx`` or ``export/policy.pt2`` in the run folder.
-        checkpoint: latest, or best by return.
+        checkpoint: latest, or best: by evaluation where the run had it, else by the return in training.
         model: As in :func:`sfactory.load_policy`.
         trust: Likewise.
 
