@@ -224,7 +224,7 @@ class Learner:
         """The samples of a batch with their targets; None where its only update has been made as well."""
         steps = self._steps
 
-        def targets() -> None:
+        def begin() -> None:
             _, targets, stats = self._begin(batch, gradients=False)
             steps.keep("batch statistics", [stats])
             steps.keep("targets", list(vars(targets).values()))
@@ -234,7 +234,7 @@ class Learner:
             steps.keep("batch statistics", [stats])
             steps.keep("statistics", [self._update.after(chunks, batch, targets)])
 
-        kind, work = ("batch", whole) if self._one_pass else ("targets", targets)
+        kind, work = ("batch", whole) if self._one_pass else ("targets", begin)
         steps((kind, batch.reward.shape), batch.reward.data_ptr(), work)
         self._batch_statistics += steps.take("batch statistics")
         self._watch.lap("forward")

@@ -1,7 +1,7 @@
 """Where the values of a config come from: Python, presets, YAML files and the command line.
 
 A later source wins: defaults < the environment family's preset < YAML file < flags. :func:`resolve` applies the preset
-to a ``Config`` made in Python, :func:`sfactory.config.command_line.from_command_line` does the whole chain for the
+to a ``Config`` made in Python, :func:`sfactory.config.command_line.read_command_line` does the whole chain for the
 commands.
 """
 

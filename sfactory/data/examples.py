@@ -14,9 +14,9 @@ STEPS, COLUMNS = 3, 4
 
 
 def example_batch(observation: ObservationSpec, action: ActionSpec, state_size: int, masked: bool = False) -> Batch:
-    """A batch ``[3, 4]`` with ends of both kinds, inactive rows, and an allowed action in every mask.
+    """A batch ``[3, 4]`` with ends of both kinds and inactive rows.
 
-    The first column's mask allows nothing, which counts as everything.
+    The first column's mask allows nothing, which counts as everything; all others allow the action that was taken.
     """
     generator = torch.Generator().manual_seed(0)
     k = len(action.sizes)

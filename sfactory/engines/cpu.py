@@ -1,4 +1,4 @@
-"""Engines: the ways in which a policy worker computes its model's answers. All give the same numbers.
+"""What an engine is, and the engines on the CPU.
 
 - :class:`DirectEngine`: small fully connected models on the CPU, request by request.
 - :class:`TorchEngine`: any model on the CPU, one forward pass for all requests.

@@ -80,7 +80,7 @@ def checked_model(model: nn.Module, role: str, observation: ObservationSpec, wid
         raise ConfigError(
             f"{role} returned a {type(answer).__name__} from forward; it must return (params, value, state)"
         )
-    _require_shape(role, "two observations", answer[0], (_ROWS, width), "(2, logits + 2 x continuous dimensions)")
+    _require_shape(role, "two observations", answer[0], (_ROWS, width), "(2, the width of the distribution)")
     _require_shape(role, "two observations", answer[1], (_ROWS,), "(2,) values")
     if state is not None:
         _require_shape(role, "two states", answer[2], (_ROWS, model.state_size), "(2, state_size)")
