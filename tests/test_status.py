@@ -23,7 +23,7 @@ from sfactory.config import LogConfig, RuntimeConfig
 from sfactory.errors import ConfigError
 from sfactory.runs.run_folder import open_run
 from sfactory.runs.run_state import ProcessState, RunState, write_status
-from sfactory.runtime.observed_state import write_report
+from sfactory.runtime.observed_state import write_stack_file
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.watchdog import Watchdog
@@ -158,7 +158,7 @@ def test_the_state_of_a_process_says_since_when(silent_s, doing, idle_s, sentenc
 
 
 def test_only_the_newest_reports_are_kept(tmp_path):
-    paths = [write_report(tmp_path, f"reason {i}", STATE, WorkerProcesses()) for i in range(12)]
+    paths = [write_stack_file(tmp_path, f"reason {i}", STATE, WorkerProcesses()) for i in range(12)]
     assert sorted(tmp_path.iterdir()) == paths[2:]
     assert "rollout-0    pid None  silent for 9 s" in paths[-1].read_text()
 

@@ -14,12 +14,12 @@ from sfactory.files import TEMPORARY
 
 CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
-STATUS, REPORTS = "status.json", "stall-*.txt"
+STATUS, STACKS = "status.json", "stall-*.txt"
 TENSORBOARD, LOGGER_IDS = "events.out.tfevents.*", "logger-*.id"
 PAGE, EVALUATION, VIDEOS, OUTPUT = "report.html", "evaluation.json", "videos", "output.log"
 FILES = (SPACES, METRICS, SUMMARY, STATUS, PAGE, EVALUATION, OUTPUT)
 """What a run writes beside its config, folders, and the lock."""
-PATTERNS = (REPORTS, TENSORBOARD, LOGGER_IDS)
+PATTERNS = (STACKS, TENSORBOARD, LOGGER_IDS)
 """Of what it may write several times."""
 
 

@@ -17,7 +17,7 @@ from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_folder import RunFolder
 from sfactory.runs.run_state import RunState, write_status
 from sfactory.runtime.budgets import FaultBudget
-from sfactory.runtime.observed_state import observe, write_report
+from sfactory.runtime.observed_state import observe, write_stack_file
 from sfactory.runtime.plan import EVALUATOR, Plan
 from sfactory.runtime.planning import note_on_slow_steps
 from sfactory.runtime.processes import WorkerProcesses
@@ -246,16 +246,16 @@ class Monitor:
             self._report()
 
     def write_stacks(self, reason: str) -> None:
-        """Write a report of what every process does.
+        """Write down what every process does.
 
         Args:
             reason: Why it is written.
         """
-        path = write_report(self._folder.path, reason, self._state(), self.processes)
+        path = write_stack_file(self._folder.path, reason, self._state(), self.processes)
         self.note(
             f"what every process does is in {path}"
             if path
-            else "the report of what every process does could not be written"
+            else "what every process does could not be written to a file"
         )
 
     def _report(self) -> None:

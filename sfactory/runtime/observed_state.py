@@ -1,4 +1,4 @@
-"""Observes the state of a living run, for ``sfactory status`` and for the report that is written when a process
+"""Observes the state of a living run, for ``sfactory status`` and for the file of stacks that is written when a process
 hangs."""
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 import psutil
 
 from sfactory.data.arena import FILLING, FINISHED, FREE
-from sfactory.runs.run_files import REPORTS
+from sfactory.runs.run_files import STACKS
 from sfactory.runs.run_state import ProcessState, RunState
 from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.stacks import ask_for_stacks, own_stacks
 from sfactory.runtime.wires import Wires
 from sfactory.telemetry.stopwatch import COLUMNS, Interval
 
-KEPT_REPORTS = 10
+KEPT_FILES = 10
 
 
 def observe(
@@ -62,19 +62,19 @@ def observe(
     return RunState(time.time(), os.getpid(), states, counts, queues, figures or {})
 
 
-def write_report(folder: Path, reason: str, state: RunState, processes: WorkerProcesses) -> Path | None:
-    """Write a report of the state of every process with its Python stacks.
+def write_stack_file(folder: Path, reason: str, state: RunState, processes: WorkerProcesses) -> Path | None:
+    """Write a file with the state of every process and its Python stacks.
 
     Args:
-        folder: Run folder. Its newest ten reports are kept.
-        reason: Why the report is written.
+        folder: Run folder. Its newest ten such files are kept.
+        reason: Why it is written.
         state: State of the run.
         processes: Processes of the workers.
 
     Returns:
-        The path of the report; None if it could not be written.
+        The path of the file; None if it could not be written.
     """
-    path = folder / REPORTS.replace("*", datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f"))
+    path = folder / STACKS.replace("*", datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f"))
     lines = [f"{datetime.now(UTC).isoformat(timespec='seconds')}  {reason}", ""]
     lines += [f"{name} {value:,.6g}" for name, value in state.figures.items()] + [""]
     for process in state.processes:
@@ -87,7 +87,7 @@ def write_report(folder: Path, reason: str, state: RunState, processes: WorkerPr
         lines += ["", f"=== {name}", stacks.rstrip() or "(no answer)"]
     try:
         path.write_text("\n".join(lines) + "\n")
-        for old in sorted(folder.glob(REPORTS))[:-KEPT_REPORTS]:
+        for old in sorted(folder.glob(STACKS))[:-KEPT_FILES]:
             old.unlink()
     except OSError:
         return None

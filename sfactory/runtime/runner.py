@@ -119,7 +119,7 @@ def _first_notes(plan: Plan, folder: RunFolder, snapshot: Snapshot | None) -> li
 
 def _signals(monitor: Monitor) -> contextlib.AbstractContextManager[None]:
     """Handle signals: the first interrupt saves and ends the run, the second ends it at once, unless it is a SIGHUP,
-    which comes twice where a shell ends with its terminal; SIGUSR1 requests a checkpoint, SIGUSR2 a report of the
+    which comes twice where a shell ends with its terminal; SIGUSR1 requests a checkpoint, SIGUSR2 a file of the
     stacks of all processes."""
     if threading.current_thread() is not threading.main_thread():
         return contextlib.nullcontext()
