@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sfactory.profiling.bottleneck import Bottleneck
 from sfactory.profiling.measure import KINDS, Profile
-from sfactory.profiling.tune import settings_of
+from sfactory.profiling.tune import searched_values
 from sfactory.telemetry.stopwatch import PHASES
 from sfactory.telemetry.summary import json_values
 
@@ -129,7 +129,7 @@ def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str
             "lag_max": profile.lag_max,
             "settled": profile.settled,
             "kernels": profile.kernels,
-            "settings": settings_of(profile.plan.config),
+            "settings": searched_values(profile.plan.config),
         }
     )
 

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -119,9 +120,7 @@ def tuned_values(asked: Config, best: Config) -> dict[str, Any]:
     values = {"env": asked.env, "preset": asked.preset} | _differences(to_dict(asked), plain)
     for name in ("run", "overwrite", "log"):
         values.pop(name, None)
-    for name, value in settings_of(best).items():
-        group, _, key = name.rpartition(".")
-        (values.setdefault(group, {}) if group else values)[key] = value
+    _set(values, searched_values(best))
     if best.rollout != asked.rollout:  # shortened for many workers, whose environments are given now
         values["rollout"] = best.rollout
     return values
@@ -140,21 +139,19 @@ def write_tuned(file: Path, asked: Config, tuning: Tuning) -> None:
     write_atomically(file, text.encode())
 
 
-def settings_of(config: Config) -> Settings:
+def searched_values(config: Config) -> Settings:
     """Values of the searched fields, with threads as they will be, and the precision as it is asked for."""
-    runtime = config.runtime
-    return {
-        "device": config.device,
-        "workers": config.workers,
-        "envs_per_worker": config.envs_per_worker,
-        "batch_size": config.batch_size,
-        "precision": config.precision,
-        "runtime.policy_workers": runtime.policy_workers,
-        "runtime.groups": runtime.groups,
+    return {name: attrgetter(name)(config) for name in SEARCHED} | {
         "runtime.learner_threads": devices.learner_threads(config),
         "runtime.inference_threads": devices.inference_threads(config),
-        "runtime.rollout_nice": runtime.rollout_nice,
     }
+
+
+def _set(values: dict[str, Any], settings: Settings) -> None:
+    """Put settings into a nested mapping, as a YAML file has it."""
+    for name, value in settings.items():
+        group, _, key = name.rpartition(".")
+        (values.setdefault(group, {}) if group else values)[key] = value
 
 
 def _differences(values: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
@@ -187,7 +184,7 @@ class _Search:
         self._end = monotonic() + seconds
         self._run_s = min(10.0, max(1.5, seconds / 40))
         self._start_s = START_S
-        self.best = settings_of(plan.config) | {"precision": self._precision(plan.config)}
+        self.best = searched_values(plan.config) | {"precision": self._precision(plan.config)}
         self._other_device = None
         if plan.device_reason:  # it was left open, and there are two
             self._other_device = "cpu" if plan.config.device == "cuda" else "cuda"
@@ -277,16 +274,14 @@ class _Search:
             config = dataclasses.replace(self._plan.config, device=value, runtime=other)
             changes["runtime.policy_workers"] = devices.policy_processes(config)
             changes["precision"] = self._precision(config)
-        settings = settings_of(self._fit({**self.best, **changes}))
+        settings = searched_values(self._fit({**self.best, **changes}))
         tried = {_key(trial.settings) for trial in self.trials}
         return None if _key(settings) in tried or settings[name] == self.best[name] else settings
 
     def _fit(self, settings: Settings) -> Config:
         """A config of some settings whose sizes suit one another."""
-        values: dict[str, Any] = {"runtime": {}}
-        for name, value in settings.items():
-            group, _, key = name.rpartition(".")
-            (values[group] if group else values)[key] = value
+        values: dict[str, Any] = {}
+        _set(values, settings)
         groups = settings["runtime.groups"]
         values["envs_per_worker"] = max(1, round(settings["envs_per_worker"] / groups)) * groups
         env = self._plan.env

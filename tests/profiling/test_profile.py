@@ -23,7 +23,7 @@ from sfactory.profiling import measure as profiling
 from sfactory.profiling import tune as tuning_module
 from sfactory.profiling.bottleneck import find_bottleneck
 from sfactory.profiling.measure import Interrupted, Level, Profile
-from sfactory.profiling.tune import settings_of, tune, tuned_values
+from sfactory.profiling.tune import searched_values, tune, tuned_values
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import fork_server
 from sfactory.telemetry.stopwatch import COLUMNS, PHASES, Interval, ProcessBusyTime, Stopwatch
@@ -203,7 +203,7 @@ def test_what_is_tuned_can_be_trained(place, capsys):
     assert config.env == "sfactory/CartPole"
     assert config.rollout == 16
     assert config.model.core == "gru"
-    assert settings_of(config) == values["settings"]
+    assert searched_values(config) == values["settings"]
     assert (
         train_main(
             [
