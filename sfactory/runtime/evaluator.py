@@ -71,14 +71,13 @@ class Evaluator:
             time.sleep(timeout)
             self._watch.lap("waiting")
             return
-        evaluation, begin = self._plan.config.eval, time.monotonic()
+        evaluation = self._plan.config.eval
         env_steps = self._board.weights.read(self._flat.vector)
         self._watch.lap("weights")
         result = self._player.play(evaluation.episodes, not evaluation.sampled, None, LONGEST)
         evaluated = Evaluated(
-            env_steps=env_steps, episodes=result.episodes, return_mean=result.return_mean,
-            return_std=result.return_std, return_min=result.return_min, return_max=result.return_max,
-            length_mean=result.length_mean, seconds=time.monotonic() - begin,
+            env_steps=env_steps, return_mean=result.return_mean, return_std=result.return_std,
+            return_min=result.return_min, return_max=result.return_max, length_mean=result.length_mean,
         )  # fmt: skip
         try:
             self._record(env_steps)  # before the result, which is all that a run waits for at its end

@@ -24,7 +24,6 @@ from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.reporting import Reporter, Result, Status
 from sfactory.runtime.wires import Wires, make_wires
 from sfactory.telemetry.events import (
-    CheckpointResult,
     Episodes,
     Evaluated,
     Event,
@@ -188,8 +187,6 @@ class Monitor:
                 self.reporter.add_progress(event)
             case KernelsChosen():
                 self.reporter.add_kernels(event)
-            case CheckpointResult(error=str() as error):
-                self.note(error)
             case Evaluated():
                 self._add_evaluation(event)
             case Note():

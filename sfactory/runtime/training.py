@@ -24,7 +24,7 @@ from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runtime.null_learner import NullLearner
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.wires import Wires
-from sfactory.telemetry.events import CheckpointResult, KernelsChosen, Note, TrainingEnded
+from sfactory.telemetry.events import KernelsChosen, Note, TrainingEnded
 
 LAST_EVALUATION_S = 60.0
 """Longest wait for the evaluation of a run's last weights."""
@@ -160,7 +160,7 @@ class Training:
             self._saved_steps = max(self._saved_steps, snapshot.env_steps)
         except OSError as error:
             message = f"checkpoint not written: {error}"
-        self._emit(CheckpointResult(self.learner.env_steps, message))
+            self._emit(Note(message))
         self._watch.lap("reporting")
         return message
 
@@ -204,7 +204,7 @@ class Training:
                     )
                 self.save(snapshot)
         except Exception as error:
-            self._emit(CheckpointResult(self.learner.env_steps, f"checkpoint not written: {said(error)}"))
+            self._emit(Note(f"checkpoint not written: {said(error)}"))
         self._feed.close()
 
     def _not_finite(self, snapshot: Snapshot) -> list[str]:

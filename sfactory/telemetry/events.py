@@ -93,36 +93,20 @@ class KernelsChosen:
 
 
 @dataclass(frozen=True)
-class CheckpointResult:
-    """A checkpoint was written, or could not be.
-
-    Attributes:
-        env_steps: Env steps of the checkpoint.
-        error: Why it could not be written, else None.
-    """
-
-    env_steps: int
-    error: str | None = None
-
-
-@dataclass(frozen=True)
 class Evaluated:
     """The evaluator has played its episodes.
 
     Attributes:
         env_steps: Env steps behind the weights.
         length_mean: In env steps.
-        seconds: What it took.
     """
 
     env_steps: int
-    episodes: int
     return_mean: float
     return_std: float
     return_min: float
     return_max: float
     length_mean: float
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -164,6 +148,4 @@ class Failure:
     environment_fault: bool = False
 
 
-Event = (
-    Episodes | SurvivedFaults | Progress | KernelsChosen | CheckpointResult | Evaluated | Note | TrainingEnded | Failure
-)
+Event = Episodes | SurvivedFaults | Progress | KernelsChosen | Evaluated | Note | TrainingEnded | Failure
