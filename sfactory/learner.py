@@ -138,7 +138,7 @@ class Learner:
         if self._statistics:
             rows = torch.stack(self._statistics)
             rows = rows[rows[:, -1].isfinite()]
-            updates, batches = self._stats(rows), torch.stack(self._batch_statistics)
+            updates, batches = loss_stats(self._config.loss, rows), torch.stack(self._batch_statistics)
             terms = rows[:, SUMS:-1] / rows[:, COUNT, None].clamp(min=1)
             parts = (updates.stacked(), rows[:, -1:], batches, terms)
             means = torch.cat([part.mean(0) for part in parts]).tolist()
@@ -151,10 +151,6 @@ class Learner:
         lr = float(self._optimizer.lr)
         self._statistics, self._batch_statistics, self._lags = [], [], []
         self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr, int(self._update.skipped)))
-
-    def _stats(self, rows: Tensor) -> LossStats:
-        """Of updates, from what was kept of them: sums of the loss, norm of the gradient."""
-        return loss_stats(self._config.loss, rows[:, :-1])
 
     def publish_to(self, published: PublishedWeights, version: int) -> None:
         """Publish the present weights elsewhere, under a version of the caller's."""
@@ -197,7 +193,8 @@ class Learner:
         if not begins:
             self._normalize_by(fresh.batch)
         if config.optim.schedule == "adaptive_kl":
-            self._adapt_learning_rate(self._stats(torch.stack(self._statistics[first_update:])).kl.mean())
+            updates = loss_stats(config.loss, torch.stack(self._statistics[first_update:]))
+            self._adapt_learning_rate(updates.kl.mean())
         self.env_steps += fresh.samples
         self._feed.batch_done(self.updates)
         self._watch.count(fresh.samples)
