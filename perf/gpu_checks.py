@@ -285,8 +285,8 @@ def _check_learner(
     for name, limit in (("gradient", GRADIENT_LIMITS[precision]), ("change", change), ("replayed", DRIFT * change)):
         result[name] = float((found[name] - expected[name]).norm() / expected[name].norm())
         near &= result[name] <= limit
-    steps, taken = learner._steps, learner.kernels.taken
-    result |= {"kernels": [*taken, *map(": ".join, learner.kernels.refused.items())]}
+    steps, taken = learner._steps, learner.choice.taken
+    result |= {"kernels": [*taken, *map(": ".join, learner.choice.refused.items())]}
     fused = "fused loss" in taken or device.type != "cuda" or not triton_is_there()
     result["graphs"] = graphs = steps.recorded
     result["sync"] = _synchronisation(lambda: _train(learner, 0), device)

@@ -49,7 +49,7 @@ class PolicyWorker:
         watch: Stopwatch of this worker.
 
     Attributes:
-        kernels: The kernels that it runs with.
+        choice: The kernels that it runs with, and those that were refused.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PolicyWorker:
         self._ready, self._watch = [plane.ready_of(group) for group in range(plane.groups)], watch
         self._engine = _engine_for(index, model.eval(), kernels, settings, plane, watch)
         self._sample = kernels.sampler(settings.seed)
-        self.kernels = kernels.choice
+        self.choice = kernels.choice
         self._unit, self._scale_and_shift = model.unit, (1.0, 0.0)
         self._version = -1
         watch.lap("starting")

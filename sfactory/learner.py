@@ -52,7 +52,7 @@ class Learner:
         watch: Stopwatch of this worker.
 
     Attributes:
-        kernels: The kernels that it runs with.
+        choice: The kernels that it runs with, and those that were refused.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Learner:
         self._objective = kernels.objective(self._units)
         self._update = kernels.update(self._network, self._objective, self._flat, self._threads, watch)
         self._optimizer = self._update.optimizer
-        self.kernels = kernels.choice
+        self.choice = kernels.choice
         self._generator = torch.Generator().manual_seed(config.seed)
         self.env_steps = self.updates = 0
         # A batch source's batches lie in ever new places, and recordings read where they were made.

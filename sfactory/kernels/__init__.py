@@ -15,8 +15,8 @@ from sfactory.files import forget_stale_kernels
 from sfactory.kernels.lowered import lower_weights
 from sfactory.kernels.registry import REGISTRY, Kernel
 from sfactory.kernels.sampling import initialize
-from sfactory.kernels.selection import Choice, Kernels
+from sfactory.kernels.selection import Kernels
 
-__all__ = ["REGISTRY", "Choice", "Kernel", "Kernels", "initialize", "lower_weights"]
+__all__ = ["REGISTRY", "Kernel", "Kernels", "initialize", "lower_weights"]
 
 forget_stale_kernels(Path(__file__).parent)

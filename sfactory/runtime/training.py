@@ -63,7 +63,7 @@ class Training:
             else SlotFeed(config, wires, device, self._watch)
         )
         self.learner = Learner(config, self._model, kernels, self._feed, wires.events, self._watch)
-        self._emit(KernelsChosen("learner", self.learner.kernels.taken, self.learner.kernels.refused))
+        self._emit(KernelsChosen("learner", self.learner.choice.taken, self.learner.choice.refused))
         self._saved_steps = 0
         if snapshot is not None:
             self._model.load_state_dict(snapshot.model)

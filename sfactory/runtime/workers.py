@@ -76,7 +76,7 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     settings = InferenceSettings(device, autocast, seed, config.runtime.cuda_graphs)
     worker = PolicyWorker(index, model, Kernels(config, model, device, autocast), settings, wires, watch)
     if index == 0:  # all choose alike
-        wires.events.put(KernelsChosen("policy", worker.kernels.taken, worker.kernels.refused))
+        wires.events.put(KernelsChosen("policy", worker.choice.taken, worker.choice.refused))
     return worker
 
 
