@@ -55,9 +55,6 @@ class SlotScheduler:
         """Add finished slots."""
         self.finished += slots
 
-    def __len__(self) -> int:
-        return len(self.finished)
-
     def take(self, version: int) -> list[int] | None:
         """The slots of the next batch, oldest first, or None if it cannot be trained on yet.
 

@@ -20,7 +20,7 @@ A user's own part is named in :class:`~sfactory.config.ModelConfig` by a callabl
 Parts that break their contract raise :class:`~sfactory.errors.ConfigError` before anything starts.
 """
 
-from sfactory.model.actor_critic import ActorCritic, build_model, build_uninitialized, describe, shares_trunk
+from sfactory.model.actor_critic import ActorCritic, build_model, build_uninitialized, shares_trunk
 from sfactory.model.cores import Core, GRUCore, LSTMCore
 from sfactory.model.encoders import ImpalaResNet, MLPEncoder, NatureCNN
 from sfactory.model.normalizer import ObservationNormalizer, RunningMeanStd
@@ -37,6 +37,5 @@ __all__ = [
     "RunningMeanStd",
     "build_model",
     "build_uninitialized",
-    "describe",
     "shares_trunk",
 ]

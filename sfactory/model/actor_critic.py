@@ -193,12 +193,6 @@ def build_uninitialized(observation: ObservationSpec, action: ActionSpec, config
         return build_model(observation, action, config)
 
 
-def describe(model: nn.Module) -> str:
-    """The model's size in one line."""
-    parameters = sum(p.numel() for p in model.parameters())
-    return f"{type(model).__name__}, {parameters:,} parameters, {model.state_size} floats of RNN state a row"
-
-
 def _build_core(in_features: int, config: ModelConfig) -> nn.Module | None:
     name = config.core
     if isinstance(name, str):

@@ -41,7 +41,7 @@ LOCK_S = 0.2
 
 
 @dataclass
-class RunFolder(os.PathLike):
+class RunFolder:
     """A run folder that this process holds until :meth:`close`. Nothing in it is changed before :meth:`begin`.
 
     Attributes:
@@ -60,10 +60,6 @@ class RunFolder(os.PathLike):
     @property
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / METRICS
 
     @property
     def summary(self) -> Path:
@@ -120,9 +116,6 @@ class RunFolder(os.PathLike):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __fspath__(self) -> str:
-        return str(self.path)
 
 
 def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:

@@ -109,7 +109,7 @@ class Reporter:
         if snapshot is not None:
             steps, updates = snapshot.env_steps, snapshot.updates
         self._speed = Speedometer(wall_s, steps, steps * self._plan.env.frameskip)
-        self._writer = MetricsWriter(self._folder, config, steps)
+        self._writer = MetricsWriter(self._folder.path, config, steps)
         self._progress = ProgressWindow(Progress(steps, updates, math.nan, math.nan, {}, config.optim.lr))
         self.news = False
 

@@ -102,7 +102,7 @@ class TestSlotScheduler:
                     releaser.forget()
                     reclaim_slots(arena, queue, scheduler.finished)
                     free = queue.get_many(0)
-            if len(scheduler) < per_batch:
+            if len(scheduler.finished) < per_batch:
                 releaser.release_all()
             kept = sum(len(slots) for _, slots in releaser._held)
             assert kept + len(free) + len(queue) == int((arena.state == FREE).sum()), (

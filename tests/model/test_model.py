@@ -22,7 +22,6 @@ from sfactory.model import (
     RunningMeanStd,
     build_model,
     build_uninitialized,
-    describe,
 )
 from sfactory.model.encoders import NatureCNN
 from sfactory.model.recurrence import GRUScan, LSTMScan, _blocks_backward
@@ -437,7 +436,6 @@ def test_users_own_parts() -> None:
     whole = _model(OBSERVATIONS["vector"], model=OwnModel)
     assert whole.normalizer is None
     assert whole.action is ACTION
-    assert "parameters" in describe(whole)
 
 
 class NoWidth(OwnEncoder):

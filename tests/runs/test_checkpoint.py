@@ -29,7 +29,7 @@ from sfactory.config import Config, LogConfig, LossConfig, ModelConfig, OptimCon
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.runs import checkpoint as checkpoint_module
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runs.run_files import read_config
+from sfactory.runs.run_files import METRICS, read_config
 from sfactory.runs.run_folder import open_run
 
 SUFFIXES = (".safetensors", ".opt.pt", ".json")
@@ -438,7 +438,7 @@ def config(path: Path, **values: object) -> Config:
 def began(path: Path, **values: object) -> None:
     """A run that has reported and saved."""
     with begun_run(config(path, **values)) as run:
-        run.metrics.write_text("header\n")
+        (run.path / METRICS).write_text("header\n")
         CheckpointStore(run.checkpoints).save(snapshot(10))
 
 

@@ -18,7 +18,7 @@ from sfactory.config.declaring import safe, setting, settings_of, types_of
 from sfactory.errors import ConfigError
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.resume_rules import RULES, markdown
-from sfactory.runs.run_files import read_config
+from sfactory.runs.run_files import METRICS, read_config
 from sfactory.runs.run_folder import open_run
 from sfactory.runtime.runner import train
 
@@ -92,7 +92,7 @@ def test_the_documentation_is_the_table():
 def test_a_changed_field_follows_its_rule(field, tmp_path, caplog):
     begun = merged(Config(run=str(tmp_path)), BASE)
     with begun_run(begun) as run:
-        run.metrics.write_text("header\n")
+        (run.path / METRICS).write_text("header\n")
     changed = merged(Config(run=str(tmp_path)), with_value(BASE, field, other_value(field, FIELDS[field])))
     assert value_of(changed, field) != value_of(begun, field)
     before = (tmp_path / "config.yaml").read_bytes()
@@ -129,7 +129,7 @@ def test_a_moved_folder_and_an_overwritten_one_are_no_changes(tmp_path, caplog):
 
 def test_a_damaged_config_of_a_run_is_not_compared_blindly(tmp_path):
     with begun_run(merged(Config(run=str(tmp_path)), BASE)) as run:
-        run.metrics.write_text("header\n")
+        (run.path / METRICS).write_text("header\n")
     values = yaml.safe_load((tmp_path / "config.yaml").read_text())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values | {"model": 5, "loss": None}))
     with open_run(merged(Config(run=str(tmp_path)), BASE)) as run:
@@ -139,7 +139,7 @@ def test_a_damaged_config_of_a_run_is_not_compared_blindly(tmp_path):
 def test_a_run_of_a_version_with_other_fields_goes_on(tmp_path, caplog):
     begun = merged(Config(run=str(tmp_path)), BASE)
     with begun_run(begun) as run:
-        run.metrics.write_text("header\n")
+        (run.path / METRICS).write_text("header\n")
     values = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {"gone": 1}
     values["loss"] = {name: value for name, value in values["loss"].items() if name != "gamma"} | {"gone": 2}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
