@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -14,11 +15,11 @@ from sfactory.config import Config, LossConfig
 from sfactory.data.batch import Batch, Samples
 from sfactory.data.chunks import Columns, select_columns
 from sfactory.distributions import ActionDistribution
-from sfactory.kernels.objective import CompiledObjective
+from sfactory.kernels.objective import CompiledObjective, _Outcome
 from sfactory.losses import Targets
 from sfactory.model.networks import Outputs
 from sfactory.model.normalizer import CriticUnits, ValueUnit
-from sfactory.objective import Objective, valid_samples
+from sfactory.objective import OWN_POLICY, Objective, valid_samples
 from sfactory.spaces import ActionSpec
 from sfactory.vtrace import vtrace
 
@@ -358,3 +359,18 @@ def test_a_truncation_is_bootstrapped_by_the_present_critic(kind: type[Objective
     expected = batch.reward[3] + gamma * (begun + 0.25) - begun
     assert begun < -150
     torch.testing.assert_close(estimates.advantages[3], expected, rtol=0, atol=1e-3)
+
+
+def test_what_has_no_time_dimension_is_not_cut_to_the_steps() -> None:
+    """A segment may have fewer steps than columns."""
+    action = ActionSpec.from_space(SPACES["discrete"])
+    batch = make_batch(action, masked=False, width=2 * STEPS)
+    batch.owner[STEPS:] = OWN_POLICY + 1
+    for objective in both("appo", LossConfig(), action):
+        outputs = Outputs(*outputs_of(action, 2 * STEPS))
+        evaluation = objective.evaluate(outputs, batch, batch.all_columns)
+        valid = objective.estimate(evaluation, batch, batch.all_columns).valid
+        assert torch.equal(valid, valid_samples(batch)) and not valid[:, STEPS:].any()
+        if isinstance(objective, CompiledObjective):
+            (owner,) = [x for x in objective.arrays(_Outcome, batch) if x.dtype == np.int32]
+            assert owner.shape == (2 * STEPS,)

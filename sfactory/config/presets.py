@@ -131,7 +131,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 _FAMILIES = (
     ("tensors", r"sfactory/Tensor"),
-    ("atari", r"ALE/|.*NoFrameskip-v\d|.*Deterministic-v\d"),
+    ("atari", r"ALE/|.*NoFrameskip-v\d"),
     ("vizdoom", r"Vizdoom"),
     ("grid", r"MiniGrid-|BabyAI-"),
     ("memory", r"sfactory/MemoryGrid"),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfactory.config import Config
-from sfactory.data.batch import Batch, Samples
+from sfactory.data.batch import WITHOUT_TIME, Batch, Samples
 from sfactory.data.chunks import Columns
 from sfactory.distributions import Distribution
 from sfactory.kernels.distributions import densities, density_gradients
@@ -145,13 +145,14 @@ class CompiledObjective(Objective):
         last, arrays = self._last.get(kind, (None, None))  # read at once, because threads may be here at the same time
         if last is not source:
             steps = len(source.advantages if isinstance(source, Targets) else source.continuous)
-            tensors = (getattr(source, name) for name in kind._fields)
-            arrays = kind(
-                *(
-                    np.empty((0, 0, 0), np.bool_) if x is None else np.ascontiguousarray(x[:steps].numpy())
-                    for x in tensors
-                )
-            )
+
+            def array(name: str) -> NDArray:
+                tensor = getattr(source, name)
+                if tensor is None:
+                    return np.empty((0, 0, 0), np.bool_)
+                return np.ascontiguousarray((tensor if name in WITHOUT_TIME else tensor[:steps]).numpy())
+
+            arrays = kind(*map(array, kind._fields))
             self._last[kind] = source, arrays
         return arrays
 
