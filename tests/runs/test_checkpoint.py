@@ -451,7 +451,7 @@ def test_the_config_is_saved_and_read_back(tmp_path: Path) -> None:
         overwrite=True,
     )
     with begun_run(asked) as run:
-        assert not run.resumed and Path(run) == tmp_path / "a"
+        assert not run.resumed and run.path == tmp_path / "a"
     saved = read_config(tmp_path / "a")
     assert saved.env_kwargs == {"k": [1, 2.5]} and saved.model.hidden == (8, 4) and saved.optim.eps == 1e-8
     assert saved.overwrite is False, "training from this file again must not delete the run"
@@ -552,12 +552,12 @@ def test_what_is_refused_after_the_folder_is_open_leaves_the_run_as_it_was(tmp_p
 def test_a_run_whose_folder_was_removed_holds_it_again(tmp_path: Path) -> None:
     asked = config(tmp_path / "run")
     with begun_run(asked) as run:
-        shutil.rmtree(run)
+        shutil.rmtree(run.path)
         run.restore()
         assert (tmp_path / "run/config.yaml").exists()
         with pytest.raises(ConfigError, match=f"pid {os.getpid()}"):
             open_run(asked)
-        shutil.rmtree(run)
+        shutil.rmtree(run.path)
         with open_run(asked), pytest.raises(ConfigError, match=f"pid {os.getpid()}"):
             run.restore()
 
