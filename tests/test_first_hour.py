@@ -136,7 +136,7 @@ def test_an_environment_that_prints_is_found_by_the_check(capfd):
 
 @pytest.mark.timeout(120)
 def test_an_environment_of_two_seconds_a_step_is_told_how_long_a_batch_takes(tmp_path):
-    arguments = ["broken:VerySlow", "--steps", "2", "--run", str(tmp_path / "run"), *SMALL, "--batch-size", "2"]
+    arguments = ["broken:VerySlow", "--steps", "8", "--run", str(tmp_path / "run"), *SMALL, "--batch-size", "2"]
     with Command("-m", "sfactory.train", *arguments, "--serial", "--envs-per-worker", "2", "--rollout", "2") as command:
         assert command.wait(100) == 0, command.errors
     assert "an env step takes 2 s" in command.output

@@ -81,6 +81,7 @@ class Monitor:
         self._error: BaseException | None = None
         self._cancelled = self._told_of_speed = False
         self._past: dict[str, float] = {}
+        self._first_steps: dict[str, tuple[float, float]] = {}
 
     def begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
         """Make the wires and begin to report, at the start and whenever the learner is replaced.
@@ -93,6 +94,7 @@ class Monitor:
         if self.restarts:
             self._past = self._totals()
         self.wires = make_wires(self._plan, self._plan.config.serial, wall_s)
+        self._first_steps.clear()
         # When, and the workers' counters then.
         self._last_report = self._last_status = (time.monotonic(), self.wires.control.snapshot())
 
@@ -227,13 +229,17 @@ class Monitor:
     def _totals(self) -> dict[str, float]:
         """Counters since this program began the run, of workers too that have been replaced: full_waits of all, the
         others of those that step environments."""
-        control, kind = self.wires.control, "learner" if self._plan.on_device else "rollout"
-        sampling = [name for name in control.names if name.startswith(kind)]
-        counted = dict.fromkeys(("rows", "environment", "env_faults"), sampling) | {"full_waits": control.names}
+        control = self.wires.control
+        counted = dict.fromkeys(("rows", "env_faults"), self._sampling()) | {"full_waits": control.names}
         return {
             column: self._past.get(column, 0) + sum(control.total(name, column) for name in names)
             for column, names in counted.items()
         }
+
+    def _sampling(self) -> list[str]:
+        """Names of the workers that step environments."""
+        kind = "learner" if self._plan.on_device else "rollout"
+        return [name for name in self.wires.control.names if name.startswith(kind)]
 
     # What the user is told
 
@@ -296,14 +302,20 @@ class Monitor:
         self._last_status = (time.monotonic(), self.wires.control.snapshot())
 
     def _tell_of_slow_steps(self) -> None:
-        """Say once how long a batch takes where env steps are slow."""
+        """Say once how long a batch takes where env steps are slow. The first steps of a worker do not count, in which
+        functions are compiled."""
         if self._told_of_speed:
             return
-        totals = self._totals()
-        if not totals["rows"]:
+        seconds = rows = 0.0
+        for name in self._sampling():
+            now = tuple(self.wires.control.total(name, column) for column in ("environment", "rows"))
+            if now[1]:
+                first = self._first_steps.setdefault(name, now)
+                seconds, rows = seconds + now[0] - first[0], rows + now[1] - first[1]
+        if not rows:
             return
         self._told_of_speed = True
-        if (note := note_on_slow_steps(self._plan, totals["environment"] / totals["rows"])) is not None:
+        if (note := note_on_slow_steps(self._plan, seconds / rows)) is not None:
             self.note(note)
 
 

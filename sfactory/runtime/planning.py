@@ -127,7 +127,10 @@ def notes_on(plan: Plan) -> list[str]:
         notes.append(f"trains on {config.device}, since {plan.device_reason}; --device {other} takes the other")
     on_cpu = devices.learner_device(config).type == "cpu"
     if config.runtime.kernels != "off" and on_cpu and not _kernels_are_compiled():
-        notes.append("kernels are compiled, once on this machine: learning begins up to half a minute later")
+        notes.append(
+            "kernels are compiled, once on this machine: there are 0 env steps until then, for half a minute, or for "
+            "minutes where the machine is slow or busy"
+        )
     usual, segment = preset_value(config, "batch_size"), config.rollout * plan.rows
     if "batch_size" not in given_values(config) and config.batch_size != usual:
         notes.append(

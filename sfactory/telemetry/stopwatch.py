@@ -116,7 +116,9 @@ class Stopwatch:
         self._rows += rows
         self._counted = self._last
         self._sizes[min(rows.bit_length(), SIZE_CLASSES - 1)] += 1
-        if self._batches == 1:  # the runner uses it to decide whether there is anything to save
+        # The runner decides by the first batch whether there is anything to save. A row that has the last lap has its
+        # batch, too.
+        if self._batches == 1 or self._due == self._last + FLUSH_EVERY_S:
             self.flush()
 
     def _busy_s(self) -> float:

@@ -51,3 +51,38 @@ def test_a_worker_that_fails_before_does(monitor: Monitor) -> None:
     monitor.watch([Failure("rollout-0", "environment 0 has failed 10 times", "", True)], report=False)
     monitor.watch([TrainingEnded(10_000, False)], report=False)
     assert monitor.summarize().status == "failed"
+
+
+@pytest.fixture
+def told(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notes of the monitor."""
+    notes: list[str] = []
+    monkeypatch.setattr(monitor.reporter, "note", notes.append)
+    return notes
+
+
+def step(monitor: Monitor, worker: int, seconds: float) -> None:
+    """A step of a worker's four rows, and the monitor's next look."""
+    watch = monitor.wires.control.stopwatch(f"rollout-{worker}")
+    watch._last -= seconds
+    watch.lap("environment")
+    watch.count(4)
+    monitor._tell_of_slow_steps()
+
+
+def test_steps_are_not_called_slow_for_the_first_ones_in_which_functions_are_compiled(
+    monitor: Monitor, told: list[str]
+) -> None:
+    step(monitor, 0, 90)
+    step(monitor, 1, 90)  # as late as it likes
+    for worker in (0, 1):
+        step(monitor, worker, 0.001)
+    assert told == []
+
+
+def test_slow_steps_are_told_once_by_the_steps_after_the_first(monitor: Monitor, told: list[str]) -> None:
+    step(monitor, 0, 90)
+    for _ in range(3):
+        step(monitor, 0, 8)
+    (note,) = told
+    assert "an env step takes 2 s" in note
