@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import os
+import random
 import re
 import signal
 import tempfile
@@ -615,6 +616,19 @@ def test_repeated_runs_keep_neither_descriptors_nor_processes_nor_threads(serial
         counts.append((me.num_fds(), threading.active_count(), len(me.memory_maps(grouped=False))))
     assert counts[4][:2] == counts[1][:2]
     assert counts[4][2] <= counts[1][2] + 8
+
+
+def test_a_serial_run_leaves_the_random_states_of_its_caller(tmp_path):
+    drawn = []
+    for seed in (1, 2):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        before = random.getstate(), np.random.get_state()[1].tolist()
+        train(config_for(tmp_path / str(seed), env=Faulty, steps=128, serial=True))
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+        drawn.append(torch.rand(4))
+    assert not torch.equal(*drawn)
 
 
 # Bad configurations

@@ -24,6 +24,7 @@ from sfactory.runtime.processes import fork_server
 from sfactory.runtime.reporting import Result
 from sfactory.runtime.serial import run_serial
 from sfactory.runtime.supervisor import Supervisor
+from sfactory.runtime.workers import globals_kept
 
 
 def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
@@ -92,7 +93,8 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
     with _signals(monitor):
         try:
             if plan.config.serial:
-                run_serial(plan, folder, store, monitor)
+                with globals_kept():
+                    run_serial(plan, folder, store, monitor)
             else:
                 Supervisor(plan, folder, store, monitor).run()
             monitor.report_rest()
