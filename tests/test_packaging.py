@@ -63,6 +63,18 @@ def test_the_image_is_built_from_files_that_are_let_in() -> None:
     assert all((ROOT / name).exists() for name in copied)
 
 
+def test_an_sdist_has_the_tests_with_their_helpers_and_what_make_wants(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    run(sys.executable, "setup.py", "-q", "egg_info", "--egg-base", tmp_path, cwd=ROOT)
+    listed = set((tmp_path / "sfactory.egg-info" / "SOURCES.txt").read_text().splitlines())
+    folders = ("sfactory", "envs", "tests", "examples", "docs", "perf")
+    wanted = {str(path.relative_to(ROOT)) for name in folders for path in (ROOT / name).rglob("*.py")}
+    wanted |= {"Makefile", "constraints.txt", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "mkdocs.yml", "perf/gpu.sh"}
+    measured = ("perf/data/", "perf/out/")
+    assert {name for name in wanted if not name.startswith(measured)} <= listed
+    assert not [name for name in listed if name.startswith(measured)]
+
+
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """What a command prints; it sees nothing of the checkout and its environment."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
