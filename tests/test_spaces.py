@@ -153,3 +153,11 @@ def test_entries_of_one_name_are_refused() -> None:
     box = spaces.Box(-1, 1, (1,))
     with pytest.raises(ConfigError, match="two entries of the observation space have the name obs/a/b"):
         ObservationSpec.from_space(spaces.Dict({"a/b": box, "a": spaces.Dict({"b": box})}))
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Box(-1, 1, (0,)), spaces.Dict(), spaces.Tuple((spaces.Box(-1, 1, (2, 0)),))], ids=str
+)
+def test_an_action_space_without_anything_to_choose_is_refused(space):
+    with pytest.raises(ConfigError, match=r"the action space .* is empty"):
+        ActionSpec.from_space(space)

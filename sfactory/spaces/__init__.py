@@ -297,7 +297,7 @@ class ActionSpec:
                 )
             parts.append(_Part(path, sub, len(sizes), len(sizes) + len(own)))
             sizes += own
-        if not parts:
+        if not sizes and not continuous:
             raise ConfigError(f"the action space {space} is empty")
         return cls(space, tuple(sizes), continuous, squash, tuple(parts))
 
