@@ -173,6 +173,7 @@ def test_the_file_says_what_it_takes_and_gives(tmp_path: Path) -> None:
         "obs/dials/1": "tensor(uint8)", "state": "tensor(float)",
     }  # fmt: skip
     assert [entry.name for entry in session.get_outputs()] == ["action", "params", "value", "next_state"]
+    assert {entry.shape[0] for entry in (*session.get_inputs(), *session.get_outputs())} == {"batch"}
     assert session.get_modelmeta().custom_metadata_map["env"] == "Boat-v0"
 
 

@@ -6,9 +6,11 @@ import contextlib
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,8 @@ ABOUT = "about.json"
 """Where an archive of torch.export says what it is."""
 TOLERANCE = 1e-3
 """Largest difference, relative to 1 or to the size of the figure, between the file's parameters and the policy's."""
+ROWS = "batch"
+"""Name of the first dimension of all inputs and outputs."""
 _CHECKED_ROWS = (1, 64)
 Played = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """An exported file in use: named inputs to named outputs."""
@@ -64,7 +68,9 @@ def write_onnx(policy: PortablePolicy, path: Path, about: Mapping[str, object]) 
         raise ConfigError(f"the model cannot be expressed in ONNX: {_summary(error)}; use --format torch") from error
     assert program is not None
     program.model.metadata_props.update({name: str(value) for name, value in about.items()})
-    write_atomically(path, program.model_proto.SerializeToString())
+    model = program.model_proto
+    _name_rows(model.graph)
+    write_atomically(path, model.SerializeToString())
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def play(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -72,6 +78,15 @@ def write_onnx(policy: PortablePolicy, path: Path, about: Mapping[str, object]) 
         return {name: torch.from_numpy(array) for name, array in zip(outputs, found, strict=True)}
 
     return play
+
+
+def _name_rows(graph: Any) -> None:
+    """Call the number of rows by its name in an ONNX graph, where torch has a symbol such as s35."""
+    symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = re.sub(rf"\b{re.escape(symbol)}\b", ROWS, dim.dim_param)
 
 
 def largest_difference(policy: PortablePolicy, played: Played) -> float:
@@ -96,7 +111,7 @@ def largest_difference(policy: PortablePolicy, played: Played) -> float:
 def _traced(policy: PortablePolicy) -> torch.export.ExportedProgram:
     """The policy as torch.export sees it, for any number of rows."""
     inputs = policy.examples(2)
-    batch = torch.export.Dim("batch", min=1)
+    batch = torch.export.Dim(ROWS, min=1)
     try:
         with _quiet(), torch.no_grad():
             return torch.export.export(
