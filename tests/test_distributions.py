@@ -10,8 +10,8 @@ import torch
 from gymnasium import spaces
 from torch.distributions import Categorical, Normal
 
-from sfactory.distributions import ActionDistribution
-from sfactory.kernels.sampling import sample_rows
+from sfactory.distributions import ActionDistribution, Sampler
+from sfactory.kernels.sampling import CompiledSampler, sample_rows
 from sfactory.spaces import ActionSpec
 
 SPACES = {
@@ -168,6 +168,19 @@ def test_cpu_sampler_agrees_with_the_distribution(dist: ActionDistribution, mask
     if mask_kind == "random" and dist.action.sizes:
         for k, part in enumerate(mask.split(dist.action.sizes, -1)):
             assert part.gather(-1, torch.from_numpy(categorical[:, k : k + 1]).long()).all()
+
+
+def test_cpu_sampler_draws_of_very_many_categories_what_the_plain_one_does() -> None:
+    dist = ActionDistribution(ActionSpec.from_space(spaces.Discrete(100_000)))
+    params = torch.randn(16, 100_000, generator=torch.Generator().manual_seed(0)).numpy()
+    drawn = []
+    for kind in (Sampler, CompiledSampler):
+        categorical, log_prob = np.empty((16, 1), np.int32), np.empty(16, np.float32)
+        kind(dist, seed=1)(params, None, categorical, np.empty((16, 0), np.float32), log_prob)
+        drawn.append((categorical, log_prob))
+    (plain, plain_log_prob), (compiled, log_prob) = drawn
+    np.testing.assert_array_equal(compiled, plain)
+    np.testing.assert_allclose(log_prob, plain_log_prob, rtol=1e-5, atol=1e-5)
 
 
 def test_cpu_sampler_frequencies() -> None:

@@ -56,13 +56,13 @@ def sample_rows(
             for i in range(begin, end):
                 if (not restricted or mask[row, i]) and params[row, i] > highest:
                     highest = params[row, i]
-            mass = np.float32(0.0)
+            mass = 0.0  # float64: of many categories the sum of float32 is off
             for i in range(begin, end):
                 weights[i] = math.exp(params[row, i] - highest) if not restricted or mask[row, i] else np.float32(0.0)
                 mass += weights[i]
             threshold = uniforms[row, k] * mass
             chosen = begin
-            below = np.float32(0.0)
+            below = 0.0
             for i in range(begin, end):
                 chosen = i
                 below += weights[i]

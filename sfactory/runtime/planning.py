@@ -33,6 +33,8 @@ LONGEST_BATCH = 10
 """A batch that was asked for has at most so many times the steps of the run, which makes one at least."""
 SLOW_STEP_S = 0.1
 """Seconds of an env step from which a run is told how slow it will be."""
+MANY_CATEGORIES = 10_000
+"""Categories of observations or of actions above which a run is told how slow they are."""
 
 
 def make_plan(config: Config) -> Plan:
@@ -145,6 +147,23 @@ def notes_on(plan: Plan) -> list[str]:
             f"({counted(batches, 'batch', 'batches')} of {config.batch_size:,} x {counted(config.epochs, 'epoch')} x "
             f"{counted(config.optim.minibatches, 'minibatch', 'minibatches')}), too few for most tasks; raise "
             "--steps, --epochs or --optim.minibatches, or lower --batch-size"
+        )
+    return notes + _notes_on_categories(plan)
+
+
+def _notes_on_categories(plan: Plan) -> list[str]:
+    """Notes on observations and actions of so many categories that they make a run slow."""
+    notes, model = [], plan.config.model
+    entering = sum(sum(leaf.sizes) for leaf in plan.env.observation.leaves if not leaf.is_image)
+    if entering > MANY_CATEGORIES and model.model == "none" and model.encoder in KNOWN:
+        notes.append(
+            f"observations have {entering:,} categories, which enter the network one-hot and make it slow; an encoder "
+            "of your own with nn.Embedding, or a MultiDiscrete of their digits, is faster"
+        )
+    if (logits := plan.env.action.logits) > MANY_CATEGORIES:
+        notes.append(
+            f"actions have {logits:,} categories, for each of which the policy computes a logit at every env step; a "
+            "MultiDiscrete of several small choices, or a Box, is faster"
         )
     return notes
 

@@ -6,9 +6,11 @@ import multiprocessing
 import shutil
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 from environments import Pixels
+from gymnasium import spaces
 from small_tasks import Crowd
 from whole_runs import config_for
 
@@ -63,6 +65,34 @@ def test_a_batch_that_is_not_the_presets_is_told_unless_it_was_asked_for():
     for flags in ([], ["--batch-size", "2048"]):
         assert notes_on(make_plan(from_command_line(["--env", "CartPole-v1", *flags], "test"))) == []
     assert notes_on(make_plan(resolve(Config(env=Crowd, batch_size=768)))) == []
+
+
+class ManyCategories(gymnasium.Env):
+    def __init__(self, observations: int, actions: int) -> None:
+        self.observation_space, self.action_space = spaces.Discrete(observations), spaces.Discrete(actions)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "parts"),
+    [
+        (10_000, 10_000, ()),
+        (10_001, 2, ("observations have 10,001 categories", "nn.Embedding", "MultiDiscrete")),
+        (2, 10_001, ("actions have 10,001 categories", "MultiDiscrete")),
+    ],
+)
+def test_very_many_categories_are_told_with_what_is_faster(observations: int, actions: int, parts: tuple) -> None:
+    kwargs = {"observations": observations, "actions": actions}
+    plan = make_plan(resolve(Config(env=ManyCategories, env_kwargs=kwargs, model=ModelConfig(hidden=(8,)))))
+    notes = [note for note in notes_on(plan) if "categories" in note]
+    assert len(notes) == bool(parts)
+    assert all(part in notes[0] for part in parts)
 
 
 @pytest.mark.parametrize(("display", "times"), [("plain", 1), ("none", 0)])
