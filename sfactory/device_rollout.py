@@ -79,7 +79,7 @@ class DeviceRollout:
         self._finals = tuple(map(torch.zeros_like, leaves))
         self._state = torch.zeros(rows, model.state_size, device=settings.device)
         self._states = torch.zeros(config.rollout, rows, 0 if group.rests else model.state_size, device=settings.device)
-        self._values = torch.zeros(config.rollout, rows, device=settings.device)
+        self._values = torch.zeros(config.rollout, 0 if group.rests else rows, device=settings.device)
         self._episodes = EpisodeTensors(config.rollout, rows, settings.device)
 
     def start(self, weights: Tensor, updates: int) -> None:
@@ -135,20 +135,22 @@ class DeviceRollout:
     def _step(self, segment: Batch, t: int) -> None:
         """Choose the actions of a step, and take them."""
         here, after = _step_of(segment, t), _step_of(segment, t + 1)
-        params, self._values[t], state = self._answer(here.obs, here.first)
+        params, value, state = self._answer(here.obs, here.first)
         self._watch.lap("forward")
         drawn = self._sample(params, here.mask, self._generator)
-        for out, value in zip((segment.categorical, segment.continuous, segment.log_prob), drawn, strict=True):
-            out[t].copy_(value)
+        for out, taken in zip((segment.categorical, segment.continuous, segment.log_prob), drawn, strict=True):
+            out[t].copy_(taken)
         self._watch.lap("sampling")
         outcome = TensorOutcome(
             segment.reward[t], segment.terminated[t], segment.truncated[t], tuple(leaf[t] for leaf in self._finals)
         )
         self._group.step(segment.categorical[t], segment.continuous[t], outcome, after)
+        if not self._group.rests:  # for the bootstraps of truncated rows
+            self._values[t].copy_(value)
+            if state is not None:
+                self._states[t].copy_(state)
         if state is not None:
             self._state = state
-            if not self._group.rests:
-                self._states[t].copy_(state)
         self._episodes.record(t, here.active, outcome, self._group.goes_on, self._group.extras)
         self._watch.lap("environment")
 
