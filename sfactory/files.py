@@ -14,6 +14,8 @@ from pathlib import Path
 
 TEMPORARY = ".tmp-"
 """Prefix of temporary names; no pattern for finished files matches it."""
+ELSEWHERE = "elsewhere"
+"""Name of a file in a temporary folder that lists files outside of it, a path a line, which are removed with it."""
 _temporary: set[Path] = set()
 
 
@@ -90,8 +92,17 @@ def make_temporary_folder(purpose: str = "", parent: str | None = None) -> Path:
     return folder
 
 
+def remove_files_elsewhere(folder: Path) -> None:
+    """Remove the files that a temporary folder, or a folder in it, lists in a file :data:`ELSEWHERE`."""
+    for listing in folder.rglob(ELSEWHERE):
+        with contextlib.suppress(OSError):
+            for path in listing.read_text().splitlines():
+                Path(path).unlink(missing_ok=True)
+
+
 def remove_temporary_folder(folder: Path) -> None:
-    """Remove a folder of :func:`make_temporary_folder`."""
+    """Remove a folder of :func:`make_temporary_folder` and its files elsewhere."""
+    remove_files_elsewhere(folder)
     shutil.rmtree(folder, ignore_errors=True)
     _temporary.discard(folder)
 

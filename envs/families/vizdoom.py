@@ -12,7 +12,6 @@ ends (on Linux with ``setpriv``).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -31,7 +30,7 @@ from sfactory.envs.families.gymnasium import SingleGroup, read_spec
 from sfactory.envs.faults import probing
 from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.errors import ConfigError, installing
-from sfactory.files import make_temporary_folder, remove_temporary_folder
+from sfactory.files import ELSEWHERE, make_temporary_folder, remove_files_elsewhere, remove_temporary_folder
 
 _RESOLUTION = (72, 128)
 _SHARED_MEMORY = Path("/dev/shm")
@@ -130,17 +129,17 @@ class DoomGame(gymnasium.Wrapper):
                 )
                 entries[name] = spaces.Box(0, 255, shape, np.uint8)
         self.observation_space = spaces.Dict(entries)
-        folder = make_temporary_folder("vizdoom-")
-        self._remove_folder = weakref.finalize(self, remove_temporary_folder, folder)
-        self._launcher = _install_launcher(self._game, folder)
+        self._folder = make_temporary_folder("vizdoom-")
+        self._remove_folder = weakref.finalize(self, remove_temporary_folder, self._folder)
+        _install_launcher(self._game, self._folder)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         starts = not self._game.is_running()
         observation, info = self.env.reset(seed=seed, options=options)
-        if starts and self._launcher is not None:
-            _unlink_shared_memory(self._launcher)
+        if starts:
+            remove_files_elsewhere(self._folder)  # 10 MB of shared memory that both sides have opened
         return self._shrink(observation), info
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
@@ -162,11 +161,11 @@ class DoomGame(gymnasium.Wrapper):
         return observation
 
 
-def _install_launcher(game: Any, folder: Path) -> Path | None:
-    """Let a game start through a script that moves into `folder`, notes its arguments there, and makes it end with its
-    parent thread.
+def _install_launcher(game: Any, folder: Path) -> None:
+    """Let a game start through a script in `folder`.
 
-    Returns None where scripts cannot be run; then only the configuration file lies in `folder`.
+    It lists the names of the game's shared memory there, moves there, and makes the game end with its parent thread.
+    Where scripts cannot be run, only the configuration file lies in `folder`.
     """
     import vizdoom
 
@@ -174,10 +173,15 @@ def _install_launcher(game: Any, folder: Path) -> Path | None:
     launcher = folder / "launch"
     binary = shlex.quote(os.path.abspath(game.get_vizdoom_path() or Path(vizdoom.__file__).with_name("vizdoom")))
     guard = "setpriv --pdeathsig KILL -- " if shutil.which("setpriv") else ""
-    launcher.write_text(f'#!/bin/sh\ncd {shlex.quote(str(folder))}\necho "$@" > arguments\nexec {guard}{binary} "$@"\n')
+    launcher.write_text(f'''#!/bin/sh
+cd {shlex.quote(str(folder))}
+game=$(echo "$*" | sed 's/.*viz_instance_id *//; s/ .*//')
+for kind in SM MQCtr MQDoom; do echo "{_SHARED_MEMORY}/ViZDoom$kind$game"; done > {ELSEWHERE}
+exec {guard}{binary} "$@"
+''')
     launcher.chmod(0o700)
     if not os.access(launcher, os.X_OK):  # a temporary folder mounted noexec
-        return None
+        return
     for path, set_path in (
         (game.get_doom_game_path(), game.set_doom_game_path),
         (game.get_doom_scenario_path(), game.set_doom_scenario_path),
@@ -185,14 +189,3 @@ def _install_launcher(game: Any, folder: Path) -> Path | None:
         if path:
             set_path(os.path.abspath(path))
     game.set_vizdoom_path(str(launcher))
-    return launcher
-
-
-def _unlink_shared_memory(launcher: Path) -> None:
-    """Take away the names of a running game's shared memory, 10 MB, which both sides have opened; a killed process
-    would leave them."""
-    found = re.search(r"viz_instance_id (\w+)", (launcher.parent / "arguments").read_text())
-    if found:
-        for kind in ("SM", "MQCtr", "MQDoom"):
-            with contextlib.suppress(OSError):
-                (_SHARED_MEMORY / f"ViZDoom{kind}{found[1]}").unlink()

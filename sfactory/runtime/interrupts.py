@@ -6,15 +6,15 @@ import contextlib
 import faulthandler
 import gc
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.util import get_temp_dir
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from sfactory.files import remove_temporary_folders
+from sfactory.files import remove_temporary_folder, remove_temporary_folders
 from sfactory.runtime.processes import kill_tree
 
 
@@ -40,7 +40,7 @@ def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
     """End this process and all its descendants now, with exit status 128 + `number`."""
     kill_tree(os.getpid(), spare_root=True)
     remove_temporary_folders()
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # of the fork server
+    remove_temporary_folder(Path(get_temp_dir()))  # of the fork server
     os._exit(128 + number)
 
 

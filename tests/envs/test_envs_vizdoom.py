@@ -19,6 +19,8 @@ from sfactory import envs
 from sfactory.envs.interface import EnvRequest
 from sfactory.envs.kernels.resampling import Resampler
 from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.files import ELSEWHERE, remove_temporary_folder
+from sfactory.runtime.processes import kill_tree
 
 BASIC = "VizdoomBasic-v1"
 
@@ -197,6 +199,24 @@ time.sleep(60)
     assert not [path for path in left if path.parent == Path("/dev/shm")]
     for folder in left:
         shutil.rmtree(folder)
+
+
+def test_the_names_of_a_game_that_was_killed_while_it_started_go_with_its_folder(tmp_path: Path) -> None:
+    script = """
+from sfactory import envs
+from sfactory.envs.interface import EnvRequest
+envs.probe(EnvRequest("VizdoomBasic-v1", {}))
+"""
+    before = left_behind()
+    worker = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)})
+    while not any(listing.read_text() for listing in tmp_path.rglob(ELSEWHERE)):
+        assert worker.poll() is None
+        time.sleep(0.001)
+    kill_tree(worker.pid)  # as a run does with its workers
+    worker.wait()
+    assert left_behind() > before
+    remove_temporary_folder(tmp_path)
+    assert left_behind() == before
 
 
 def test_an_engine_that_dies_is_a_fault_and_the_rest_can_be_closed() -> None:
