@@ -319,8 +319,8 @@ class Learner:
 
     def _set_learning_rate(self) -> None:
         if self._config.optim.schedule == "linear":
-            left = max(0.0, 1.0 - self.env_steps / self._config.steps)
-            self._optimizer.lr = self._config.optim.lr * left
+            left = (1.0 - self.env_steps / self._config.steps) / (1.0 - self._config.optim.hold)
+            self._optimizer.lr = self._config.optim.lr * min(max(left, 0.0), 1.0)
         if self._optimizer.rate is not None:  # which recorded steps read
             self._optimizer.update_rate()
 

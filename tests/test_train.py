@@ -173,6 +173,19 @@ def test_a_loaded_learner_is_the_saved_one_in_every_tensor_and_goes_on_alike(sch
         other.close()
 
 
+def test_a_linear_rate_falls_to_zero_from_hold_on(tmp_path):
+    optim = OptimConfig(lr=1e-2, schedule="linear", hold=0.75)
+    run = SamplingRun(config_for(tmp_path, env=Counting, steps=1000, optim=optim), tmp_path)
+    try:
+        rates = []
+        for run.learner.env_steps in (0, 750, 800, 900, 1000, 1100):
+            run.learner._set_learning_rate()
+            rates.append(run.learner._optimizer.lr)
+        np.testing.assert_allclose(rates, [1e-2, 1e-2, 8e-3, 4e-3, 0, 0])
+    finally:
+        run.close()
+
+
 @pytest.mark.parametrize(("begun", "rate"), [("linear", 1e-2), ("adaptive_kl", 5e-4)])
 def test_only_a_rate_that_was_adapted_goes_on(begun, rate, tmp_path):
     config = config_for(tmp_path, env=Counting, epochs=2, optim=OptimConfig(schedule="adaptive_kl", lr=1e-2))

@@ -106,7 +106,9 @@ class OptimConfig(Settings):
     )
     """Learning rate of Adam."""
     schedule: Literal["constant", "linear", "adaptive_kl"] = setting("constant", resume=_STEP)
-    """linear: falls to zero at `steps`; adaptive_kl: follows `target_kl`."""
+    """linear: falls to zero at `steps`, after `hold`; adaptive_kl: follows `target_kl`."""
+    hold: float = setting(0.0, at_least(0, below=1), resume=_STEP)
+    """Share of `steps` with the full rate before linear falls."""
     target_kl: float = setting(0.01, above(0), resume=_STEP)
     """KL divergence of the new policy from the one with which a batch was begun that adaptive_kl aims at."""
     betas: tuple[float, float] = setting((0.9, 0.999), at_least(0, below=1), resume=_STEP)

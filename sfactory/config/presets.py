@@ -88,7 +88,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rollout": 128,
         "batch_size": 1024,
         "epochs": 4,
-        "optim": {"lr": 2.5e-4, "minibatches": 4},
+        "optim": {"lr": 2.5e-4, "minibatches": 4, "schedule": "linear", "hold": 0.8},
         "loss": {"entropy_coef": 0.01, "clip": 0.1, "reward_clip": 1.0},
     },
     "vizdoom": {
