@@ -364,9 +364,11 @@ def _learned(learner: Learner) -> dict[str, Tensor]:
     batch, numbers = learner._feed.assemble(list(SLOTS[0])), itertools.count()
     objective, columns = Objective(learner._config, learner._model.distribution, learner._units), batch.all_columns
     outputs = learner.outputs(batch)
-    targets, _ = objective.targets([objective.estimate(objective.evaluate(outputs, batch, columns), batch, columns)])
+    targets, _ = objective.targets(
+        [objective.estimate(objective.evaluate_actions(outputs, batch, columns), batch, columns)]
+    )
     named = {"advantages": targets.advantages, "returns": targets.returns}
-    named |= {"loss": learner.evaluate(batch)[0].loss, "gradient": learner._flat.parameters.grad}
+    named |= {"loss": learner.backward(batch)[0].loss, "gradient": learner._flat.parameters.grad}
     found = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 
     def weights_after(batches: int) -> Tensor:

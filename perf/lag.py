@@ -116,7 +116,7 @@ class RowsLearner(LateLearner):
         self._network.refresh()
         with torch.no_grad():
             outputs = self._network.outputs(batch, columns)
-        return self._objective.estimate(self._objective.evaluate(outputs, batch, columns), batch, columns)
+        return self._objective.estimate(self._objective.evaluate_actions(outputs, batch, columns), batch, columns)
 
     def _learn_rows(self, batch: Batch, rows: Tensor, estimates: Estimates, old_log_prob: Tensor) -> None:
         units, valid = self._objective.units, estimates.valid

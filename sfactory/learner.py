@@ -264,7 +264,7 @@ class Learner:
         def estimate(columns: Columns) -> tuple[Chunk, Estimates]:
             with torch.set_grad_enabled(gradients):
                 outputs = self._network.outputs(batch, columns)
-            evaluation = self._objective.evaluate(outputs, batch, columns)
+            evaluation = self._objective.evaluate_actions(outputs, batch, columns)
             return Chunk(columns, outputs, evaluation), self._objective.estimate(evaluation, batch, columns)
 
         pairs = self._threads.map(estimate, chunk_slices(batch.first.shape[1], self._batch_chunk))
@@ -300,7 +300,7 @@ class Learner:
         optimizer = self._optimizer.state_dict().values()
         return RecordedSteps(self._device, [self._flat.vector, *optimizer, *moments, *counts, *buffers])
 
-    def evaluate(self, batch: Batch) -> tuple[LossStats, BatchStats]:
+    def backward(self, batch: Batch) -> tuple[LossStats, BatchStats]:
         """Statistics of a whole batch and of its loss at the present weights, whose gradient goes into the parameters'
         ``grad``."""
         chunks, targets, stats = self._begin(batch, self._one_pass)

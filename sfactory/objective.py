@@ -129,7 +129,7 @@ class Objective:
         value = rewards.where(valid, 0.0).sum() / count / (1 - gamma)
         self.units.begin_at(value.where(goes_on, 0.0))
 
-    def evaluate(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> Evaluation:
+    def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> Evaluation:
         """The present policy's densities of the actions that were taken.
 
         Args:

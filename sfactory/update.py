@@ -20,7 +20,7 @@ from sfactory.model.networks import Network, Outputs
 class Loss(Protocol):
     """What an update needs of an objective; :class:`sfactory.objective.Objective` says more."""
 
-    def evaluate(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> Any:
+    def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> Any:
         """The present policy's densities of the actions that were taken."""
 
     def totals(self, evaluation: Any, targets: Targets, columns: Columns) -> Tensor:
@@ -90,11 +90,11 @@ class Update:
         """The present policy on some columns."""
         self._network.refresh()
 
-        def evaluate(columns: Columns) -> Chunk:
+        def run(columns: Columns) -> Chunk:
             outputs = self._network.outputs(samples, columns)
-            return Chunk(columns, outputs, self._objective.evaluate(outputs, samples, columns))
+            return Chunk(columns, outputs, self._objective.evaluate_actions(outputs, samples, columns))
 
-        chunks = self._threads.map(evaluate, columns)
+        chunks = self._threads.map(run, columns)
         self._watch.lap("forward")
         return chunks
 

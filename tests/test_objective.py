@@ -107,7 +107,7 @@ def targets_of(objective: Objective, params: torch.Tensor, value: torch.Tensor, 
     """By two chunks."""
     chunks = []
     for columns in (slice(0, 2), slice(2, params.shape[1])):
-        evaluation = objective.evaluate(Outputs(params[:, columns], value[:, columns]), batch, columns)
+        evaluation = objective.evaluate_actions(Outputs(params[:, columns], value[:, columns]), batch, columns)
         chunks.append(objective.estimate(evaluation, batch, columns))
     return objective.targets(chunks)[0]
 
@@ -116,7 +116,7 @@ def gradients_of(
     objective: Objective, params, value, samples: Batch | Samples, targets: Targets, columns: Columns
 ) -> tuple:
     """Gradients and sums of some columns."""
-    evaluation = objective.evaluate(Outputs(params, value), samples, columns)
+    evaluation = objective.evaluate_actions(Outputs(params, value), samples, columns)
     totals = objective.totals(evaluation, targets, columns)
     return objective.gradients(evaluation, samples, targets, columns, totals)[:3]
 
@@ -166,7 +166,7 @@ def test_at_lag_zero_it_is_ppo_with_the_targets_of_vtrace(space: str, kind: int)
     distribution = ActionDistribution(action)
     taken = batch.categorical, batch.continuous
     objective = both("appo", loss, action)[kind]
-    sampled = objective.evaluate(Outputs(old_params, old_value), batch, batch.all_columns).log_prob
+    sampled = objective.evaluate_actions(Outputs(old_params, old_value), batch, batch.all_columns).log_prob
     batch = dataclasses.replace(batch, log_prob=torch.as_tensor(sampled).detach())
     params = old_params + 0.1 * torch.randn(old_params.shape, generator=torch.Generator().manual_seed(2))
     value = old_value + 0.3
@@ -275,7 +275,7 @@ def test_a_policy_that_is_far_from_the_one_that_sampled_goes_no_further(space: s
     for limit in (0.0, 1e-3, 1e3):
         objective = both("appo", LossConfig(tv_limit=limit), action)[kind]
         targets = targets_of(objective, params, value, batch)
-        evaluation = objective.evaluate(Outputs(params, value), batch, batch.all_columns)
+        evaluation = objective.evaluate_actions(Outputs(params, value), batch, batch.all_columns)
         totals = objective.totals(evaluation, targets, batch.all_columns)
         found[limit] = objective.gradients(evaluation, batch, targets, batch.all_columns, totals)
     for of_open, of_near in zip(found[0.0][:3], found[1e3][:3], strict=True):
@@ -298,10 +298,12 @@ def test_the_shift_is_counted_over_all_valid_samples_of_a_minibatch(kind: int) -
 
     def totals(columns: slice) -> torch.Tensor:
         return objective.totals(
-            objective.evaluate(Outputs(moved[:, columns], value[:, columns]), batch, columns), targets, columns
+            objective.evaluate_actions(Outputs(moved[:, columns], value[:, columns]), batch, columns), targets, columns
         )
 
-    log_prob = torch.as_tensor(objective.evaluate(Outputs(moved, value), batch, batch.all_columns).log_prob).detach()
+    log_prob = torch.as_tensor(
+        objective.evaluate_actions(Outputs(moved, value), batch, batch.all_columns).log_prob
+    ).detach()
     expected = (log_prob - batch.log_prob).double().expm1().abs()[targets.valid].sum()
     torch.testing.assert_close(totals(batch.all_columns)[1], expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(totals(slice(0, 2)) + totals(slice(2, COLUMNS)), totals(batch.all_columns))
@@ -353,7 +355,7 @@ def test_a_truncation_is_bootstrapped_by_the_present_critic(kind: type[Objective
     objective = kind(Config(env="x", loss=LossConfig(gamma=gamma)), ActionDistribution(action), units)
     objective.begin_critic(batch)
     params, value = outputs_of(action)
-    evaluation = objective.evaluate(Outputs(params, torch.zeros_like(value)), batch, batch.all_columns)
+    evaluation = objective.evaluate_actions(Outputs(params, torch.zeros_like(value)), batch, batch.all_columns)
     estimates = objective.estimate(evaluation, batch, batch.all_columns)
     begun = 10 * batch.reward.double().mean().item()
     expected = batch.reward[3] + gamma * (begun + 0.25) - begun
@@ -368,7 +370,7 @@ def test_what_has_no_time_dimension_is_not_cut_to_the_steps() -> None:
     batch.owner[STEPS:] = OWN_POLICY + 1
     for objective in both("appo", LossConfig(), action):
         outputs = Outputs(*outputs_of(action, 2 * STEPS))
-        evaluation = objective.evaluate(outputs, batch, batch.all_columns)
+        evaluation = objective.evaluate_actions(outputs, batch, batch.all_columns)
         valid = objective.estimate(evaluation, batch, batch.all_columns).valid
         assert torch.equal(valid, valid_samples(batch)) and not valid[:, STEPS:].any()
         if isinstance(objective, CompiledObjective):

@@ -104,7 +104,7 @@ class CompiledObjective(Objective):
         self.of_loss = config.algo != "impala", *map(float, weights)
         self._last: dict[type, tuple[object, NamedTuple]] = {}
 
-    def evaluate(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> _Evaluation:
+    def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> _Evaluation:
         params, value = (np.ascontiguousarray(x.detach().numpy()) for x in (outputs.params, outputs.value))
         taken = self.arrays(Taken, samples)
         densities_of = self.sizes, self.from_uniform

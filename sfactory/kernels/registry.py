@@ -208,14 +208,14 @@ def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
     behaviour = model.distribution.log_prob(params[:-1], *batch.actions(columns)) + noise
     batch = dataclasses.replace(batch, log_prob=behaviour)
     generator = torch.Generator().manual_seed(3)
-    estimates = objective.estimate(objective.evaluate(Outputs(params, value), batch, columns), batch, columns)
+    estimates = objective.estimate(objective.evaluate_actions(Outputs(params, value), batch, columns), batch, columns)
     targets, _ = objective.targets([estimates])
     found = [x.float() for x in estimates]
     cases = [(moved, targets, 0.0), (moved, targets, 1e3)]  # near the behaviour policy, and far from it
     cases += [(params[:-1], _far_targets(targets, generator), 0.0) for _ in range(4)]
     for output, held, shift in cases:
         samples = batch.samples(held, single=False)
-        evaluation = objective.evaluate(Outputs(output, value[:-1]), samples, columns)
+        evaluation = objective.evaluate_actions(Outputs(output, value[:-1]), samples, columns)
         totals = objective.totals(evaluation, held, columns)
         weighed = totals * totals.new_tensor((1.0, shift))
         gradients = objective.gradients(evaluation, samples, held, columns, weighed)
@@ -302,7 +302,7 @@ def update_parts(
     own_network, own_objective = network(model), objective(use.config, model.distribution, units)
     update = kind(use.config, own_network, own_objective, weights, ChunkThreads(1), Unwatched())
     outputs = own_network.outputs(batch, batch.all_columns)
-    evaluation = own_objective.evaluate(outputs, batch, batch.all_columns)
+    evaluation = own_objective.evaluate_actions(outputs, batch, batch.all_columns)
     targets, _ = own_objective.targets([own_objective.estimate(evaluation, batch, batch.all_columns)])
     return update, weights, batch.samples(targets, single=True)
 

@@ -40,7 +40,7 @@ def test_chunks_have_the_gradient_and_statistics_of_the_whole_batch(
             learner._flat.vector.copy_(weights)
             learner._units.load_state_dict(moments)
             learner._batch_chunk, learner._threads = width, ChunkThreads(threads)
-            update, whole = learner.evaluate(batch)
+            update, whole = learner.backward(batch)
             return learner._flat.parameters.grad.clone(), update.stacked(), whole.stacked()
 
         expected = gradient(100, 1)

@@ -213,7 +213,7 @@ def test_sampling_is_the_same_and_importance_weights_are_one(
             shake(run)
             slots = run.sample(6)
             batch = run.learner._feed.assemble(slots)
-            _, stats = run.learner.evaluate(batch)
+            _, stats = run.learner.backward(batch)
             assert abs(float(stats.weight_min) - 1) < 1e-5 and abs(float(stats.weight_max) - 1) < 1e-5
             segments[name] = batch
         finally:
@@ -420,7 +420,7 @@ def test_a_compiled_network_has_the_same_loss_and_gradient(tmp_path, monkeypatch
         batch = learner._feed.assemble(run.sample(1))
         for network in (learner._network, TorchNetwork(learner._model, learner._device, None, compiled=False)):
             learner._network = network
-            loss = learner.evaluate(batch)[0].loss
+            loss = learner.backward(batch)[0].loss
             found.append((loss, learner._flat.parameters.grad.clone()))
         torch.testing.assert_close(*found)
     finally:

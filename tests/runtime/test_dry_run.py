@@ -276,7 +276,7 @@ def test_own_terms_are_masked_weighted_and_averaged() -> None:
         config = Config(env="x", loss=loss)
         objective = Objective(config, model.distribution, CriticUnits(model, normalize=False))
         columns = batch.all_columns
-        evaluation = objective.evaluate(outputs, batch, columns)
+        evaluation = objective.evaluate_actions(outputs, batch, columns)
         targets, _ = objective.targets([objective.estimate(evaluation, batch, columns)])
         totals = objective.totals(evaluation, targets, columns)
         found = objective.gradients(evaluation, batch, targets, columns, totals)
@@ -307,7 +307,9 @@ def test_vtrace_as_an_own_estimator_gives_the_same_numbers() -> None:
     for estimator in ("auto", unweighted_vtrace):
         config = Config(env="x", loss=LossConfig(estimator=estimator))
         objective = Objective(config, model.distribution, CriticUnits(model, normalize=False))
-        evaluation = objective.evaluate(Outputs(torch.zeros(4, 4, 2), torch.ones(4, 4)), batch, batch.all_columns)
+        evaluation = objective.evaluate_actions(
+            Outputs(torch.zeros(4, 4, 2), torch.ones(4, 4)), batch, batch.all_columns
+        )
         found.append(objective.estimate(evaluation, batch, batch.all_columns))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
