@@ -19,7 +19,7 @@ class JsonLines:
     """Writes the figures of each report as a line of JSON."""
 
     def start(self, config: Config, run_dir: Path) -> None:
-        self._file = (run_dir / "reports.jsonl").open("a")
+        self._file = (run_dir / "reports.jsonl").open("a")  # a run that is resumed adds to it
 
     def write(self, report: Report) -> None:
         figures = {"env_steps": report.env_steps, **dict(scalars(report))}
@@ -36,6 +36,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
 
     log = LogConfig(loggers=(JsonLines,), report_every_s=1.0)
-    train(Config(env="CartPole-v1", steps=args.steps, run=args.run, overwrite=True, log=log))
+    train(Config(env="CartPole-v1", steps=args.steps, run=args.run, log=log))
     last = (Path(args.run) / "reports.jsonl").read_text().splitlines()[-1]
     print(f"last report: {json.loads(last)['episode/episode_return_mean']:.1f} return")

@@ -10,7 +10,7 @@ longer.
 import argparse
 import dataclasses
 
-from sfactory import Config, train
+from sfactory import Config, LogConfig, train
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -18,8 +18,8 @@ if __name__ == "__main__":
     parser.add_argument("--run", default="runs/resumed")
     args = parser.parse_args()
 
-    config = Config(env="CartPole-v1", steps=args.steps, run=args.run)
-    # A callback sees every report; one that returns False ends the run, saved, as Ctrl-C would.
+    # A callback sees every report, here five a second; one that returns False ends the run, saved, as Ctrl-C would.
+    config = Config(env="CartPole-v1", steps=args.steps, run=args.run, log=LogConfig(report_every_s=0.2))
     first = train(
         dataclasses.replace(config, overwrite=True), callbacks=[lambda report: report.env_steps < args.steps // 2]
     )

@@ -21,7 +21,7 @@ from sfactory.config.devices import resolve_device
 from sfactory.distributions import Distribution
 from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
-from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError
+from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError, shown
 from sfactory.model import build_uninitialized
 from sfactory.model.normalizer import CriticUnits
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
@@ -99,7 +99,7 @@ class Policy:
 
         Args:
             obs: As the environment gives it: an array or number, or a nested Dict or Tuple.
-            state: None at the beginning of an episode, then what the last call returned.
+            state: None at the beginning of an episode, then what the last call returned, ``[1, S]``.
             deterministic: The most probable action; off: a draw from the distribution.
             action_mask: Allowed actions, as in ``info["action_mask"]``; None: those of the observation's
                 ``action_mask`` entry.
@@ -108,12 +108,15 @@ class Policy:
             An action that the environment takes, and the next state, float32 ``[1, S]`` or None.
 
         Raises:
-            ValueError: If the observation or the mask does not fit the run's spaces, or a mask is needed and not there.
+            ValueError: If the observation or the mask does not fit the run's spaces, a mask is needed and not there, or
+                the state is of another number of observations.
         """
         buffers = new_step_buffers(self.spec, 1)
         self._check(self._writer.write, [obs], buffers.obs)
         self._check(self._writer.check_values, buffers.obs)
-        categorical, continuous, state = self.choose(self._with_mask(buffers, obs, action_mask), state, deterministic)
+        parts = self._mask_parts(obs, action_mask)
+        buffers = self._with_mask(buffers, [part[np.newaxis] for part in parts])
+        categorical, continuous, state = self.choose(buffers, state, deterministic)
         return self.spec.action.rows(categorical, continuous)[0], state
 
     def act_batch(
@@ -141,13 +144,13 @@ class Policy:
         Raises:
             ValueError: As :meth:`act`.
         """
-        rows = len(next(self.spec.observation.values(obs)))
-        buffers = new_step_buffers(self.spec, rows)
+        buffers = new_step_buffers(self.spec, self._rows(obs))
         self._check(self._writer.write_batch, obs, buffers.obs)
         self._check(self._writer.check_values, buffers.obs)
         if first is not None:
             buffers.first[:] = first
-        categorical, continuous, state = self.choose(self._with_mask(buffers, obs, action_mask), state, deterministic)
+        buffers = self._with_mask(buffers, self._mask_parts(obs, action_mask))
+        categorical, continuous, state = self.choose(buffers, state, deterministic)
         return self.spec.action.batch(categorical, continuous), state
 
     @torch.inference_mode()
@@ -159,16 +162,13 @@ class Policy:
         Returns:
             Categorical int32 ``[rows, K]``, continuous float32 ``[rows, D]``, and the next state, float32 ``[rows, S]``
             or None.
+
+        Raises:
+            ValueError: If the state is of another number of rows.
         """
         obs = tuple(self._tensor(leaf) for leaf in buffers.obs)
         mask = None if buffers.mask is None else self._tensor(buffers.mask)
-        if not self.model.state_size:
-            state = None
-        elif state is None:
-            state = torch.zeros(len(buffers.first), cast(int, self.model.state_size), device=self._device)
-        else:
-            state = state.masked_fill(self._tensor(buffers.first).unsqueeze(-1), 0.0)
-        params, _, state = self.model(obs, state)
+        params, _, state = self.model(obs, self._begun(state, buffers.first))
         if deterministic:
             categorical, continuous = self._distribution.mode(params, mask)
         else:
@@ -178,14 +178,58 @@ class Policy:
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def _with_mask(self, buffers: StepBuffers, obs: Any, given: Any) -> StepBuffers:
-        mask = self.spec.observation.mask(obs) if given is None else given
-        if mask is None:
-            if self.spec.masked:
-                raise ValueError('this policy was trained with action masks; pass action_mask=info["action_mask"]')
+    def _begun(self, state: Tensor | None, first: np.ndarray) -> Tensor | None:
+        """The state with which a step begins, zero in rows that are `first`."""
+        if not self.model.state_size:
+            return None
+        shape = (len(first), cast(int, self.model.state_size))
+        if state is None:
+            return torch.zeros(shape, device=self._device)
+        state = torch.as_tensor(state, dtype=torch.float32, device=self._device)
+        if state.shape != shape:
+            raise ValueError(
+                f"the state has shape {tuple(state.shape)}, which for {len(first)} observations is {shape}; pass what "
+                "the last call for these environments returned, or None where their episodes begin"
+            )
+        return state.masked_fill(self._tensor(first).unsqueeze(-1), 0.0)
+
+    def _rows(self, obs: Any) -> int:
+        """The number of observations in a batch."""
+        try:
+            rows = len(next(self.spec.observation.values(obs)))
+        except (TypeError, LookupError):
+            rows = 0
+        if not rows:
+            raise ValueError(
+                f"the batched observation {shown(obs)} has no rows; each entry needs a leading dimension, one row for "
+                "each observation (act takes a single one)"
+            )
+        return rows
+
+    def _mask_parts(self, obs: Any, given: Any) -> list[np.ndarray]:
+        """The arrays of the action mask, in the order of the logits; none where none is needed."""
+        try:
+            mask = self.spec.observation.mask(obs) if given is None else given
+        except LookupError:
+            mask = None
+        if mask is None and self.spec.masked:
+            raise ValueError(
+                'this policy was trained with action masks; pass action_mask=info["action_mask"], or observations with '
+                "their action_mask entry"
+            )
+        return [] if mask is None else [np.asarray(part) for part in self.spec.action.mask_parts(mask)]
+
+    def _with_mask(self, buffers: StepBuffers, parts: list[np.ndarray]) -> StepBuffers:
+        """Buffers with a mask of batched arrays."""
+        if not parts:
             return buffers
         rows = len(buffers.first)
-        flat = np.concatenate([np.reshape(part, (rows, -1)) for part in self.spec.action.mask_parts(mask)], axis=1)
+        if any(part.shape[:1] != (rows,) for part in parts):
+            raise ValueError(
+                f"the action mask has the shape {', '.join(str(part.shape) for part in parts)}; it needs a leading "
+                f"dimension of {rows}, one row for each observation"
+            )
+        flat = np.concatenate([part.reshape(rows, -1) for part in parts], axis=1)
         allowed = np.empty((rows, self.spec.action.logits), bool)
         self._check(self._writer.write_masks, flat, allowed)
         return buffers._replace(mask=allowed)
@@ -218,6 +262,8 @@ def _spec_of(env: Any, squash: Literal["clip", "tanh"], reading: Reading) -> Env
     """The spaces of one environment of whatever kind."""
     from sfactory.envs.factory import is_parallel
 
+    if not any(hasattr(env, name) for name in ("observation_space", "single_observation_space")):
+        raise ConfigError(f"env is {shown(env)}; pass an environment, such as gymnasium.make gives")
     if is_parallel(env):
         agent = env.possible_agents[0]
         observation, action = env.observation_space(agent), env.action_space(agent)

@@ -146,6 +146,47 @@ def test_a_mask_in_the_info_is_passed_by_hand_and_needed(tmp_path):
     assert policy.act_batch(np.zeros((2, 2), np.float32), action_mask=masks)[0].tolist() == [3, 2]
     with pytest.raises(ValueError, match="2 entries"):
         policy.act(obs, action_mask=np.array([0, 1]))
+    for mask in (masks.T, masks[0]):  # whose entries would fit in another order
+        with pytest.raises(ValueError, match="leading dimension of 2"):
+            policy.act_batch(np.zeros((2, 2), np.float32), action_mask=mask)
+
+
+def test_a_mask_entry_that_is_missing_is_asked_for(busy):
+    observation, _ = Busy().reset(seed=1)
+    del observation["action_mask"]
+    with pytest.raises(ValueError, match="their action_mask entry"):
+        load_policy(busy).act(observation)
+
+
+def test_a_state_of_other_rows_is_refused(busy):
+    policy, env = load_policy(busy), Busy()
+    one, batch = env.reset(seed=1)[0], batch_of([env.reset(seed=seed)[0] for seed in range(3)])
+    _, state = policy.act(one)
+    _, states = policy.act_batch(batch)
+    for call, given in (
+        (policy.act, states),
+        (policy.act, state[:, :-1]),
+        (policy.act, state[0]),
+        (policy.act_batch, state),
+        (policy.act_batch, states[:2]),
+    ):
+        with pytest.raises(ValueError, match=r"the state has shape .* None where"):
+            call(one if call == policy.act else batch, given)
+    torch.testing.assert_close(policy.act(one, state.numpy())[1], policy.act(one, state)[1])
+
+
+def test_a_batch_without_rows_is_refused(cartpole):
+    for bad in (3.0, np.zeros((0, 4), np.float32), np.float32(1)):
+        with pytest.raises(ValueError, match="no rows"):
+            load_policy(cartpole).act_batch(bad)
+
+
+def test_loading_leaves_the_random_state_of_its_caller(busy):
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    load_policy(busy)
+    assert torch.equal(torch.rand(1), expected)
 
 
 def test_observations_that_do_not_fit_are_refused(cartpole):
@@ -162,6 +203,10 @@ def test_it_is_told_in_which_environment_it_will_act(cartpole):
     load_policy(cartpole, env=gym.make_vec("CartPole-v1", num_envs=2))
     with pytest.raises(ConfigError, match="observation space"):
         load_policy(cartpole, env=gym.make("Acrobot-v1"))
+    with pytest.raises(ConfigError, match="env is 'CartPole-v1'; pass an environment"):
+        load_policy(cartpole, env="CartPole-v1")
+    with pytest.raises(ConfigError, match="device is 'cudaa'; use auto"):
+        load_policy(cartpole, device="cudaa")
 
 
 FOREIGN = """

@@ -188,8 +188,8 @@ def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelC
 
 def build_uninitialized(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> nn.Module:
     """As :func:`build_model`, but without the orthogonal weights that learning begins with, which take most of its
-    time: for whoever asks for sizes, or loads weights."""
-    with skip_orthogonal():
+    time, and without a change of torch's global random state: for whoever asks for sizes, or loads weights."""
+    with skip_orthogonal(), torch.random.fork_rng(devices=[]):
         return build_model(observation, action, config)
 
 

@@ -50,8 +50,7 @@ class Evaluator:
         self._plan, self._board, self._videos = plan, wires.evaluation, videos
         self._control, self._emit = wires.control, wires.events.put
         self._watch = wires.control.stopwatch(EVALUATOR)
-        with torch.random.fork_rng(devices=[]):  # a serial run goes on as it would without this model
-            model = build_uninitialized(plan.env.observation, plan.env.action, plan.config.model)
+        model = build_uninitialized(plan.env.observation, plan.env.action, plan.config.model)
         self._flat = FlatWeights(model)
         self._seed = _seed_of(plan)
         self._policy = _WatchedPolicy(self, plan, model, self._seed)

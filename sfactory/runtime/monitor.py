@@ -183,6 +183,7 @@ class Monitor:
         match event:
             case Episodes():
                 self.reporter.add_episodes(event)
+                self.wires.control.episode_return = self.reporter.settled_return  # for the next checkpoint
             case SurvivedFaults():
                 self._survive_faults(event)
             case Progress():
@@ -264,7 +265,6 @@ class Monitor:
     def _report(self) -> None:
         """Write a report, show it, and call the callbacks."""
         report = self.reporter.report(self._load())
-        self.wires.control.episode_return = self.reporter.settled_return
         if self._error is not None:
             return
         try:

@@ -73,8 +73,6 @@ class Reporter:
 
     Attributes:
         last: The newest report.
-        settled_return: Mean return of recent episodes, once a whole window of them has ended since the command; NaN
-            before.
         news: Whether anything new has arrived since the newest report.
     """
 
@@ -96,7 +94,6 @@ class Reporter:
         self._evaluated = math.nan
         self._unwritten = False
         self.last: Report | None = None
-        self.settled_return = math.nan
 
     def begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
         """Begin training, or continue from a checkpoint.
@@ -139,6 +136,11 @@ class Reporter:
         self.news = True
 
     @property
+    def settled_return(self) -> float:
+        """Mean return of recent episodes, once a whole window of them has ended since the command; NaN before."""
+        return self._episodes.settled_return
+
+    @property
     def has_evaluation(self) -> bool:
         """Whether the next report has an evaluation already."""
         return self._evaluation is not None
@@ -179,8 +181,6 @@ class Reporter:
             load=load,
         )
         self.last, self.news, self._evaluation = report, False, None
-        if episodes.counted >= self._plan.config.log.episode_window:
-            self.settled_return = episodes.return_mean
         if self._critic.noticed(progress.updates, report.explained_variance):
             self.note(BLIND_CRITIC)
         self._write(report)

@@ -56,6 +56,7 @@ def run_serial(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: M
         for rollout in rollouts:
             rollout.report()
             rollout.close()
+        monitor.watch(wires.events.take(), report=False)  # the last episodes, whose return the checkpoint tells
         end()
         wires.control.close()
         monitor.watch(wires.events.take(), report=False)

@@ -51,10 +51,14 @@ class _Series:
         self.chunks.append(values)
         self.new += len(values)
 
+    def recent(self) -> np.ndarray:
+        """These values, float64 ``[counted]``."""
+        self.chunks = [np.concatenate(self.chunks)[-max(self.window, self.new) :]]
+        return self.chunks[0]
+
     def report(self) -> np.ndarray:
-        """The values to report, float64 ``[counted]``; the next report's values count as new from here."""
-        values = np.concatenate(self.chunks)
-        recent = values[-max(self.window, self.new) :]
+        """These values; the next report's count as new from here."""
+        recent = self.recent()
         self.chunks, self.new = [recent[-self.window :].copy()], 0
         return recent
 
@@ -81,6 +85,12 @@ class EpisodeWindow:
                 continue
             array = np.array(values, np.float64)
             self._extras.setdefault(name, _Series(self._window)).extend(array[np.isfinite(array)])
+
+    @property
+    def settled_return(self) -> float:
+        """Mean return, once a whole window of episodes has ended; NaN before."""
+        returns = self._returns.recent()
+        return float(returns.mean()) if len(returns) >= self._window else math.nan
 
     def report(self) -> EpisodeStatistics:
         """The statistics now; what is added from here on counts as new for the next report."""
