@@ -21,7 +21,7 @@ from rich.text import Text
 
 from sfactory.config.command_line import flag_as_word
 from sfactory.errors import telling_errors
-from sfactory.runs.run_files import SUMMARY, is_held, read_json, require_run
+from sfactory.runs.run_files import SUMMARY, exported, is_held, read_json, require_run
 from sfactory.runs.run_state import RunState, read_status
 from sfactory.telemetry.console import new_console
 from sfactory.telemetry.sparkline import sparkline
@@ -52,10 +52,10 @@ class RunStatus:
     """Status of a run.
 
     Attributes:
-        word: starting, living, killed (its process has ended without writing a summary), or the status of its summary:
-            completed, interrupted or failed.
+        word: starting, living, killed (its process has ended without writing a summary), exported (no run, but a policy
+            of one), or the status of its summary: completed, interrupted or failed.
         state: The last state of a run that is living or was killed, else None.
-        summary: Summary of a run that has ended, else empty.
+        summary: Summary of a run that has ended, or what an exported policy has of it; else empty.
     """
 
     word: str
@@ -91,7 +91,12 @@ def status(run: str | Path) -> RunStatus:
     if held:
         return RunStatus("starting")
     summary = read_json(folder / SUMMARY)
-    return RunStatus(summary["status"], summary=summary) if "status" in summary else RunStatus("killed")
+    if "status" in summary:
+        return RunStatus(summary["status"], summary=summary)
+    if found := exported(folder):
+        known = {name: found.get(name) for name in ("env_steps", "frames", "wall_s")}
+        return RunStatus("exported", summary=known | {"episode_return_mean": found.get("episode_return")})
+    return RunStatus("killed")
 
 
 @telling_errors

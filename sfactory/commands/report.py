@@ -15,7 +15,7 @@ from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.runs.report_page import write_page
-from sfactory.runs.run_files import VIDEOS, require_run
+from sfactory.runs.run_files import VIDEOS, exported, require_run
 
 DESCRIPTION = """Write report.html into a run folder: curves, configuration, machine, phases, and the last evaluation
 with its video. The page needs no other file and no network."""
@@ -56,7 +56,11 @@ def _play(options: Options) -> None:
     folder = Path(options.run)
     if options.episodes < 0:
         raise ConfigError(f"episodes is {options.episodes}; it must be 0 or more")
-    require_run(folder)
+    if exported(require_run(folder)):
+        raise ConfigError(
+            f"{folder} holds an exported policy and no reports of a run; name the folder of the run that it is from, "
+            "or see how it plays with sfactory eval"
+        )
     if not (options.episodes or options.video):
         return
     from sfactory.eval import evaluate

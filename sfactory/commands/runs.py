@@ -24,7 +24,7 @@ from sfactory.status import status
 from sfactory.telemetry.console import new_console
 
 DESCRIPTION = "List the run folders below a folder: environment, env steps, return and status of each."
-COLOURS = {"living": "green", "starting": "green", "completed": "", "interrupted": "yellow"}
+COLOURS = {"living": "green", "starting": "green", "completed": "", "exported": "", "interrupted": "yellow"}
 """Of a run's status; others are failures."""
 WIDEST = 10_000
 """Columns of a table that nothing bounds."""
@@ -109,14 +109,14 @@ def _described(folder: Path) -> Run:
     config_file, metrics = folder / CONFIG, folder / METRICS
     changed = (metrics if metrics.exists() else config_file).stat().st_mtime
     try:
-        config, word = read_config(folder), status(folder).word
+        config, found = read_config(folder), status(folder)
     except SfactoryError:
         return Run(str(folder), "damaged", changed=changed)
-    last = _last_figures(metrics)
+    last = _last_figures(metrics) or {n: value for n, value in found.summary.items() if isinstance(value, int | float)}
     env_steps, wall_s = int(last.get("env_steps", 0)), last.get("wall_s")
     fps = env_steps / wall_s if wall_s else None
     episode_return = last.get("episode_return_mean")
-    return Run(str(folder), word, config.env, config.seed, env_steps, config.steps, episode_return, fps, changed)
+    return Run(str(folder), found.word, config.env, config.seed, env_steps, config.steps, episode_return, fps, changed)
 
 
 def _last_figures(metrics: Path) -> dict[str, float]:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from sfactory.errors import CheckpointError
 from sfactory.files import TEMPORARY, sync_folder, temporary_for, write_synced
+from sfactory.runs.run_files import TRAINER
 from sfactory.runs.tensor_file import unpack_tensors
 
 PATIENCE_S = 5.0
@@ -40,7 +41,7 @@ PATIENCE_S = 5.0
 FORMAT = 1
 """Version of the files' layout; raised whenever an older reader would misread it."""
 
-_WEIGHTS, _TRAINER, _JSON = ".safetensors", ".opt.pt", ".json"
+_WEIGHTS, _TRAINER, _JSON = ".safetensors", TRAINER, ".json"
 _STEM = re.compile(r"checkpoint_(\d{12,})(?:_(\d+))?")
 _log = logging.getLogger(__name__)
 

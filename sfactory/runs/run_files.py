@@ -14,6 +14,8 @@ from sfactory.files import TEMPORARY
 
 CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
+TRAINER = ".opt.pt"
+"""Suffix of a checkpoint's trainer state, under which the description of the checkpoint has it."""
 STATUS, STACKS = "status.json", "stall-*.txt"
 TENSORBOARD, LOGGER_IDS = "events.out.tfevents.*", "logger-*.id"
 PAGE, EVALUATION, VIDEOS, OUTPUT = "report.html", "evaluation.json", "videos", "output.log"
@@ -42,6 +44,15 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def exported(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What an exported policy says of itself: the description of its newest checkpoint, which has no trainer state for
+    a run to go on with; empty if the folder holds no such policy, but a run."""
+    newest = max((Path(folder) / CHECKPOINTS).glob("checkpoint_*.json"), default=None)
+    description = {} if newest is None else read_json(newest)
+    files = description.get("files")
+    return description if isinstance(files, dict) and TRAINER not in files else {}
 
 
 def read_config(folder: str | os.PathLike[str]) -> Config:

@@ -20,6 +20,7 @@ from sfactory.errors import ConfigError, counted
 from sfactory.model import build_model, build_uninitialized, shares_trunk
 from sfactory.model.encoders import KNOWN
 from sfactory.runs.checkpoint import Snapshot
+from sfactory.runs.run_files import exported
 from sfactory.runs.video import check_video
 from sfactory.runtime.dry_run import check_extensions
 from sfactory.runtime.limits import check_limits, check_model
@@ -204,7 +205,7 @@ def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
     Raises:
         ConfigError: If shapes differ; names them. Or if it holds a policy and nothing to train it with.
     """
-    if not snapshot.trainer:
+    if exported(folder):
         raise ConfigError(
             f"{folder} holds an exported policy, without the optimizer's state that a run goes on with; name another "
             "folder with --run"

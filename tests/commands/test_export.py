@@ -21,18 +21,19 @@ from commands import Command
 from examples.distribution import Beta
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
-from short_runs import favour, short_run
+from short_runs import begun_run, favour, short_run
 from torch import Tensor, nn
 
-from sfactory import ModelConfig, load_policy
+from sfactory import Config, ModelConfig, load_policy
 from sfactory.commands import main
 from sfactory.commands.export import export
 from sfactory.commands.export.formats import write_onnx, write_torch
 from sfactory.commands.export.portable import PortablePolicy, given_dtype
+from sfactory.commands.runs import list_runs
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
 from sfactory.model import ActorCritic, build_model
-from sfactory.policy import Policy
+from sfactory.policy import Policy, load_snapshot
 from sfactory.spaces import ActionSpec, ObservationSpec
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -280,6 +281,26 @@ def test_the_folder_for_the_hub_is_complete(cartpole: Path) -> None:
     assert main(["train", "--env", "CartPole-v1", "--run", str(out), "--steps", "100000"]) == 2
 
 
+def test_a_folder_for_the_hub_is_no_run_that_was_killed(
+    cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "hub"
+    arguments = ["export", str(cartpole), "--format", "hf", "--best", "--episodes", "0", "--out", str(out)]
+    assert main(arguments) == 0
+    settings = ["--steps", "1000000", "--serial", "--preset", "none", "--device", "cpu"]
+    assert main(["train", "--env", "CartPole-v1", "--run", str(out), *settings]) == 2
+    assert "holds an exported policy" in capsys.readouterr().err
+    [found] = list_runs(out)
+    steps = load_snapshot(out, "latest").env_steps
+    assert (found.status, found.env_steps, found.episode_return) == ("exported", steps, 50.0)
+    assert main(["status", str(out)]) == 0
+    assert f"{out}: exported  env_steps {steps}" in capsys.readouterr().out.replace("\n", "")
+    assert main(["report", str(out), "--episodes", "1000000"]) == 2
+    assert "holds an exported policy and no reports of a run" in capsys.readouterr().err
+    assert not (out / "report.html").exists()
+    assert main(arguments) == 0, "also after the refusals"
+
+
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -300,7 +321,8 @@ def test_a_folder_that_holds_something_else_is_left_as_it_is(
     else:
         assert main([*arguments, "--episodes", "0"]) == 0
         if holds == "a run begun in an export":
-            (out / ".lock").touch()
+            with begun_run(Config(env="CartPole-v1", run=str(out), overwrite=True)):
+                pass
         else:
             (out / "README.md").write_text("---\nlibrary_name: stable-baselines3\n---\n")
     before = tree(out)

@@ -18,7 +18,7 @@ from sfactory.eval import evaluate
 from sfactory.files import write_atomically
 from sfactory.policy import Checkpoint, Policy, load_snapshot
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runs.run_files import CHECKPOINTS, CONFIG, LOCK, METRICS, SPACES, read_config
+from sfactory.runs.run_files import CHECKPOINTS, CONFIG, SPACES, exported, read_config
 
 CARD, CURVE, VIDEO = "README.md", "curve.png", "replay.mp4"
 """Files of the folder beside those of a run. The names of the card and the video are the Hub's."""
@@ -63,16 +63,14 @@ def check_folder(out: Path) -> None:
     Raises:
         ConfigError: If it holds something else, which would be lost.
     """
-    if out.is_dir() and any(out.iterdir()) and not _is_export(out):
+    if out.is_dir() and any(out.iterdir()) and not (exported(out) and _has_card(out)):
         raise ConfigError(f"the folder {out} is not empty and holds no model card of an export; name another --out")
 
 
-def _is_export(folder: Path) -> bool:
-    """Whether a folder is as :func:`make_folder` leaves it, and no run has begun there."""
-    card, spaces, *of_run = (folder / name for name in (CARD, SPACES, METRICS, LOCK))
-    if not (card.is_file() and spaces.is_file()) or any(path.exists() for path in of_run):
-        return False
-    return LIBRARY in card.read_text(errors="replace").splitlines()
+def _has_card(folder: Path) -> bool:
+    """Whether a folder has a model card that :func:`make_folder` has written."""
+    card = folder / CARD
+    return card.is_file() and LIBRARY in card.read_text(errors="replace").splitlines()
 
 
 def make_folder(
