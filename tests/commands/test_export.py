@@ -243,7 +243,7 @@ def test_a_missing_package_is_named(cartpole: Path, monkeypatch: pytest.MonkeyPa
         (["/nowhere"], "holds no run"),
         (["RUN", "--push", "me/policy"], "use --format hf"),
         (["RUN", "--format", "hf", "--video", "/nowhere.mp4"], "which is no file"),
-        (["RUN", "--format", "hf", "--out", "RUN"], "holds no model card"),
+        (["RUN", "--format", "hf", "--out", "RUN"], "the folder that is exported; name another one"),
         (["RUN", "--format", "hf", "--out", __file__], "writes a folder, and"),
         (["RUN", "--format", "torch", "--out", "RUN"], "writes a file, and"),
     ],
@@ -328,6 +328,19 @@ def test_a_folder_that_holds_something_else_is_left_as_it_is(
     before = tree(out)
     assert main([*arguments, "--episodes", "1000000"]) == 2, "told before the evaluation"
     assert "holds no model card of an export" in capsys.readouterr().err
+    assert tree(out) == before
+
+
+def test_an_export_is_not_exported_onto_itself(
+    cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, link = tmp_path / "hub", tmp_path / "link"
+    assert main(["export", str(cartpole), "--format", "hf", "--episodes", "0", "--out", str(out)]) == 0
+    link.symlink_to(out)
+    before = tree(out)
+    for same in (out, link):
+        assert main(["export", str(out), "--format", "hf", "--episodes", "1000000", "--out", str(same)]) == 2
+        assert f"out is {same}, the folder that is exported" in capsys.readouterr().err
     assert tree(out) == before
 
 

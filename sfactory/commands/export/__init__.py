@@ -123,7 +123,7 @@ def _export_folder(options: Options) -> None:
     if options.episodes < 0:
         raise ConfigError(f"--episodes is {options.episodes}; it must be 0 or more")
     run, path, checkpoint = Path(options.run), _target(options.run, "hf", options.out), options.checkpoint
-    check_folder(path)
+    check_folder(run, path)
     video = video_to_show(run, path, options.video)
     policy = load_policy(options.run, checkpoint, trust=options.trust)
     if options.episodes:

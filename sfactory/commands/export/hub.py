@@ -57,12 +57,18 @@ def reported(run: str, checkpoint: Checkpoint) -> Score:
     return Score("unknown" if value is None else f"{value:.2f}", "mean of recent episodes in training, sampled actions")
 
 
-def check_folder(out: Path) -> None:
+def check_folder(run: Path, out: Path) -> None:
     """Check that a folder may be written: it is new, empty, or of an earlier export.
 
+    Args:
+        run: What will be exported.
+        out: The folder.
+
     Raises:
-        ConfigError: If it holds something else, which would be lost.
+        ConfigError: If it holds something else, which would be lost, or is what will be exported.
     """
+    if out.is_dir() and out.samefile(run):
+        raise ConfigError(f"out is {out}, the folder that is exported; name another one with --out")
     if out.is_dir() and any(out.iterdir()) and not (exported(out) and _has_card(out)):
         raise ConfigError(f"the folder {out} is not empty and holds no model card of an export; name another --out")
 
