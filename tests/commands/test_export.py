@@ -241,7 +241,9 @@ def test_a_missing_package_is_named(cartpole: Path, monkeypatch: pytest.MonkeyPa
     ("arguments", "message"),
     [
         (["/nowhere"], "holds no run"),
-        (["RUN", "--push", "me/policy"], "use --format hf"),
+        (["RUN", "--push", "me/policy"], "--push: of a folder for the Hub alone, and --format onnx writes a file"),
+        (["RUN", "--format", "torch", "--episodes", "0", "--private"], "--episodes, --private: of a folder"),
+        (["RUN", "--format", "hf", "--episodes", "-1"], "--episodes is -1; it must be 0 or more"),
         (["RUN", "--format", "hf", "--video", "/nowhere.mp4"], "which is no file"),
         (["RUN", "--format", "hf", "--out", "RUN"], "the folder that is exported; name another one"),
         (["RUN", "--format", "hf", "--out", __file__], "writes a folder, and"),
@@ -251,7 +253,7 @@ def test_a_missing_package_is_named(cartpole: Path, monkeypatch: pytest.MonkeyPa
 def test_mistakes_are_answered(
     cartpole: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert main(["export", *(str(cartpole) if word == "RUN" else word for word in arguments), "--episodes", "0"]) == 2
+    assert main(["export", *(str(cartpole) if word == "RUN" else word for word in arguments)]) == 2
     assert message in capsys.readouterr().err
 
 

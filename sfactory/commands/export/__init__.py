@@ -23,6 +23,10 @@ from sfactory.runs.run_files import read_config
 DESCRIPTION = """Write the policy of a run as one file, with normalisation, memory and action masks inside: ONNX, or an
 archive for torch.export.load. Or as a folder for the Hugging Face Hub: weights, configuration, model card, curve."""
 WRITERS = {"onnx": write_onnx, "torch": write_torch}
+EPISODES = 20
+"""Evaluation episodes for a model card."""
+HUB_ONLY = ("env", "env_kwargs", "episodes", "video", "push", "private")
+"""Options that have an effect with --format hf alone."""
 DEFAULT_NAMES = {"onnx": "policy.onnx", "torch": "policy.pt2", "hf": "huggingface"}
 
 
@@ -80,14 +84,14 @@ def _target(run: str | Path, format: str, out: str | Path | None) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(PolicyOptions):
-    """What the command takes. The environment is that of the evaluation."""
+    """What the command takes. The environment is that of the evaluation (hf)."""
 
     format: Literal["onnx", "torch", "hf"] = "onnx"
     """onnx: for ONNX runtimes; torch: an archive for torch.export.load; hf: a folder for the Hugging Face Hub."""
     out: str | None = None
     """File, or with hf folder; unset: in the run folder's export/."""
-    episodes: int = 20
-    """Evaluation episodes for the model card (hf); 0: it tells the return in training."""
+    episodes: int | None = None
+    """Evaluation episodes for the model card (hf); unset: 20; 0: it tells the return in training."""
     video: str | None = None
     """MP4 file for the model card (hf); unset: the newest in the run folder."""
     push: str | None = None
@@ -112,22 +116,30 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _export_file(options: Options) -> None:
-    if options.push is not None:
-        raise ConfigError(f"--push uploads a folder, not a file of --format {options.format}; use --format hf")
+    values = {name: getattr(options, name) for name in HUB_ONLY}
+    given = [
+        f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False
+    ]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: of a folder for the Hub alone, and --format {options.format} writes a file; use "
+            "--format hf, or leave out what the file has no place for"
+        )
     assert options.format != "hf"
     path, difference = export(options.run, options.format, options.out, options.checkpoint, trust=options.trust)
     print(f"{path}: largest difference from the policy on random observations {difference:.1g}")
 
 
 def _export_folder(options: Options) -> None:
-    if options.episodes < 0:
-        raise ConfigError(f"--episodes is {options.episodes}; it must be 0 or more")
+    episodes = EPISODES if options.episodes is None else options.episodes
+    if episodes < 0:
+        raise ConfigError(f"--episodes is {episodes}; it must be 0 or more")
     run, path, checkpoint = Path(options.run), _target(options.run, "hf", options.out), options.checkpoint
     check_folder(run, path)
     video = video_to_show(run, path, options.video)
     policy = load_policy(options.run, checkpoint, trust=options.trust)
-    if options.episodes:
-        score = measured(options.run, options.episodes, options.env, options.env_kwargs, checkpoint, options.trust)
+    if episodes:
+        score = measured(options.run, episodes, options.env, options.env_kwargs, checkpoint, options.trust)
     else:
         score = reported(options.run, checkpoint)
     for line in make_folder(run, path, policy, checkpoint, score, video, options.push):
