@@ -30,6 +30,8 @@ from sfactory.runs.space_codec import check_spaces, load_model_config, load_spec
 from sfactory.spaces import ActionSpec, ObservationSpec, Reading
 
 Checkpoint = Literal["latest", "best"]
+ROLES = ("encoder", "core", "model", "distribution")
+"""Fields of a model config that may name a class."""
 
 
 def load_policy(
@@ -273,19 +275,26 @@ def _spec_of(env: Any, squash: Literal["clip", "tanh"], reading: Reading) -> Env
     return EnvSpec(ObservationSpec.from_space(observation, reading), ActionSpec.from_space(action, squash))
 
 
+def is_foreign(name: object) -> bool:
+    """Whether a field of a saved model config names a class outside sfactory: as ``module:Class``, or one that was
+    passed, of which the name in angle brackets is left."""
+    return isinstance(name, str) and (name.startswith("<") or ":" in name)
+
+
 def _complete(saved: ModelConfig, given: ModelConfig | None, trust: bool) -> ModelConfig:
     """The saved model config with the caller's fields, and with no foreign code that the caller has not asked for."""
     asked = given_values(given)
-    for role in ("encoder", "core", "model", "distribution"):
+    for role in ROLES:
         value = getattr(saved, role)
-        if role in asked or not isinstance(value, str):
+        if role in asked or not is_foreign(value):
             continue
         if value.startswith("<"):
             raise ConfigError(
                 f"the run was trained with a model.{role} of its own, {value}, which is not in its folder; pass it to "
-                f"load_policy or evaluate: model=ModelConfig({role}=...)"
+                f"load_policy, evaluate, or sfactory.commands.export's export or export_folder, in Python: "
+                f"model=ModelConfig({role}=...)"
             )
-        if ":" in value and not trust:
+        if not trust:
             raise ConfigError(
                 f"the run's model.{role} is {value}, code outside sfactory, which is not imported unasked; if you know "
                 f"it, pass model=ModelConfig({role}={value!r}), or trust=True (on the command line --trust)"

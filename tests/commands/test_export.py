@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from sfactory import Config, ModelConfig, load_policy
 from sfactory.commands import main
-from sfactory.commands.export import export
+from sfactory.commands.export import export, export_folder
 from sfactory.commands.export.formats import write_onnx, write_torch
 from sfactory.commands.export.portable import PortablePolicy, given_dtype
 from sfactory.commands.runs import list_runs
@@ -243,7 +243,7 @@ def test_a_missing_package_is_named(cartpole: Path, monkeypatch: pytest.MonkeyPa
         (["/nowhere"], "holds no run"),
         (["RUN", "--push", "me/policy"], "--push: of a folder for the Hub alone, and --format onnx writes a file"),
         (["RUN", "--format", "torch", "--episodes", "0", "--private"], "--episodes, --private: of a folder"),
-        (["RUN", "--format", "hf", "--episodes", "-1"], "--episodes is -1; it must be 0 or more"),
+        (["RUN", "--format", "hf", "--episodes", "-1"], "episodes is -1; it must be 0 or more"),
         (["RUN", "--format", "hf", "--video", "/nowhere.mp4"], "which is no file"),
         (["RUN", "--format", "hf", "--out", "RUN"], "the folder that is exported; name another one"),
         (["RUN", "--format", "hf", "--out", __file__], "writes a folder, and"),
@@ -353,6 +353,22 @@ def test_the_video_of_the_folder_itself_may_be_shown(cartpole: Path, tmp_path: P
     video.write_bytes(b"a good episode")
     assert main([*arguments, "--video", str(video)]) == 0
     assert video.read_bytes() == b"a good episode" and "An episode" in (tmp_path / "hub" / "README.md").read_text()
+
+
+def test_a_class_of_the_users_goes_into_a_folder_for_the_hub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ModelConfig(model=Own)
+    run = short_run(tmp_path / "run", "CartPole-v1", model=own)
+    assert main(["export", str(run), "--format", "hf"]) == 2
+    assert "or sfactory.commands.export's export or export_folder, in Python" in capsys.readouterr().err
+    out, score, _ = export_folder(run, episodes=2, model=own)
+    assert "mean of 2 evaluation episodes" in str(score)
+    obs = np.array([0.0, 0.1, 0.05, -0.1], np.float32)
+    assert load_policy(out, model=own).act(obs)[0] == load_policy(run, model=own).act(obs)[0]
+    card = (out / "README.md").read_text()
+    assert "load_policy(snapshot_download('OWNER/NAME'), model=ModelConfig(model=...))" in card
+    assert "Not in this folder is the code of `<Own>`." in card
 
 
 def test_a_wrong_video_is_told_before_the_evaluation(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
 import sfactory
 from sfactory.commands.export.formats import largest_difference, write_onnx, write_torch
-from sfactory.commands.export.hub import check_folder, make_folder, measured, push, reported, video_to_show
+from sfactory.commands.export.hub import Score, check_folder, make_folder, measured, push, reported, video_to_show
 from sfactory.commands.export.portable import PortablePolicy
 from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config import ModelConfig, env_name
@@ -62,6 +62,54 @@ def export(
     about = {"sfactory": sfactory.__version__, "env": env_name(read_config(run).env), "checkpoint": checkpoint}
     played = WRITERS[format](policy, path, about)
     return path, largest_difference(policy, played)
+
+
+def export_folder(
+    run: str | Path,
+    out: str | Path | None = None,
+    checkpoint: Checkpoint = "latest",
+    *,
+    episodes: int = EPISODES,
+    env: Any = None,
+    env_kwargs: dict[str, Any] | None = None,
+    video: str | Path | None = None,
+    repo: str | None = None,
+    model: ModelConfig | None = None,
+    trust: bool = False,
+) -> tuple[Path, Score, list[str]]:
+    """Write the policy of a run as a folder for the Hugging Face Hub.
+
+    Args:
+        run: The run folder.
+        out: The folder, new or empty or of an earlier export; None: ``export/huggingface`` in the run folder.
+        checkpoint: latest, or best: by evaluation where the run had it, else by the return in training.
+        episodes: Evaluation episodes for the model card; 0: it tells the return in training.
+        env: Of the evaluation, as in :func:`sfactory.evaluate`.
+        env_kwargs: Likewise.
+        video: MP4 file for the model card; None: the newest in the run folder, if there is one.
+        repo: The repository that the card names, OWNER/NAME. Nothing is uploaded.
+        model: As in :func:`sfactory.load_policy`.
+        trust: Likewise.
+
+    Returns:
+        The folder, the score on its card, and remarks for the user.
+
+    Raises:
+        ConfigError: If there is no such run or video, the folder holds something else, or the evaluation needs what is
+            not there.
+        OSError: If the folder cannot be written.
+    """
+    if episodes < 0:
+        raise ConfigError(f"episodes is {episodes}; it must be 0 or more")
+    path = _target(run, "hf", out)
+    check_folder(Path(run), path)
+    found = video_to_show(Path(run), path, video)
+    policy = load_policy(run, checkpoint, model=model, trust=trust)
+    if episodes:
+        score = measured(run, episodes, env=env, env_kwargs=env_kwargs, checkpoint=checkpoint, model=model, trust=trust)
+    else:
+        score = reported(run, checkpoint)
+    return path, score, make_folder(Path(run), path, policy, checkpoint, score, found, repo)
 
 
 def _target(run: str | Path, format: str, out: str | Path | None) -> Path:
@@ -131,19 +179,13 @@ def _export_file(options: Options) -> None:
 
 
 def _export_folder(options: Options) -> None:
-    episodes = EPISODES if options.episodes is None else options.episodes
-    if episodes < 0:
-        raise ConfigError(f"--episodes is {episodes}; it must be 0 or more")
-    run, path, checkpoint = Path(options.run), _target(options.run, "hf", options.out), options.checkpoint
-    check_folder(run, path)
-    video = video_to_show(run, path, options.video)
-    policy = load_policy(options.run, checkpoint, trust=options.trust)
-    if episodes:
-        score = measured(options.run, episodes, options.env, options.env_kwargs, checkpoint, options.trust)
-    else:
-        score = reported(options.run, checkpoint)
-    for line in make_folder(run, path, policy, checkpoint, score, video, options.push):
+    path, score, remarks = export_folder(
+        options.run, options.out, options.checkpoint,
+        episodes=EPISODES if options.episodes is None else options.episodes,
+        env=options.env, env_kwargs=options.env_kwargs,
+        video=options.video, repo=options.push, trust=options.trust,
+    )  # fmt: skip
+    for line in (*remarks, f"{path}: {score}"):
         print(line)
-    print(f"{path}: {score}")
     if options.push is not None:
         print(push(path, options.push, options.private))

@@ -12,11 +12,11 @@ import torch
 import yaml
 
 from sfactory.commands import plot
-from sfactory.config import to_dict
+from sfactory.config import Config, to_dict
 from sfactory.errors import ConfigError, SfactoryError, installing
 from sfactory.eval import evaluate
 from sfactory.files import write_atomically
-from sfactory.policy import Checkpoint, Policy, load_snapshot
+from sfactory.policy import ROLES, Checkpoint, Policy, is_foreign, load_snapshot
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.run_files import CHECKPOINTS, CONFIG, SPACES, exported, read_config
 
@@ -42,16 +42,14 @@ class Score(NamedTuple):
         return f"return {self.value} ({self.how})"
 
 
-def measured(
-    run: str, episodes: int, env: Any, env_kwargs: dict[str, Any] | None, checkpoint: Checkpoint, trust: bool
-) -> Score:
+def measured(run: str | Path, episodes: int, **options: Any) -> Score:
     """The score of so many evaluation episodes; arguments and errors are those of :func:`sfactory.evaluate`."""
-    result = evaluate(run, episodes, env=env, env_kwargs=env_kwargs, checkpoint=checkpoint, trust=trust)
+    result = evaluate(run, episodes, **options)
     how = f"mean of {result.episodes} evaluation episodes with the most probable actions"
     return Score(f"{result.return_mean:.2f} +/- {result.return_std:.2f}", how)
 
 
-def reported(run: str, checkpoint: Checkpoint) -> Score:
+def reported(run: str | Path, checkpoint: Checkpoint) -> Score:
     """The score that the checkpoint had in training."""
     value = load_snapshot(Path(run), checkpoint).episode_return
     return Score("unknown" if value is None else f"{value:.2f}", "mean of recent episodes in training, sampled actions")
@@ -112,8 +110,7 @@ def make_folder(
         with contextlib.suppress(shutil.SameFileError):
             shutil.copyfile(video, out / VIDEO)
     remarks = draw_curve(run, out / CURVE)
-    env, algo = config.env.strip("<>"), config.algo
-    write_atomically(out / CARD, model_card(out, env, algo, snapshot.env_steps, score, repo).encode())
+    write_atomically(out / CARD, model_card(out, config, snapshot.env_steps, score, repo).encode())
     return remarks
 
 
@@ -128,7 +125,7 @@ def _weights(policy: Policy) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def video_to_show(run: Path, out: Path, given: str | None) -> Path | None:
+def video_to_show(run: Path, out: Path, given: str | Path | None) -> Path | None:
     """The MP4 file to show: the given one, or the newest of the run, if there is one; what an earlier export wrote is
     none of the run's.
 
@@ -139,7 +136,7 @@ def video_to_show(run: Path, out: Path, given: str | None) -> Path | None:
         videos = (path for path in run.rglob("*.mp4") if out.resolve() not in path.resolve().parents)
         return max(videos, key=lambda path: path.stat().st_mtime, default=None)
     if not Path(given).is_file():
-        raise ConfigError(f"--video is {given}, which is no file; name an MP4 file, for example one of eval --video")
+        raise ConfigError(f"video is {given}, which is no file; name an MP4 file, for example one of eval --video")
     return Path(given)
 
 
@@ -156,12 +153,14 @@ def draw_curve(run: Path, out: Path) -> list[str]:
     return []
 
 
-def model_card(folder: Path, env: str, algo: str, env_steps: int, score: Score, repo: str | None) -> str:
+def model_card(folder: Path, config: Config, env_steps: int, score: Score, repo: str | None) -> str:
     """The text of the model card, with the header that the Hub reads.
 
     Args:
         folder: Pictures that lie in it are shown.
+        config: Of the run.
     """
+    env, algo = config.env.strip("<>"), config.algo
     metric = {"type": "mean_reward", "name": "mean_reward", "value": score.value, "verified": False}
     task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
     result = {"task": task, "dataset": {"name": env, "type": env}, "metrics": [metric]}
@@ -173,6 +172,10 @@ def model_card(folder: Path, env: str, algo: str, env_steps: int, score: Score, 
     }
     curve = f"\n![Return in training against env steps]({CURVE})\n" if (folder / CURVE).exists() else ""
     video = f"\nAn episode: [{VIDEO}]({VIDEO})\n" if (folder / VIDEO).exists() else ""
+    own = {role: name for role in ROLES if is_foreign(name := getattr(config.model, role))}
+    imported = ", ".join(("ModelConfig", "load_policy") if own else ("load_policy",))
+    passed = f", model=ModelConfig({', '.join(f'{role}=...' for role in own)})" if own else ""
+    missing = f"\nNot in this folder is the code of {', '.join(f'`{name}`' for name in own.values())}.\n" if own else ""
     return f"""---
 {yaml.safe_dump(header, sort_keys=False)}---
 
@@ -183,11 +186,11 @@ A policy for `{env}`, trained with sfactory for {env_steps:,} env steps. Its ret
 ## Use
 
     from huggingface_hub import snapshot_download
-    from sfactory import load_policy
+    from sfactory import {imported}
 
-    policy = load_policy(snapshot_download({repo or "OWNER/NAME"!r}))
+    policy = load_policy(snapshot_download({repo or "OWNER/NAME"!r}){passed})
     action, state = policy.act(observation, state=None)
-
+{missing}
 `{CONFIG}` is the whole configuration of the run, `{SPACES}` describes what the policy sees and does and how it is
 built, and `{CHECKPOINTS}/` has the weights as safetensors.
 """
