@@ -102,8 +102,7 @@ def plot(options: Options) -> list[Path]:
     files = _files(options)
     curves = _filled([read_curve(run) for run in options.runs])
     groups = grouped(curves, options.group)
-    panels = {y: _bands(groups, options.x, column_of(curves, y), options.smooth) for y in options.y}
-    _draw(panels, options.x, files)
+    _draw(_panels(groups, options), options.x, files)
     return files
 
 
@@ -133,11 +132,12 @@ def _filled(curves: Sequence[Curve]) -> list[Curve]:
     """The curves that have reports."""
     for curve in curves:
         if not curve.rows:
-            _say(f"{curve.name} has no report yet, and is left out")
+            _say(f"{curve.name} has no report{' yet' if curve.living else ''}, and is left out")
         elif curve.living:
             _say(f"{curve.name} still goes on; it is drawn as far as it has come")
     if not (found := [curve for curve in curves if curve.rows]):
-        raise ConfigError("none of these runs has a report yet; wait for the first, or name others")
+        remedy = "wait for the first, or name others" if any(curve.living for curve in curves) else "name others"
+        raise ConfigError(f"none of these runs has a report; {remedy}")
     return found
 
 
@@ -209,13 +209,27 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _bands(groups: dict[str, list[Curve]], x: str, y: str, smooth: float) -> list[Band]:
-    """A band for each group that has the column."""
-    found = [band for label, curves in groups.items() if (band := band_of(label, curves, x, y, smooth)) is not None]
-    if not found:
-        axis = _axis(x, y)
-        raise ConfigError(f"there is no curve of {y} by {axis} yet; wait for more reports, or name another column")
-    return found
+def _panels(groups: dict[str, list[Curve]], options: Options) -> dict[str, list[Band]]:
+    """For each column that has values, a band for each group that has them.
+
+    Raises:
+        ConfigError: If no run has a column of that name, or none of the columns has values.
+    """
+    curves = [curve for group in groups.values() for curve in group]
+    panels, empty = {}, []
+    for y in options.y:
+        column = column_of(curves, y)
+        bands = [band_of(label, group, options.x, column, options.smooth) for label, group in groups.items()]
+        if found := [band for band in bands if band is not None]:
+            panels[y] = found
+        else:
+            empty.append(f"{column} by {_axis(options.x, column)}")
+    if not panels:
+        remedy = "wait for more reports, or name" if any(curve.living for curve in curves) else "name"
+        raise ConfigError(f"there is no curve of {', nor of '.join(empty)}; {remedy} another column with --y")
+    for column in empty:
+        _say(f"there is no curve of {column}, which has no panel")
+    return panels
 
 
 def _axis(x: str, y: str) -> str:

@@ -74,7 +74,7 @@ def test_runs_with_one_report_meet_if_it_is_near(tmp_path: Path, capsys: pytest.
     assert main(["plot", *runs, "--group", "(a)_", "--out", str(tmp_path / "none.svg")]) == 2
     said = capsys.readouterr().err
     assert "the runs of a have no env_steps in common; plot them with --group none" in said
-    assert "there is no curve of episode_return_mean by env_steps yet" in said
+    assert "there is no curve of episode_return_mean by env_steps; name another column" in said
     assert not (tmp_path / "none.svg").exists()
 
 
@@ -83,6 +83,19 @@ def test_several_columns_are_panels_and_time_is_an_axis(tmp_path: Path) -> None:
     out = str(tmp_path / "one.svg")
     assert main(["plot", run, "--y", "return_mean", "wall_s", "--x", "time", "--out", out]) == 0
     assert (tmp_path / "one.svg").read_text().count('id="axes_') == 2
+
+
+def test_a_column_without_values_has_no_panel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "env_steps,episode_return_mean,kl,eval_env_steps,eval_return_mean\n"
+    (tmp_path / "a.csv").write_text(names + "10,1,0.1,,\n20,2,0.2,,\n")
+    command, out = ["plot", str(tmp_path / "a.csv")], tmp_path / "out.svg"
+    assert main([*command, "--y", "return_mean", "eval_return_mean", "kl", "--out", str(out)]) == 0
+    assert out.read_text().count('id="axes_') == 2
+    assert "there is no curve of eval_return_mean by eval_env_steps, which has no panel" in capsys.readouterr().err
+    assert main([*command, "--y", "eval_return_mean", "--out", str(tmp_path / "none.svg")]) == 2
+    said = capsys.readouterr().err
+    assert "there is no curve of eval_return_mean by eval_env_steps; name another column with --y" in said
+    assert not (tmp_path / "none.svg").exists()
 
 
 def test_runs_without_reports_are_left_out_with_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,9 +111,9 @@ def test_runs_without_reports_are_left_out_with_a_word(tmp_path: Path, capsys: p
     finally:
         os.close(lock)
     said = capsys.readouterr().err
-    assert "empty has no report yet" in said and "living still goes on" in said
+    assert "empty has no report, and is left out" in said and "living still goes on" in said
     assert main(["plot", runs[1]]) == 2
-    assert "none of these runs has a report yet" in capsys.readouterr().err
+    assert "none of these runs has a report; name others" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
