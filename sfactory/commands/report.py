@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.runs.report_page import write_page
-from sfactory.runs.run_files import VIDEOS, exported, require_run
+from sfactory.runs.run_files import PAGE, VIDEOS, exported, require_run
 
 DESCRIPTION = """Write report.html into a run folder: curves, configuration, machine, phases, and the last evaluation
 with its video. The page needs no other file and no network."""
@@ -35,6 +36,8 @@ class Options(PolicyOptions):
     """Draw actions from the policy instead of taking the most probable ones."""
     max_steps: int | None = None
     """Env steps after which an episode that still goes on is cut off."""
+    out: str | None = None
+    """The file; unset: report.html in the run folder. An evaluation and its video stay in the run folder."""
 
 
 @telling_errors
@@ -46,13 +49,19 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options = tyro.cli(Options, args=args, prog="sfactory report", description=DESCRIPTION)
-    _play(options)
-    print(write_page(Path(options.run)))
+    out = _checked(options)
+    if options.episodes or options.video:
+        _play(options)
+    print(write_page(Path(options.run), out=out))
     return 0
 
 
-def _play(options: Options) -> None:
-    """Evaluate and record what the options ask for."""
+def _checked(options: Options) -> Path:
+    """The file to write, after a check of the options.
+
+    Raises:
+        ConfigError: If there is no such run, or the page or an evaluation could not be written.
+    """
     folder = Path(options.run)
     if options.episodes < 0:
         raise ConfigError(f"episodes is {options.episodes}; it must be 0 or more")
@@ -61,11 +70,32 @@ def _play(options: Options) -> None:
             f"{folder} holds an exported policy and no reports of a run; name the folder of the run that it is from, "
             "or see how it plays with sfactory eval"
         )
-    if not (options.episodes or options.video):
-        return
+    if (options.episodes or options.video) and not _is_writable(folder):
+        raise ConfigError(
+            f"the folder {folder} cannot be written to, where an evaluation and its video stay; copy it, or leave out "
+            "--episodes and --video and name a file elsewhere with --out"
+        )
+    out = folder / PAGE if options.out is None else Path(options.out)
+    if out.is_dir():
+        raise ConfigError(f"out is {out}, a folder; name a file in it, for example {out / PAGE}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"out is {out}, and there is no folder {out.parent}; make it, or name another file")
+    if not _is_writable(out.parent):
+        raise ConfigError(f"the folder {out.parent} cannot be written to; name a file in another one with --out")
+    return out
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder."""
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _play(options: Options) -> None:
+    """Evaluate and record what the options ask for."""
     from sfactory.eval import evaluate
     from sfactory.policy import load_snapshot
 
+    folder = Path(options.run)
     shared: dict[str, Any] = {
         "env": options.env, "env_kwargs": options.env_kwargs, "deterministic": not options.sampled,
         "checkpoint": options.checkpoint, "max_steps": options.max_steps, "trust": options.trust,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
@@ -64,11 +65,12 @@ figcaption,.quiet{opacity:.7;font-size:13px}
 """
 
 
-def write_page(folder: Path, ended: bool = False) -> Path:
+def write_page(folder: Path, ended: bool = False, out: Path | None = None) -> Path:
     """Write the page of a run, from the files in its folder; a living or killed run has one as far as it has come.
 
     Args:
         ended: The run has ended, though this process still holds its folder.
+        out: The file; None: report.html in the folder.
 
     Returns:
         Its path.
@@ -78,10 +80,11 @@ def write_page(folder: Path, ended: bool = False) -> Path:
         OSError: For example if the disk is full.
     """
     require_run(folder)
+    out = folder / PAGE if out is None else out
     curve, summary, config = read_curve(folder), read_json(folder / SUMMARY), load_yaml(folder / CONFIG)
     sections = {
         "Returns": _returns(curve),
-        "Evaluation": _evaluation(folder),
+        "Evaluation": _evaluation(folder, out.parent),
         **{title: _charts(curve, charts) for title, charts in CHARTS.items()},
         "Of the environment and of loss terms": _charts(curve, _extras(curve)),
         "Where the time went": _phases(summary.get("phases") or {}),
@@ -95,8 +98,8 @@ def write_page(folder: Path, ended: bool = False) -> Path:
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n'
         f"<body><h1>{title}</h1>{_facts(curve, summary, curve.living and not ended)}\n{body}</body></html>\n"
     )
-    write_atomically(folder / PAGE, page.encode())
-    return folder / PAGE
+    write_atomically(out, page.encode())
+    return out
 
 
 def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:
@@ -131,7 +134,12 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
 
 
-def _evaluation(folder: Path) -> str:
+def _evaluation(folder: Path, place: Path) -> str:
+    """A table of the last evaluation, and videos.
+
+    Args:
+        place: Folder of the page, from which what is not inside it is linked.
+    """
     found = read_json(folder / EVALUATION)
     rows = {}
     if found:
@@ -142,21 +150,21 @@ def _evaluation(folder: Path) -> str:
             f"from {found.get('return_min', 0):.4g} to {found.get('return_max', 0):.4g}",
             "length": f"{found.get('length_mean', 0):.4g} env steps",
         }
-    table, videos = _table(rows), _videos(folder)
+    table, videos = _table(rows), _videos(folder, place)
     if not (table or videos):
         command = f"sfactory report {shlex.quote(str(folder))} --episodes 20 --video"
         return f"<p>none so far; <code>{escape(command)}</code> adds one, with a video</p>"
     return f'<div class="facts"><div>{table}</div>{videos}</div>'
 
 
-def _videos(folder: Path) -> str:
+def _videos(folder: Path, place: Path) -> str:
     """The newest videos, inside the page as far as they are small."""
     found = [path for kind in ("mp4", "gif") for path in (folder / VIDEOS).rglob(f"*.{kind}") if not path.is_symlink()]
     newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:MOST_VIDEOS]
     figures, room = [], MOST_VIDEO_BYTES
     for path in newest:
-        source, size, kind = path.relative_to(folder).as_posix(), path.stat().st_size, path.suffix[1:]
-        caption = f"<figcaption>{escape(source)}</figcaption>"
+        source, size, kind = os.path.relpath(path, place), path.stat().st_size, path.suffix[1:]
+        caption = f"<figcaption>{escape(path.relative_to(folder).as_posix())}</figcaption>"
         if size <= room:
             room -= size
             media = "image/gif" if kind == "gif" else "video/mp4"

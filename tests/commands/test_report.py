@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,30 @@ def test_a_final_evaluation_and_a_video_come_into_the_page(tmp_path: Path) -> No
     assert "<h2>Evaluation</h2>" in page and 'src="data:video/mp4;base64,' in page
     short_run(run, "CartPole-v1", overwrite=True)
     assert not (run / "videos").exists() and not (run / "evaluation.json").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, elsewhere = short_run(tmp_path / "run", "CartPole-v1"), tmp_path / "page.html"
+    (run / "report.html").unlink()
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != run and may(path, mode))  # root may all
+    assert main(["report", str(run)]) == 2
+    assert f"the folder {run} cannot be written to; name a file in another one" in capsys.readouterr().err
+    for flags in (["--video"], ["--episodes", "1000000", "--out", str(elsewhere)]):
+        assert main(["report", str(run), *flags]) == 2
+        assert "copy it, or leave out --episodes and --video and name a file elsewhere" in capsys.readouterr().err
+    assert main(["report", str(run), "--out", str(elsewhere)]) == 0
+    assert "<h1>CartPole-v1, seed 0</h1>" in elsewhere.read_text()
+    assert not (run / "report.html").exists() and not (run / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize("out", ["", "missing/page.html"])
+def test_a_page_has_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str) -> None:
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    assert main(["report", str(run), "--episodes", "1000000", "--out", str(tmp_path / out)]) == 2
+    assert f"out is {tmp_path / out}, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

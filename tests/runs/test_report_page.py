@@ -77,6 +77,7 @@ def test_videos_are_inside_the_page_as_far_as_they_are_small(run: Path, monkeypa
     assert "12.5" in page
     monkeypatch.setattr(report_page, "MOST_VIDEO_BYTES", 2)
     assert 'src="videos/a.mp4"' in write_page(run).read_text()
+    assert f'src="{run.name}/videos/a.mp4"' in write_page(run, out=run.parent / "page.html").read_text()
 
 
 def test_a_page_without_an_evaluation_says_how_to_have_one(tmp_path: Path) -> None:
