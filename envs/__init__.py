@@ -56,13 +56,17 @@ def __getattr__(name: str) -> Any:
 
 
 def probe(request: EnvRequest) -> EnvSpec:
-    """Make one environment in this process, read what it is, and close it.
+    """Make one environment in this process, read what it is, and close it. What it changes of the process, such as the
+    working directory, is as before then (:func:`sfactory.envs.globals.globals_kept`).
 
     Raises:
         ConfigError: If it cannot be made or trained on, with what to do.
     """
+    from sfactory.envs.globals import globals_kept
+
     request, family = _dispatch(request)
-    return family.probe(request)
+    with globals_kept():
+        return family.probe(request)
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:

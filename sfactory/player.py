@@ -23,6 +23,7 @@ from sfactory.config import Config, ModelConfig, env_name
 from sfactory.config.importing import is_harmless
 from sfactory.envs import make_group, probe
 from sfactory.envs.faults import environment_fault
+from sfactory.envs.globals import globals_kept
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError
@@ -164,7 +165,7 @@ class Player:
         spec, tally = self._spec, _Tally()
         env_episodes = -(-episodes // spec.agents)
         first_index = 0
-        with contextlib.nullcontext() if spec.observation.has_images else _one_torch_thread():
+        with globals_kept(), contextlib.nullcontext() if spec.observation.has_images else _one_torch_thread():
             for shares in _rounds(env_episodes, 1 if viewer is not None else parallel, max_steps is not None):
                 with contextlib.closing(make_group(self._request, spec, len(shares), first_index, self._seed)) as group:
                     _play(self._policy, group, spec, shares, deterministic, max_steps, tally, viewer)

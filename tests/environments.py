@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
@@ -41,6 +43,29 @@ class Counting(gym.Env):
 
     def _observation(self):
         return np.array([self.episode, self.count, self.length], np.float32)
+
+
+class Careless(Counting):
+    """Changes what is not its own, as simulators do.
+
+    Args:
+        folder: Where it goes.
+        at: The step at which it does; 0: when it is made.
+    """
+
+    def __init__(self, folder: str, at: int = 0):
+        super().__init__()
+        self.folder, self.at, self.steps = folder, at, 0
+        self._change()
+
+    def step(self, action):
+        self.steps += 1
+        self._change()
+        return super().step(action)
+
+    def _change(self) -> None:
+        if self.steps == self.at:
+            os.chdir(self.folder)
 
 
 class Lives(gym.Env):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -224,6 +226,23 @@ def test_a_video_shows_each_episode(drawn, tmp_path):
         shades = iio.imread(file).mean(axis=(1, 2, 3))
         np.testing.assert_allclose(shades, [0, 60, 120, 180], atol=6)
         assert iio.immeta(file)["fps"] == 12
+
+
+def test_a_video_stays_in_its_folder_wherever_the_environment_goes(drawn, tmp_path, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    class Wandering(Drawn):
+        def step(self, action):
+            os.chdir(elsewhere)
+            return super().step(action)
+
+    monkeypatch.chdir(tmp_path)
+    evaluate(drawn, 2, env=Wandering, video="videos")
+    assert Path.cwd() == tmp_path
+    assert not list(elsewhere.iterdir())
+    assert len(list((tmp_path / "videos").iterdir())) == 2
 
 
 def test_a_vector_environment_that_cannot_render_does_not_keep_a_video_from_being_made(tmp_path):

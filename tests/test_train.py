@@ -21,7 +21,7 @@ import pytest
 import torch
 import yaml
 from commands import Command, OnTerminal, abandoned_shared_memory, wait_until
-from environments import Counting
+from environments import Careless, Counting
 from faults import Faulty
 from gymnasium import spaces
 from sampling_run import SamplingRun
@@ -88,6 +88,21 @@ def test_a_finished_run_has_nothing_to_do(finished, capsys):
     assert "nothing to do" in capsys.readouterr().out
     assert (summary(finished), rows(finished)) == before
     assert (finished / "config.yaml").read_bytes() == config, "nothing was trained with another gamma"
+
+
+@pytest.mark.parametrize("serial", [False, True], ids=["processes", "serial"])
+@pytest.mark.parametrize("at", [0, 40], ids=["made", "stepped"])
+def test_a_run_stays_in_its_folder_wherever_its_environments_go(at, serial, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = config_for(tmp_path, env=Careless, env_kwargs={"folder": str(elsewhere), "at": at}, serial=serial)
+    result = train(dataclasses.replace(config, run="here"))
+    assert Path.cwd() == tmp_path
+    assert not list(elsewhere.iterdir())
+    assert saved_steps(tmp_path / "here") == int(rows(tmp_path / "here")[-1]["env_steps"]) == result.env_steps
+    assert summary(tmp_path / "here")["status"] == "completed"
+    assert yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())["run"] == "here"
 
 
 def test_a_changed_model_is_refused_with_the_differences(finished, capsys):

@@ -45,7 +45,7 @@ class RunFolder:
     """A run folder that this process holds until :meth:`close`. Nothing in it is changed before :meth:`begin`.
 
     Attributes:
-        path: The folder.
+        path: The folder, absolute: an environment may change the working directory.
         resumed: Whether it holds an earlier run's reports or checkpoints, which this run continues.
         config: The config of this run.
         env: What is known of its environment, or None.
@@ -144,7 +144,7 @@ def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:
     except BaseException:
         os.close(lock)
         raise
-    return RunFolder(path, resumed, config, env, lock)
+    return RunFolder(path.absolute(), resumed, config, env, lock)
 
 
 def _check_environment(path: Path, env: EnvSpec | None) -> None:

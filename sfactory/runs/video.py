@@ -59,7 +59,8 @@ class VideoRecorder:
             raise ConfigError(
                 f"cannot use the video folder {folder}: {error.strerror}; name another one with --video"
             ) from error
-        self._write_frames, self._folder, self._fps = imageio_ffmpeg.write_frames, folder, fps
+        # absolute, since an environment may change the working directory
+        self._write_frames, self._folder, self._fps = imageio_ffmpeg.write_frames, folder.absolute(), fps
         self._episode = -1
         self._size: tuple[int, int] | None = None
         self._writer: Generator[None, Any, None] | None = None

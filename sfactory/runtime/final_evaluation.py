@@ -71,5 +71,5 @@ def _evaluate(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Mo
         return "no final evaluation: interrupted"
     late = f"it was not done within {most_s:.0f} s" if alive else "its process has died"
     reason = monitor.evaluator_failure.strip().partition("\n")[0] or late
-    command = f"sfactory report {shlex.quote(str(folder.path))} --episodes {plan.config.eval.episodes} --video"
+    command = f"sfactory report {shlex.quote(str(plan.config.run_dir))} --episodes {plan.config.eval.episodes} --video"
     return f"no final evaluation: {reason}; {command} makes one"

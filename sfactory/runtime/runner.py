@@ -11,6 +11,7 @@ import types
 from collections.abc import Sequence
 
 from sfactory.config import Config, resolve
+from sfactory.envs.globals import globals_kept
 from sfactory.errors import ConfigError, check_platform
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_folder import RunFolder, open_run
@@ -24,7 +25,6 @@ from sfactory.runtime.processes import fork_server
 from sfactory.runtime.reporting import Result
 from sfactory.runtime.serial import run_serial
 from sfactory.runtime.supervisor import Supervisor
-from sfactory.runtime.workers import globals_kept
 
 
 def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
@@ -72,7 +72,7 @@ def run_plan(plan: Plan, callbacks: Sequence[Callback] = (), observer: Observer 
         store = CheckpointStore(folder.checkpoints, plan.config.log.keep, plan.config.log.milestone_every)
         snapshot = store.load_latest() if folder.resumed else None
         if snapshot is not None:
-            check_fit(plan, snapshot, folder.path)
+            check_fit(plan, snapshot, plan.config.run_dir)
             snapshot = dataclasses.replace(snapshot, model={}, trainer={})  # the learner loads its own
         return _run(plan, folder, store, snapshot, Monitor(plan, folder, callbacks, observer))
 
@@ -115,7 +115,7 @@ def _first_notes(plan: Plan, folder: RunFolder, snapshot: Snapshot | None) -> li
     if snapshot is not None:
         return [f"going on at {snapshot.env_steps:,} env steps", *notes]
     if folder.resumed:
-        return [f"{folder.path} holds no checkpoint: its run begins anew at 0 env steps", *notes]
+        return [f"{plan.config.run_dir} holds no checkpoint: its run begins anew at 0 env steps", *notes]
     return notes
 
 

@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -79,19 +78,6 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     if index == 0:  # all choose alike
         wires.events.put(KernelsChosen("policy", worker.choice.taken, worker.choice.refused))
     return worker
-
-
-@contextlib.contextmanager
-def globals_kept() -> Iterator[None]:
-    """Leave the global random states of Python, NumPy and torch as they are: they are the caller's."""
-    python, numpy = random.getstate(), np.random.get_state()
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(gpus):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def seed_globals(plan: Plan, generation: int, *worker: int) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import types
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from counting import OBSERVATION, Counting, episodes_by_hand, episodes_of, extras_of
+from environments import Careless
 from gymnasium import spaces
 
 from sfactory.envs import EnvRequest, Outcome, env_seed, general, make_group, probe, register_env, resolve_env
@@ -530,6 +532,12 @@ def test_specs_of_registered_ids():
     assert (spec.agents, spec.frameskip, spec.masked, spec.action.sizes) == (1, 1, False, (2,))
     assert make_group(request("CartPole-v1"), spec, 3, 0, 0).rows == 3
     assert probe(request("CartPole")).observation == spec.observation  # the latest version
+
+
+def test_a_probe_leaves_the_working_directory_of_its_caller(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path.parent)
+    probe(request(Careless, folder=str(tmp_path)))
+    assert Path.cwd() == tmp_path.parent
 
 
 def test_minigrid_needs_no_import():
