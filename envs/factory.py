@@ -16,7 +16,7 @@ from gymnasium.envs import registration
 from gymnasium.envs.registration import load_env_creator
 
 from sfactory.config import env_name
-from sfactory.envs.faults import ENV_ERRORS
+from sfactory.envs.faults import is_interrupt
 from sfactory.envs.interface import EnvRequest
 from sfactory.envs.registry import find_spec, remedy_for
 from sfactory.errors import ConfigError, SfactoryError, said, shown
@@ -124,7 +124,7 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
         if vector:
             return gymnasium.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **kwargs)
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
-    except ENV_ERRORS as error:
+    except BaseException as error:
         given = {"num_envs": count, **spec.kwargs, **kwargs} if vector else {**spec.kwargs, **kwargs}
         given.pop("max_episode_steps", None)
         _explain(spec.id, maker, given, error)
@@ -171,7 +171,7 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
         kwargs.setdefault("num_envs", count)
     try:
         env = maker(**kwargs)
-    except ENV_ERRORS as error:
+    except BaseException as error:
         _explain(name, maker, kwargs, error)
     if isinstance(env, gymnasium.Env) or is_vector(env) or is_parallel(env):
         return env
@@ -198,7 +198,7 @@ def _parameters(maker: Any) -> Mapping[str, inspect.Parameter]:
 def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], error: BaseException) -> NoReturn:
     """Raise the ConfigError that says why `maker`, a callable or ``module:attribute``, raised `error` when called with
     `kwargs`."""
-    if isinstance(error, SfactoryError):
+    if isinstance(error, SfactoryError) or is_interrupt(error):
         raise error
     if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):
         remedy = remedy_for(f"{maker} {getattr(maker, '__module__', '')} {error}")

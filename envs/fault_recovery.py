@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from sfactory.envs.faults import ENV_ERRORS, environment_fault
+from sfactory.envs.faults import environment_fault
 from sfactory.envs.interface import SurvivedFault
 from sfactory.errors import ConfigError, EnvironmentFault
 
@@ -96,7 +96,7 @@ class FaultRecovery:
                 fault = error
             except ConfigError as error:
                 fault = EnvironmentFault(f"{environment} could not be made anew: {error}")
-            except ENV_ERRORS as error:
+            except BaseException as error:
                 fault = environment_fault(environment, "being made anew", error)
             time.sleep(PAUSE_S * in_a_row)
 

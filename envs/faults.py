@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import traceback
-from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -13,14 +13,18 @@ from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, EnvironmentFault, said, shown
 
 T = TypeVar("T")
-ENV_ERRORS = (Exception, SystemExit, CancelledError)
-"""Exceptions of an environment that count as its fault. SystemExit is one, because an environment that calls exit()
-must not end the worker, and CancelledError, because what runs on asyncio may time out; neither is an Exception."""
 
 
 def environment_name(request: EnvRequest, index: int) -> str:
     """Name of environment number `index` of the run in error messages."""
     return f"environment {index} ({env_name(request.env)})"
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether what came out of an environment is Ctrl-C. Everything else is the environment's fault, also what is no
+    Exception: exit(), a cancelled task of asyncio, a panic in Rust. So is a KeyboardInterrupt in a run, whose processes
+    handle or ignore SIGINT."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def environment_fault(name: str, doing: str, error: BaseException, row: int | None = None) -> EnvironmentFault:
@@ -31,7 +35,12 @@ def environment_fault(name: str, doing: str, error: BaseException, row: int | No
         doing: The call that raised, for example ``step(1)``.
         error: The exception.
         row: The row at fault, if it is a single one.
+
+    Raises:
+        KeyboardInterrupt: The exception itself, if it is Ctrl-C.
     """
+    if is_interrupt(error):
+        raise error
     frames = error.__traceback__ and (error.__traceback__.tb_next or error.__traceback__)
     lines = "".join(traceback.format_exception(type(error), error, frames))
     return EnvironmentFault(f"{name} raised {type(error).__name__} in {doing}: {said(error)}\n{lines.rstrip()}", row)
@@ -39,8 +48,11 @@ def environment_fault(name: str, doing: str, error: BaseException, row: int | No
 
 def close_quietly(env: Any) -> None:
     """Close an environment and ignore its exceptions."""
-    with contextlib.suppress(*ENV_ERRORS):
+    try:
         env.close()
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
 
 
 @contextlib.contextmanager
@@ -66,7 +78,7 @@ def check_reset(name: str, reset: Callable[[], Any], row: int | None = None) -> 
     """
     try:
         result = reset()
-    except ENV_ERRORS as error:
+    except BaseException as error:
         raise environment_fault(name, "reset()", error, row) from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
         raise EnvironmentFault(

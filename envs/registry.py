@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
-from sfactory.envs.faults import ENV_ERRORS
+from sfactory.envs.faults import is_interrupt
 from sfactory.errors import ConfigError, installing, said, shown
 
 _registered: dict[str, Callable[..., Any]] = {}
@@ -163,7 +163,9 @@ def _import(module: str, env: str) -> Any:
         raise ConfigError(
             f"cannot import the module {module!r} of env {env!r}: {error}; {_remedy(module, error)}"
         ) from error
-    except ENV_ERRORS as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         trace = "".join(traceback.format_exception(error)).rstrip()
         raise ConfigError(
             f"the module {module!r} of env {env!r} raised {type(error).__name__} when imported: {said(error)}\n{trace}"

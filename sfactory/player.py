@@ -281,7 +281,7 @@ def _render(group: Group) -> Any:
     """A picture of the first environment."""
     try:
         return group.render()[0]
-    except Exception as error:
+    except BaseException as error:
         raise environment_fault("the environment", "render()", error) from error
 
 

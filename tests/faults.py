@@ -18,11 +18,15 @@ from gymnasium.vector import AutoresetMode
 from sfactory.envs import env_seed
 
 
+class Panic(BaseException):
+    """No Exception, as what a panic in Rust becomes in Python."""
+
+
 class Faulty(gym.Env):
     """Does well until its step `after`; then environment number `bad` of a run with seed 0 misbehaves.
 
     Args:
-        fault: none, reset, step, nan, shape, exit or hang.
+        fault: none, reset, step, nan, shape, exit, panic, interrupt or hang.
     """
 
     observation_space = spaces.Box(-1, 1, (3,), np.float32)
@@ -44,6 +48,10 @@ class Faulty(gym.Env):
             raise RuntimeError("the simulator has lost its licence")
         if self._due("exit"):
             sys.exit(3)
+        if self._due("panic"):
+            raise Panic("index out of bounds")
+        if self._due("interrupt"):
+            raise KeyboardInterrupt
         if self._due("hang"):
             time.sleep(1000)
         obs = (

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
+from faults import Panic
 from gymnasium import spaces
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -340,7 +341,7 @@ RAISED = [
     Wicked(),
     UnicodeDecodeError("utf-8", b"x", 0, 1, "x"),
     TimeoutError(), Warning("x"), NotImplementedError(), ZeroDivisionError(), StopAsyncIteration(), SystemExit(3),
-    ExceptionGroup("several", [ValueError("x"), KeyError("y")]),
+    ExceptionGroup("several", [ValueError("x"), KeyError("y")]), GeneratorExit(), Panic(),
 ]  # fmt: skip
 INFOS = [*VALUES, {1: 2}, {None: 1.0}, {"x": np.nan}, {"x": 10**400}, {"x": Unspeakable()}, {"final_obs": 1},
 {"action_mask": 5},

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import os
 import random
 import re
@@ -22,7 +23,7 @@ import torch
 import yaml
 from commands import Command, OnTerminal, abandoned_shared_memory, wait_until
 from environments import Careless, Counting
-from faults import Faulty
+from faults import Faulty, Panic
 from gymnasium import spaces
 from sampling_run import SamplingRun
 from whole_runs import BATCH, QUIET, config_for, rows, saved_steps, summary
@@ -33,6 +34,7 @@ from sfactory.config.lag import max_lag
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.data.weights import WeightPublisher
 from sfactory.errors import ConfigError
+from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime import monitor
 from sfactory.runtime.planning import make_plan
@@ -348,7 +350,15 @@ def test_what_a_callback_raises_reaches_the_caller_after_saving(serial, error, t
 @pytest.mark.parametrize("serial", [False, True], ids=["processes", "serial"])
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [("reset", "licence"), ("step", "licence"), ("nan", "nan"), ("shape", "(4,)"), ("exit", "SystemExit")],
+    [
+        ("reset", "licence"),
+        ("step", "licence"),
+        ("nan", "nan"),
+        ("shape", "(4,)"),
+        ("exit", "SystemExit"),
+        ("panic", "raised Panic in step("),
+        ("interrupt", "raised KeyboardInterrupt in step("),
+    ],
 )
 def test_an_environment_that_misbehaves_is_told_with_its_number_and_traceback_and_the_run_goes_on(
     fault, says, serial, tmp_path, capsys
@@ -365,6 +375,23 @@ def test_an_environment_that_misbehaves_is_told_with_its_number_and_traceback_an
         assert "faults.py" in said
     assert result.status == "completed"
     assert rows(tmp_path / "run")[-1]["env_faults"] == "1"
+
+
+def test_whatever_a_serial_run_raises_it_is_saved(tmp_path, monkeypatch):
+    poll, calls = RolloutWorker.poll, itertools.count()
+
+    def panic(self, timeout):
+        if next(calls) == 500:
+            raise Panic("index out of bounds")
+        poll(self, timeout)
+
+    monkeypatch.setattr(RolloutWorker, "poll", panic)
+    with pytest.raises(Panic, match="out of bounds"):
+        train(config_for(tmp_path, env=Faulty, steps=10**9, serial=True))
+    values = summary(tmp_path / "run")
+    assert (values["status"], values["error"]) == ("failed", "runner: Panic: index out of bounds")
+    assert saved_steps(tmp_path / "run") == values["env_steps"] > 500
+    assert not (tmp_path / "run" / "status.json").exists()
 
 
 def test_a_failed_command_ends_with_status_1_and_one_message(tmp_path, capsys):

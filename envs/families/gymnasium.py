@@ -10,7 +10,7 @@ import numpy as np
 
 from sfactory.envs.factory import Maker, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
-from sfactory.envs.faults import ENV_ERRORS, check_reset, close_quietly, environment_fault, environment_name
+from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
 from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
 from sfactory.envs.observations import ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed
@@ -138,7 +138,7 @@ class SingleGroup:
                 results.append(call(action))
             except EnvironmentFault:
                 raise
-            except ENV_ERRORS as error:
+            except BaseException as error:
                 row = len(results)
                 results.append(self._new_result(environment_fault(self._names[row], f"step({action!r})", error, row)))
         return results

@@ -10,7 +10,7 @@ import numpy as np
 from sfactory.config import env_name
 from sfactory.envs.factory import Maker, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
-from sfactory.envs.faults import ENV_ERRORS, check_reset, close_quietly, environment_fault, environment_name
+from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
 from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
 from sfactory.envs.observations import ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed
@@ -113,7 +113,7 @@ class ParallelGroup:
                     self._reset_env(index, after.first)
                 else:
                     self._step_env(index, actions, outcome, after.first)
-            except ENV_ERRORS as error:
+            except BaseException as error:
                 fault = (
                     error
                     if isinstance(error, EnvironmentFault)
@@ -177,7 +177,7 @@ class ParallelGroup:
         chosen = {agent: actions[row] for row, agent in acting}
         try:
             result = env.step(chosen)
-        except ENV_ERRORS as error:
+        except BaseException as error:
             raise environment_fault(self._names[index], f"step({chosen!r})", error) from error
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, Mapping) for part in result):
             raise EnvironmentFault(

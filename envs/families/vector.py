@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from sfactory.config import env_name
 from sfactory.envs.factory import Maker, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
-from sfactory.envs.faults import ENV_ERRORS, check_reset, close_quietly, environment_fault, environment_name
+from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
 from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Finals, Outcome, StepBuffers, whole_ends
 from sfactory.envs.observations import NO_MASK, ObservationWriter, numeric_extras
 from sfactory.envs.seeds import env_seed
@@ -114,7 +114,7 @@ class VectorGroup:
         self._faulty_rows.clear()
         try:
             self._step(categorical, continuous, outcome, after)
-        except ENV_ERRORS as error:
+        except BaseException as error:
             fault = (
                 error if isinstance(error, EnvironmentFault) else environment_fault(self._group_name, "step()", error)
             )
@@ -208,7 +208,7 @@ class VectorGroup:
         actions = self._spec.action.batch(categorical, continuous)
         try:
             result = self._env.step(actions)
-        except ENV_ERRORS as error:
+        except BaseException as error:
             raise environment_fault(self._group_name, "step()", error) from error
         try:
             observation, reward, terminated, truncated, info = result

@@ -11,6 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor, nn
 
+from sfactory.envs.faults import close_quietly, environment_fault
 from sfactory.envs.interface import GOES_ON_KEY, EnvSpec, StepBuffers
 from sfactory.envs.observations import is_extra
 from sfactory.errors import EnvironmentFault, shown
@@ -148,17 +149,14 @@ class TensorGroup:
 
     def close(self) -> None:
         """Close the environment, whatever it raises."""
-        try:
-            self._env.close()
-        except Exception:
-            return
+        close_quietly(self._env)
 
     def _ask(self, call: str, ask: Callable[[], Any], values: int) -> Any:
         """What the environment returns, a tuple of so many values."""
         try:
             result = ask()
-        except Exception as error:
-            raise EnvironmentFault(f"{self.name} raised {type(error).__name__} in {call}: {error}") from error
+        except BaseException as error:
+            raise environment_fault(self.name, call, error) from error
         if not isinstance(result, tuple) or len(result) != values:
             wanted = "observation, info" if values == 2 else "observation, reward, terminated, truncated, info"
             raise EnvironmentFault(f"{self.name}: {call} returned {shown(result)}; it must return {wanted}")

@@ -98,7 +98,7 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
             else:
                 Supervisor(plan, folder, store, monitor).run()
             monitor.report_rest()
-        except Exception as error:
+        except BaseException as error:
             monitor.fail_with(error)
         result = monitor.summarize()
         evaluate_at_end(plan, folder, store, monitor, result)

@@ -50,7 +50,7 @@ def run_serial(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: M
         end = training.finish
     except SfactoryError as error:
         monitor.fail(Failure("serial", str(error), "", isinstance(error, EnvironmentFault)))
-    except Exception as error:
+    except BaseException as error:
         monitor.fail_with(devices.explained(error, plan.config))
     finally:
         for rollout in rollouts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import types
 import warnings
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 from counting import OBSERVATION, Counting, episodes_by_hand, episodes_of, extras_of
 from environments import Careless
+from faults import Panic
 from gymnasium import spaces
 
 from sfactory.envs import EnvRequest, Outcome, env_seed, general, make_group, probe, register_env, resolve_env
 from sfactory.envs.interface import EnvSpec, Group
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.runtime.interrupts import handling
 from sfactory.spaces import Reading
 
 
@@ -248,6 +251,40 @@ def test_close_closes_every_environment_once():
     group.close()
     group.close()
     assert [env.closed for env in envs] == [1, 1]
+
+
+class Raises(Counting):
+    """Raises something when it is stepped or closed."""
+
+    def __init__(self, error: BaseException, close: bool = False) -> None:
+        super().__init__()
+        self.error, self.closes = error, not close
+
+    def step(self, action: Any) -> Any:
+        raise self.error
+
+    def close(self) -> None:
+        if not self.closes:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [Panic(), GeneratorExit(), SystemExit(), KeyboardInterrupt()], ids=repr)
+def test_what_is_no_exception_is_a_fault_too_and_ctrl_c_is_none(error: BaseException):
+    spec, group = group_of(Raises, error=error)
+    group.reset(new_step_buffers(spec, 1))
+    with handling({signal.SIGINT: signal.SIG_IGN}), pytest.raises(EnvironmentFault, match=r"raised .* in step"):
+        episodes_of(group, spec, 1)
+    expected = type(error) if isinstance(error, KeyboardInterrupt) else EnvironmentFault
+    with handling({signal.SIGINT: signal.default_int_handler}), pytest.raises(expected):
+        episodes_of(group, spec, 1)
+
+
+def test_an_environment_is_closed_whatever_it_raises_but_for_ctrl_c():
+    probe(request(Raises, error=Panic(), close=True))
+    with handling({signal.SIGINT: signal.SIG_IGN}):
+        probe(request(Raises, error=KeyboardInterrupt(), close=True))
+    with handling({signal.SIGINT: signal.default_int_handler}), pytest.raises(KeyboardInterrupt):
+        probe(request(Raises, error=KeyboardInterrupt(), close=True))
 
 
 def test_render_gives_one_frame_per_environment():

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from faults import Panic
 from gymnasium import spaces
 from tensor_environments import Schedules
 
@@ -207,6 +208,10 @@ def arrays(self: Any, actions: Any) -> tuple:
     return ({name: value.numpy() for name, value in observation.items()}, *result)
 
 
+def panics(self: Any, actions: Any) -> tuple:
+    raise Panic("index out of bounds")
+
+
 def bright(self: Any, actions: Any) -> tuple:
     observation, *result = Schedules.step(self, actions)
     return (observation | {"eye": observation["eye"] / 255}, *result)
@@ -221,6 +226,7 @@ def bright(self: Any, actions: Any) -> tuple:
         (arrays, "obs/count is array"),
         (lambda self, actions: 1, "step\\(\\) returned 1; it must return observation, reward"),
         (lambda self, actions: 1 / 0, "raised ZeroDivisionError in step\\(\\): division by zero"),
+        (panics, "raised Panic in step\\(\\): index out of bounds"),
     ],
 )
 def test_what_an_environment_does_wrong_is_said(step: Any, words: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from counting import Counting
-from faults import Flaky, FlakyVector
+from faults import Flaky, FlakyVector, Panic
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from sampling_run import SamplingRun
@@ -119,6 +119,8 @@ class Scheduled(Counting):
             raise SystemExit(3)
         if self.fault == "cancelled":
             raise asyncio.CancelledError
+        if self.fault == "panic":
+            raise Panic("index out of bounds")
         return {
             "tuple": result[:4],
             "none": None,
@@ -142,6 +144,7 @@ FAULTS = [
     "raise",
     "exit",
     "cancelled",
+    "panic",
     "tuple",
     "none",
     "shape",
@@ -327,6 +330,8 @@ class Fragile(VectorEnv):
             raise RuntimeError("no licence")
         if fault == "exit":
             raise SystemExit(1)
+        if fault == "panic":
+            raise Panic("index out of bounds")
         self.count += 1
         if self.mode is AutoresetMode.NEXT_STEP:
             self.count[self.over] = 0
@@ -356,7 +361,7 @@ class Fragile(VectorEnv):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-@pytest.mark.parametrize("fault", ["raise", "exit", "arrays", "info"])
+@pytest.mark.parametrize("fault", ["raise", "exit", "panic", "arrays", "info"])
 def test_a_vector_environment_that_fails_is_made_anew_as_a_whole(fault: str, mode: AutoresetMode):
     if fault == "info" and mode is AutoresetMode.NEXT_STEP:
         pytest.skip("nobody reads it")

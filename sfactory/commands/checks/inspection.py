@@ -24,7 +24,7 @@ from sfactory.commands.checks.random_play import random_play
 from sfactory.commands.checks.subjects import Subject, make_subject
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.factory import make_environment
-from sfactory.envs.faults import ENV_ERRORS, close_quietly
+from sfactory.envs.faults import close_quietly
 from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.registry import find_spec
 from sfactory.errors import ConfigError, EnvironmentFault, said
@@ -92,7 +92,7 @@ def inspect_environment(request: EnvRequest, seconds: float, output: Path, tell:
         try:
             for finding in check():
                 tell(finding)
-        except ENV_ERRORS as error:
+        except BaseException as error:
             tell(Finding(name, "problem", _described(error)))
     close_quietly(subject)
 
@@ -156,7 +156,7 @@ def _others_checker(request: EnvRequest, subject: Subject) -> Iterator[Finding]:
             message = said(error) or _described(error)
             yield Finding(name, "note" if SAME_SPACE in message else "problem", message)
             return
-        except ENV_ERRORS as error:
+        except BaseException as error:
             yield Finding(name, "problem", _described(error))
             return
     said_once = dict.fromkeys(_without_colour(str(warning.message)) for warning in caught if _matters(warning))
@@ -214,7 +214,7 @@ def _pickling(request: EnvRequest) -> Iterator[Finding]:
     """Worker processes get what makes the environments, pickled by value where it is no import."""
     try:
         cloudpickle.loads(cloudpickle.dumps((request.env, request.kwargs)))
-    except ENV_ERRORS as error:
+    except BaseException as error:
         yield Finding(
             "pickling",
             "problem",
