@@ -79,4 +79,6 @@ def _described(hint: Any) -> str:
     if origin is dict:
         return "a mapping whose keys are strings"
     words = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
-    return words.get(hint) or (f"a {hint.__name__}" if isinstance(hint, type) and not args else str(hint))
+    if isinstance(hint, type) and not args and hint not in words:
+        return f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}"
+    return words.get(hint) or str(hint)

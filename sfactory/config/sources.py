@@ -84,14 +84,23 @@ def _meant(value: Any, hint: Any) -> Any:
 
 
 def resolve(config: Config) -> Config:
-    """Fill what the creator of a config left open from the preset of its environment's family.
+    """Fill what the creator of a config left open from the preset of its environment's family. A group of fields may be
+    a mapping, as in YAML.
 
     Raises:
-        ConfigError: If `preset` names no family.
+        ConfigError: If `preset` names no family, or a group is something else or has unknown keys.
     """
+    config = _grouped(config)
     name, values = preset_for(config.preset, config.env, config.algo, config.model.core)
     run = os.fspath(config.run) if isinstance(config.run, os.PathLike) else config.run
     return changed(_native(merged(config, values, only_unset=True)), preset=name, run=run)
+
+
+def _grouped(config: Config) -> Config:
+    """The same with each group an object of its class, also where a mapping was given."""
+    types = types_of(Config)
+    given = {name: value for name in GROUPS if not isinstance(value := getattr(config, name), types[name])}
+    return merged(changed(config, **{name: types[name]() for name in given}), given)
 
 
 def _native(value: Any) -> Any:

@@ -20,6 +20,7 @@ from sfactory.config import (
     resolve,
     to_dict,
 )
+from sfactory.config.checking import check_types
 from sfactory.config.command_line import from_command_line
 from sfactory.config.declaring import given_names
 from sfactory.config.lag import least_max_lag, max_lag, slot_count
@@ -67,6 +68,22 @@ def test_a_preset_fills_only_what_a_python_caller_left_open(preset):
     assert resolve(resolve(config)) == resolve(config)
     assert resolve(Config(env=lambda: None)).rollout == Config().rollout
     assert "unknown preset 'atarri'" in problems_of(resolve, Config(preset="atarri"))
+
+
+def test_a_group_may_be_a_mapping(preset):
+    given = Config(env="CartPole-v1", optim={"lr": 1e-3}, model={"core": "gru", "hidden": [8]})
+    assert resolve(given) == resolve(
+        Config(env="CartPole-v1", optim=OptimConfig(lr=1e-3), model=ModelConfig(core="gru", hidden=(8,)))
+    )
+    whole = resolve(Config(env="CartPole-v1"))
+    assert resolve(Config(**dataclasses.asdict(whole))) == whole
+    for groups, says in (
+        ({"model": {"cor": "gru"}, "optim": 3}, "unknown key model.cor; did you mean model.core?"),
+        ({"optim": 3}, "optim is a group and takes a mapping, not 3"),
+        ({"model": OptimConfig()}, "model is a group and takes a mapping, not OptimConfig("),
+    ):
+        assert says in problems_of(resolve, Config(env="CartPole-v1", **groups))
+    assert "optim is {}; it must be an OptimConfig" in problems_of(check_types, Config(env="CartPole-v1", optim={}))
 
 
 def test_a_replaced_config_leaves_to_the_preset_what_the_original_left(preset):
