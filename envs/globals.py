@@ -13,12 +13,12 @@ import torch
 
 @contextlib.contextmanager
 def globals_kept() -> Iterator[None]:
-    """Leave to the caller what environments may change: the working directory, and the global random states of
-    Python, NumPy and torch."""
+    """Leave to the caller what environments may change: the working directory, the global random states of Python,
+    NumPy and torch, what NumPy does at floating-point errors, and whether torch records gradients."""
     folder, python, numpy = _working_directory(), random.getstate(), np.random.get_state()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
-        with torch.random.fork_rng(gpus):
+        with torch.random.fork_rng(gpus), torch.set_grad_enabled(torch.is_grad_enabled()), np.errstate():
             yield
     finally:
         random.setstate(python)

@@ -55,6 +55,7 @@ class Learner:
         choice: The kernels that it runs with, and those that were refused.
     """
 
+    @torch.enable_grad()  # whatever an environment has set in this process; so in _train
     def __init__(
         self,
         config: Config,
@@ -175,6 +176,7 @@ class Learner:
         self._generator.set_state(state["generator"])
         self.env_steps, self.updates = env_steps, updates
 
+    @torch.enable_grad()
     def _train(self, fresh: Fresh) -> None:
         """All epochs over one batch, whose targets are made first. Env steps, lag and normalisation of observations
         are those of the fresh samples."""

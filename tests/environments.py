@@ -6,6 +6,7 @@ import os
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
@@ -46,7 +47,7 @@ class Counting(gym.Env):
 
 
 class Careless(Counting):
-    """Changes what is not its own, as simulators do.
+    """Changes what is not its own, as simulators do: the working directory, NumPy's errors and torch's gradients.
 
     Args:
         folder: Where it goes.
@@ -66,6 +67,8 @@ class Careless(Counting):
     def _change(self) -> None:
         if self.steps == self.at:
             os.chdir(self.folder)
+            np.seterr(all="raise")
+            torch.set_grad_enabled(False)
 
 
 class Lives(gym.Env):

@@ -94,13 +94,15 @@ def test_a_finished_run_has_nothing_to_do(finished, capsys):
 
 @pytest.mark.parametrize("serial", [False, True], ids=["processes", "serial"])
 @pytest.mark.parametrize("at", [0, 40], ids=["made", "stepped"])
-def test_a_run_stays_in_its_folder_wherever_its_environments_go(at, serial, tmp_path, monkeypatch):
+def test_a_run_stays_in_its_folder_and_learns_whatever_its_environments_change(at, serial, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(tmp_path)
-    config = config_for(tmp_path, env=Careless, env_kwargs={"folder": str(elsewhere), "at": at}, serial=serial)
+    errors = np.geterr()
+    plain, kwargs = RuntimeConfig(kernels="off"), {"folder": str(elsewhere), "at": at}
+    config = config_for(tmp_path, env=Careless, env_kwargs=kwargs, serial=serial, runtime=plain)
     result = train(dataclasses.replace(config, run="here"))
-    assert Path.cwd() == tmp_path
+    assert (Path.cwd(), np.geterr(), torch.is_grad_enabled()) == (tmp_path, errors, True)
     assert not list(elsewhere.iterdir())
     assert saved_steps(tmp_path / "here") == int(rows(tmp_path / "here")[-1]["env_steps"]) == result.env_steps
     assert summary(tmp_path / "here")["status"] == "completed"

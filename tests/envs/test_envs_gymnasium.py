@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from counting import OBSERVATION, Counting, episodes_by_hand, episodes_of, extras_of
 from environments import Careless
 from faults import Panic
@@ -571,10 +572,13 @@ def test_specs_of_registered_ids():
     assert probe(request("CartPole")).observation == spec.observation  # the latest version
 
 
-def test_a_probe_leaves_the_working_directory_of_its_caller(tmp_path, monkeypatch: pytest.MonkeyPatch):
+def test_a_probe_leaves_what_is_its_callers(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path.parent)
+    errors = np.geterr()
     probe(request(Careless, folder=str(tmp_path)))
     assert Path.cwd() == tmp_path.parent
+    assert np.geterr() == errors != dict.fromkeys(errors, "raise")
+    assert torch.is_grad_enabled()
 
 
 def test_minigrid_needs_no_import():
