@@ -92,8 +92,6 @@ class FaultRecovery:
             self._remade[index] += 1
             try:
                 return make(self._remade[index])
-            except EnvironmentFault as error:
-                fault = error
             except ConfigError as error:
                 fault = EnvironmentFault(f"{environment} could not be made anew: {error}")
             except BaseException as error:

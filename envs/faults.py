@@ -28,7 +28,8 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def environment_fault(name: str, doing: str, error: BaseException, row: int | None = None) -> EnvironmentFault:
-    """The fault for an exception of an environment, with the environment's own traceback.
+    """The fault for an exception of an environment, with the environment's own traceback; the exception itself if it is
+    one already.
 
     Args:
         name: Name of the environment.
@@ -41,6 +42,8 @@ def environment_fault(name: str, doing: str, error: BaseException, row: int | No
     """
     if is_interrupt(error):
         raise error
+    if isinstance(error, EnvironmentFault):
+        return error
     frames = error.__traceback__ and (error.__traceback__.tb_next or error.__traceback__)
     lines = "".join(traceback.format_exception(type(error), error, frames))
     return EnvironmentFault(f"{name} raised {type(error).__name__} in {doing}: {said(error)}\n{lines.rstrip()}", row)

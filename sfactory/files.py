@@ -19,6 +19,11 @@ ELSEWHERE = "elsewhere"
 _temporary: set[Path] = set()
 
 
+def is_writable(folder: str | os.PathLike[str]) -> bool:
+    """Whether files can be made in a folder."""
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
 def temporary_for(path: Path) -> Path:
     """The name under which this process writes a file that will be renamed to `path`."""
     return path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")

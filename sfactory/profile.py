@@ -7,7 +7,6 @@ import dataclasses
 import json
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sfactory.errors import ConfigError, check_platform, telling_errors
+from sfactory.files import is_writable
 from sfactory.telemetry.console import new_console
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _check(options: ProfileOptions, config: Config) -> None:
     if options.tune and config.serial:
         problems.append("serial is on, and --tune searches numbers of processes; leave one of them out")
     for name, file in (("trace", options.trace), ("tune-out", options.tuned if options.tune else None)):
-        if file is not None and (file.is_dir() or not os.access(file.parent, os.W_OK)):
+        if file is not None and (file.is_dir() or not is_writable(file.parent)):
             problems.append(f"{name} is {file}, which cannot be written; name a file in a folder of yours")
     if problems:
         raise ConfigError(*problems)

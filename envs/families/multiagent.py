@@ -114,12 +114,7 @@ class ParallelGroup:
                 else:
                     self._step_env(index, actions, outcome, after.first)
             except BaseException as error:
-                fault = (
-                    error
-                    if isinstance(error, EnvironmentFault)
-                    else environment_fault(self._names[index], "step()", error)
-                )
-                self._remake(index, fault, after.first, outcome)
+                self._remake(index, environment_fault(self._names[index], "step()", error), after.first, outcome)
         self._retry(lambda: self._writer.check_rewards(outcome.reward), after.first, outcome)
         self._retry(lambda: self._write(after), after.first, outcome)
 

@@ -115,10 +115,7 @@ class VectorGroup:
         try:
             self._step(categorical, continuous, outcome, after)
         except BaseException as error:
-            fault = (
-                error if isinstance(error, EnvironmentFault) else environment_fault(self._group_name, "step()", error)
-            )
-            self._remake(fault, after)
+            self._remake(environment_fault(self._group_name, "step()", error), after)
             self.goes_on = None
             for array, value in zip(outcome, (0, True, False), strict=True):
                 array.fill(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import tyro
 from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, telling_errors
+from sfactory.files import is_writable
 from sfactory.runs.report_page import write_page
 from sfactory.runs.run_files import PAGE, VIDEOS, exported, require_run
 
@@ -70,7 +70,7 @@ def _checked(options: Options) -> Path:
             f"{folder} holds an exported policy and no reports of a run; name the folder of the run that it is from, "
             "or see how it plays with sfactory eval"
         )
-    if (options.episodes or options.video) and not _is_writable(folder):
+    if (options.episodes or options.video) and not is_writable(folder):
         raise ConfigError(
             f"the folder {folder} cannot be written to, where an evaluation and its video stay; copy it, or leave out "
             "--episodes and --video and name a file elsewhere with --out"
@@ -80,14 +80,9 @@ def _checked(options: Options) -> Path:
         raise ConfigError(f"out is {out}, a folder; name a file in it, for example {out / PAGE}")
     if not out.parent.is_dir():
         raise ConfigError(f"out is {out}, and there is no folder {out.parent}; make it, or name another file")
-    if not _is_writable(out.parent):
+    if not is_writable(out.parent):
         raise ConfigError(f"the folder {out.parent} cannot be written to; name a file in another one with --out")
     return out
-
-
-def _is_writable(folder: Path) -> bool:
-    """Whether files can be made in a folder."""
-    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _play(options: Options) -> None:

@@ -24,6 +24,7 @@ from sfactory.config.lag import segments_per_batch
 from sfactory.data.arena import arena_bytes, segment_fields
 from sfactory.data.examples import example_batch
 from sfactory.errors import ConfigError
+from sfactory.files import is_writable
 from sfactory.model import build_model
 from sfactory.model.actor_critic import CORES
 from sfactory.model.encoders import KNOWN
@@ -292,7 +293,7 @@ def _file_size(plan: Plan, model: nn.Module) -> str | None:
 def _shared_folder(plan: Plan, model: nn.Module) -> str | None:
     """The queues between processes lie in /dev/shm or, where that has no room, in an unlinked file among the temporary
     ones."""
-    if plan.config.serial or os.access(SHARED_FOLDER, os.W_OK | os.X_OK):
+    if plan.config.serial or is_writable(SHARED_FOLDER):
         return None
     return (
         f"{SHARED_FOLDER} is not a folder that can be written to; mount a tmpfs there (1 MiB suffices), or train with "

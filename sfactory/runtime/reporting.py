@@ -243,9 +243,10 @@ class Reporter:
     def nothing_to_do(self, snapshot: Snapshot) -> Result:
         """Tell the user that the checkpoint already has the requested number of env steps."""
         steps, returns = snapshot.env_steps, math.nan if snapshot.episode_return is None else snapshot.episode_return
+        config = self._plan.config
         self.note(
-            f"nothing to do: {self._folder.path} has {steps} of {self._plan.config.steps} env steps; raise --steps, or "
-            "begin anew with --overwrite"
+            f"nothing to do: {config.run_dir} has {steps} of {config.steps} env steps; raise --steps, or begin anew "
+            "with --overwrite"
         )
         self._display.close()
         return Result(
