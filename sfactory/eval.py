@@ -17,11 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from sfactory.config import ModelConfig
-from sfactory.config.command_line import flag_as_word
-from sfactory.config.flags import Mapped, Name
+from sfactory.config.command_line import Switch, flag_as_word
+from sfactory.config.policy_options import Checkpoint, PolicyOptions
 from sfactory.errors import ConfigError, counted, telling_errors
 from sfactory.player import Evaluation, Player
-from sfactory.policy import Checkpoint
 from sfactory.telemetry.console import new_console
 
 DESCRIPTION = "Play episodes with the policy of a run folder, in fresh environments, and report what they returned."
@@ -90,39 +89,29 @@ def _check_numbers(episodes: int, parallel: int | None, max_steps: int | None, v
         raise ConfigError(f"parallel is {parallel}; a video shows one environment, so leave it unset")
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(PolicyOptions):
     """What the command takes."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder; also as --run RUN."""
     episodes: int = 20
     """Episodes to play."""
-    json: bool = False
+    json: Switch = False
     """Print one line of JSON instead of a table."""
     video: str | None = None
     """Folder for MP4 files, one for each episode."""
-    sampled: bool = False
+    sampled: Switch = False
     """Draw actions from the policy in all episodes. Otherwise each action is the most probable one, and half as many
     more episodes show beside it what drawn actions return."""
-    best: bool = False
-    """The best checkpoint instead of the latest: by evaluation where the run had it (eval.every), else by the return
-    in training."""
     seed: int | None = None
     """Seed of environments and sampled actions; unset: from the run's seed."""
     parallel: int | None = None
     """Environments that step together; unset: up to 16, and 1 for a video."""
     max_steps: int | None = None
     """Env steps after which an episode that still goes on is counted as it stands."""
-    env: Name = None
-    """Environment instead of the saved one: a Gymnasium id, module:Id or module:callable."""
-    env_kwargs: Mapped | None = None
-    """Keyword arguments of the environment; unset: those of the run."""
     device: str = "cpu"
     """auto, cpu, cuda or cuda:N."""
-    trust: bool = False
-    """Import the environment and the classes that the run's config names as module:Name; use its env_kwargs also if
-    they name files."""
 
 
 @telling_errors
@@ -167,8 +156,7 @@ def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
     """
     _check_numbers(options.episodes, options.parallel, options.max_steps, options.video)
     player = Player.of_run(
-        options.run, options.env, options.env_kwargs, options.seed, "best" if options.best else "latest",
-        options.device, None,
+        options.run, options.env, options.env_kwargs, options.seed, options.checkpoint, options.device, None,
         options.trust, _mode(options.video),
     )  # fmt: skip
     with player.recorder(options.video) as recorder:

@@ -21,6 +21,7 @@ import torch
 
 from sfactory.config import Config, ModelConfig, env_name
 from sfactory.config.importing import is_harmless
+from sfactory.config.policy_options import Checkpoint
 from sfactory.envs import make_group, probe
 from sfactory.envs.faults import environment_fault
 from sfactory.envs.globals import globals_kept
@@ -28,7 +29,7 @@ from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_e
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError
 from sfactory.files import write_atomically
-from sfactory.policy import Checkpoint, Policy, load_policy
+from sfactory.policy import Policy, load_policy
 from sfactory.runs.run_files import EVALUATION, read_config
 from sfactory.runs.space_codec import check_spaces
 from sfactory.runs.video import VideoRecorder, prepare_rendering

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sfactory.config import ModelConfig, given_values
 from sfactory.config.devices import resolve_device
+from sfactory.config.policy_options import Checkpoint
 from sfactory.distributions import Distribution
 from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
@@ -29,7 +30,6 @@ from sfactory.runs.run_files import CHECKPOINTS, SPACES
 from sfactory.runs.space_codec import check_spaces, load_model_config, load_spec
 from sfactory.spaces import ActionSpec, ObservationSpec, Reading
 
-Checkpoint = Literal["latest", "best"]
 ROLES = ("encoder", "core", "model", "distribution")
 """Fields of a model config that may name a class."""
 

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 
-from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config import env_name
 from sfactory.config.command_line import Switch
+from sfactory.config.policy_options import PolicyOptions
 from sfactory.envs import resolve_env
 from sfactory.envs.factory import is_vector, make_environment
 from sfactory.envs.faults import close_quietly

@@ -11,8 +11,8 @@ from typing import Any
 
 import tyro
 
-from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config.command_line import Switch
+from sfactory.config.policy_options import PolicyOptions
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.files import is_writable
 from sfactory.runs.report_page import write_page
@@ -20,6 +20,8 @@ from sfactory.runs.run_files import PAGE, VIDEOS, exported, require_run
 
 DESCRIPTION = """Write report.html into a run folder: curves, configuration, machine, phases, and the last evaluation
 with its video. The page needs no other file and no network."""
+PLAYING_ONLY = ("best", "env", "env_kwargs", "trust", "sampled", "max_steps")
+"""Options that have an effect with --episodes or --video alone."""
 FINAL = "final"
 """Folder of the video below the run's videos."""
 
@@ -65,12 +67,15 @@ def _checked(options: Options) -> Path:
     folder = Path(options.run)
     if options.episodes < 0:
         raise ConfigError(f"episodes is {options.episodes}; it must be 0 or more")
+    plays = bool(options.episodes or options.video)
+    if not plays and (given := options.given(PLAYING_ONLY)):
+        raise ConfigError(f"{given}: only with --episodes N or --video, which play episodes for the page")
     if exported(require_run(folder)):
         raise ConfigError(
             f"{folder} holds an exported policy and no reports of a run; name the folder of the run that it is from, "
             "or see how it plays with sfactory eval"
         )
-    if (options.episodes or options.video) and not is_writable(folder):
+    if plays and not is_writable(folder):
         raise ConfigError(
             f"the folder {folder} cannot be written to, where an evaluation and its video stay; copy it, or leave out "
             "--episodes and --video and name a file elsewhere with --out"

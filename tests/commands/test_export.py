@@ -241,8 +241,9 @@ def test_a_missing_package_is_named(cartpole: Path, monkeypatch: pytest.MonkeyPa
     ("arguments", "message"),
     [
         (["/nowhere"], "holds no run"),
-        (["RUN", "--push", "me/policy"], "--push: of a folder for the Hub alone, and --format onnx writes a file"),
-        (["RUN", "--format", "torch", "--episodes", "0", "--private"], "--episodes, --private: of a folder"),
+        (["RUN", "--push", "me/policy"], "--push: only with --format hf, a folder for the Hugging Face Hub; this is"),
+        (["RUN", "--format", "hf", "--private"], "--private: only with --push OWNER/NAME"),
+        (["RUN", "--format", "torch", "--episodes", "0", "--private"], "--episodes, --private: only with --format hf"),
         (["RUN", "--format", "hf", "--episodes", "-1"], "episodes is -1; it must be 0 or more"),
         (["RUN", "--format", "hf", "--video", "/nowhere.mp4"], "which is no file"),
         (["RUN", "--format", "hf", "--out", "RUN"], "the folder that is exported; name another one"),

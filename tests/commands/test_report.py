@@ -50,7 +50,12 @@ def test_a_page_has_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.parametrize(
-    ("flags", "problem"), [([], "holds no run"), (["--episodes", "-1"], "episodes is -1; it must be 0 or more")]
+    ("flags", "problem"),
+    [
+        ([], "holds no run"),
+        (["--episodes", "-1"], "episodes is -1; it must be 0 or more"),
+        (["--env", "CartPole-v1", "--sampled"], "--env, --sampled: only with --episodes N or --video"),
+    ],
 )
 def test_a_mistake_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], problem: str

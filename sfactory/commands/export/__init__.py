@@ -13,11 +13,11 @@ import sfactory
 from sfactory.commands.export.formats import largest_difference, write_onnx, write_torch
 from sfactory.commands.export.hub import Score, check_folder, make_folder, measured, push, reported, video_to_show
 from sfactory.commands.export.portable import PortablePolicy
-from sfactory.commands.policy_options import PolicyOptions
 from sfactory.config import ModelConfig, env_name
 from sfactory.config.command_line import Switch
+from sfactory.config.policy_options import Checkpoint, PolicyOptions
 from sfactory.errors import ConfigError, telling_errors
-from sfactory.policy import Checkpoint, load_policy
+from sfactory.policy import load_policy
 from sfactory.runs.run_files import read_config
 
 DESCRIPTION = """Write the policy of a run as one file, with normalisation, memory and action masks inside: ONNX, or an
@@ -164,14 +164,10 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _export_file(options: Options) -> None:
-    values = {name: getattr(options, name) for name in HUB_ONLY}
-    given = [
-        f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False
-    ]
-    if given:
+    if given := options.given(HUB_ONLY):
         raise ConfigError(
-            f"{', '.join(given)}: of a folder for the Hub alone, and --format {options.format} writes a file; use "
-            "--format hf, or leave out what the file has no place for"
+            f"{given}: only with --format hf, a folder for the Hugging Face Hub; this is --format "
+            f"{options.format}, a file that has no place for it"
         )
     assert options.format != "hf"
     path, difference = export(options.run, options.format, options.out, options.checkpoint, trust=options.trust)
@@ -179,6 +175,8 @@ def _export_file(options: Options) -> None:
 
 
 def _export_folder(options: Options) -> None:
+    if options.private and options.push is None:
+        raise ConfigError("--private: only with --push OWNER/NAME, the repository to upload to")
     path, score, remarks = export_folder(
         options.run, options.out, options.checkpoint,
         episodes=EPISODES if options.episodes is None else options.episodes,

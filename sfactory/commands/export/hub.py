@@ -13,10 +13,11 @@ import yaml
 
 from sfactory.commands import plot
 from sfactory.config import Config, to_dict
+from sfactory.config.policy_options import Checkpoint
 from sfactory.errors import ConfigError, SfactoryError, installing
 from sfactory.eval import evaluate
 from sfactory.files import write_atomically
-from sfactory.policy import ROLES, Checkpoint, Policy, is_foreign, load_snapshot
+from sfactory.policy import ROLES, Policy, is_foreign, load_snapshot
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.run_files import CHECKPOINTS, CONFIG, SPACES, exported, read_config
 

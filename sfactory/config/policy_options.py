@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from sfactory.config.command_line import Switch
 from sfactory.config.flags import Mapped, Name
 
-if TYPE_CHECKING:
-    from sfactory.policy import Checkpoint
+Checkpoint = Literal["latest", "best"]
+"""The latest of a run, or its best: by evaluation where the run had it, else by the return in training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +36,8 @@ class PolicyOptions:
     def checkpoint(self) -> Checkpoint:
         """The checkpoint to play."""
         return "best" if self.best else "latest"
+
+    def given(self, fields: Sequence[str]) -> str:
+        """The flags among `fields` that the command line holds, as text; empty if there is none."""
+        given = [name for name in fields if getattr(self, name) is not None and getattr(self, name) is not False]
+        return ", ".join(f"--{name.replace('_', '-')}" for name in given)
