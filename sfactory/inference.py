@@ -97,6 +97,7 @@ class PolicyWorker:
             answers[self._ready[group]].append(group)
         for queue, groups in answers.items():
             queue.put_many(groups)
+        self._watch.full_waits = sum(queue.full_waits for queue in set(self._ready))
         self._watch.lap("queue")
 
     def _write_answer(self, request: Request, params: np.ndarray, value: np.ndarray) -> None:

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +27,7 @@ from sfactory.envs.globals import globals_kept
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError
-from sfactory.files import write_atomically
+from sfactory.files import temporary_folder, write_atomically
 from sfactory.policy import Policy, load_policy
 from sfactory.runs.run_files import EVALUATION, read_config
 from sfactory.runs.space_codec import check_spaces
@@ -147,7 +146,7 @@ class Player:
             EnvironmentFault: If an environment raises, breaks its API or does not render.
             OSError: If the file cannot be written.
         """
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             with self.recorder(folder) as recorder:
                 self.play(1, deterministic, None, max_steps, recorder)
             (recorded,) = Path(folder).glob("*.mp4")

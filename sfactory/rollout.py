@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sfactory.data.arena import FILLING, FINISHED, OWN_POLICY
+from sfactory.data.memory_order import fence
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import pack_request
 from sfactory.envs.interface import Finals, Group, Outcome, StepBuffers, SurvivedFault, whole_ends
@@ -245,6 +246,7 @@ class RolloutWorker:
             running = self._slotless.pop(0)
             running.slot, running.step = slot, 0
             self._arena.state[slot] = FILLING
+            fence()
             # Read after the state has been set: from then on the learner counts this slot at its next update, so the
             # version is a lower bound for all samples of the segment.
             self._arena.begun[slot] = self._weights.version

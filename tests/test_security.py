@@ -19,6 +19,7 @@ from short_runs import short_run
 from whole_runs import config_for
 
 from sfactory import evaluate, load_policy, train
+from sfactory.commands import main
 from sfactory.config.importing import is_harmless
 from sfactory.errors import CheckpointError, ConfigError, SfactoryError
 from sfactory.eval import main as evaluate_command
@@ -87,6 +88,13 @@ def test_nothing_that_a_strangers_config_names_is_imported_called_or_opened(name
     else:
         load_policy(stranger)
     assert train_command(["--env", "CartPole-v1", "--run", str(stranger), *SERIAL]) == 2
+
+
+@pytest.mark.parametrize("command", ["report", "runs", "status", "plot", "export"])
+@pytest.mark.parametrize("preset", ["auto", "default"])
+def test_no_command_imports_a_strangers_environment(command, preset, stranger):
+    tamper(stranger, env="payload:make", preset=preset)
+    assert main([command, str(stranger.parent if command == "runs" else stranger)]) == 0
 
 
 def test_the_users_own_environment_does_not_get_a_strangers_files(stranger, tmp_path, capsys):

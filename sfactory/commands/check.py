@@ -28,6 +28,7 @@ from sfactory.config.command_line import CommandOptions, Switch, read_command_li
 from sfactory.envs import probe
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, SfactoryError, telling_errors
+from sfactory.profiling.measure import Interrupted
 from sfactory.runtime.processes import WorkerProcesses, fork_server
 from sfactory.telemetry.console import new_console
 
@@ -122,6 +123,8 @@ def check(config: Config, options: Options) -> Result:
             if not options.no_speed:
                 try:
                     result.expectation = expect(config, spec, result.facts, options.seconds)
+                except Interrupted:
+                    raise
                 except SfactoryError as error:
                     result.findings.append(Finding("speed", "problem", str(error)))
             if not result.problems:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from sfactory.data.memory_order import barrier
 from sfactory.data.shared_memory import SharedArray
 from sfactory.data.weights import PublishedWeights
 
@@ -29,6 +30,7 @@ class EvaluationBoard:
     def put_result(self, env_steps: int, return_mean: float) -> None:
         """Tell the mean return of the weights of so many env steps. Only the evaluator calls this."""
         self._result.array[_RETURN] = return_mean
+        barrier()
         self._result.array[_ENV_STEPS] = env_steps  # last: whoever sees it finds its return
 
     @property
@@ -38,4 +40,7 @@ class EvaluationBoard:
 
     def result_of(self, env_steps: int) -> float:
         """Mean return of the weights of so many env steps; NaN where others were evaluated last."""
-        return float(self._result.array[_RETURN]) if self.evaluated == env_steps else math.nan
+        if self.evaluated != env_steps:
+            return math.nan
+        barrier()
+        return float(self._result.array[_RETURN])

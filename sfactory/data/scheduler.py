@@ -10,6 +10,7 @@ from collections import deque
 import numpy as np
 
 from sfactory.data.arena import FINISHED, FREE, Arena
+from sfactory.data.memory_order import fence
 from sfactory.data.queues import Queue
 
 
@@ -63,6 +64,7 @@ class SlotScheduler:
         """
         if len(self.finished) < self._per_batch:
             return None
+        fence()  # the version was published before: whoever does not see it is seen below
         begun = self._arena.begun
         by_age = sorted(self.finished, key=lambda slot: begun[slot])
         batch, rest = by_age[: self._per_batch], by_age[self._per_batch :]

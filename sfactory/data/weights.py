@@ -5,42 +5,21 @@ between two buffers. The writer announces the publication it begins, fills its b
 reader copies the buffer of the complete publication, and repeats that if the writer has meanwhile begun the publication
 after next, which uses the same buffer.
 
-The order of these stores and loads is what the processor keeps. x86-64 reorders neither stores with stores nor loads
-with loads. ARM may do both, so there :func:`barrier` stands between an announcement and the buffer that it is about.
-The other lock-free order, of a slot's ``begun`` and ``state``, is kept by the queues' system calls between them.
+A barrier stands between an announcement and the buffer that it is about.
 """
 
 from __future__ import annotations
 
-import ctypes
-import platform
-import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sfactory.data.memory_order import barrier
 from sfactory.data.shared_memory import SharedArray
 
 _BEGUN, _COMPLETE, _VERSIONS = 0, 1, 2
-_SEQUENTIALLY_CONSISTENT = 5
-"""C11's memory_order_seq_cst."""
-
-
-def make_barrier(machine: str) -> Callable[[], object]:
-    """What keeps loads and stores before it from those after it on a kind of machine."""
-    if machine in ("x86_64", "AMD64"):
-        return lambda: None
-    try:
-        fence = ctypes.CDLL("libatomic.so.1").atomic_thread_fence
-    except (OSError, AttributeError):  # then a lock's own barriers, one in each direction
-        lock = threading.Lock()
-        return lambda: lock.acquire() and lock.release()
-    return lambda: fence(_SEQUENTIALLY_CONSISTENT)
-
-
-barrier = make_barrier(platform.machine())
 
 
 def _float_tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -99,8 +78,7 @@ class PublishedWeights:
     @property
     def version(self) -> int:
         """The newest complete version; 0 before the first publication."""
-        header = self._header.array
-        return int(header[_VERSIONS + header[_COMPLETE] % 2])
+        return self._newest(lambda buffer: None)
 
     def publish(self, vector: Tensor, version: int) -> None:
         """Publish a copy of the weights as the newest version. Only the learner calls this.
@@ -124,11 +102,15 @@ class PublishedWeights:
         Args:
             out: float32 ``[size]``, on any device.
         """
+        return self._newest(lambda buffer: out.copy_(torch.from_numpy(buffer)))
+
+    def _newest(self, take: Callable[[np.ndarray], object]) -> int:
+        """Take what is wanted of the newest complete version's buffer, again if it was overwritten meanwhile."""
         header = self._header.array
         while True:
             turn = int(header[_COMPLETE])
             barrier()
-            out.copy_(torch.from_numpy(self._buffers.array[turn % 2]))
+            take(self._buffers.array[turn % 2])
             version = int(header[_VERSIONS + turn % 2])
             barrier()
             if int(header[_BEGUN]) <= turn + 1:

@@ -255,8 +255,13 @@ def _configuration(config: Mapping[str, Any]) -> str:
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the same environment has without any flag; empty where they cannot be told."""
+    """The settings that the same environment has without any flag; those of no environment where they cannot be told.
+
+    The environment, which a stranger's folder may name, is not imported: a run's config names its preset.
+    """
     chosen = {name: config[name] for name in ("env", "algo", "preset") if name in config}
+    if chosen.get("preset", "auto") == "auto":
+        return flattened(to_dict(Config()))
     try:
         return flattened(to_dict(resolve(from_dict(chosen))))
     except ConfigError:

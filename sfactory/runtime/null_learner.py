@@ -60,6 +60,7 @@ class NullLearner:
             self._arena.state[slots] = FREE
             self._watch.lap("copying")
             self._free.put_many(slots)
+            self._watch.full_waits = self._free.full_waits
             self.env_steps += samples
             self._watch.lap("queue")
             self._watch.count(samples)

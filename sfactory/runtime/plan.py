@@ -105,7 +105,7 @@ class Plan:
         one, so that new environments do not repeat old episodes.
 
         Args:
-            generation: A number that grows with every restart of sampling.
+            generation: Env steps so far plus restarts of sampling.
         """
         seed = self.config.seed
         return seed if generation == 0 else int(np.random.SeedSequence((seed, generation)).generate_state(1)[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -71,14 +70,14 @@ def make_plan(config: Config) -> Plan:
         found(lambda: devices.inference_devices(config))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
-    model = dataclasses.replace(config.model, shared_critic=shares_trunk(env.observation, config.model))
+    model = changed(config.model, shared_critic=shares_trunk(env.observation, config.model))
     config = changed(config, model=model)
     check_model(Plan(config, env, source))
     choice = devices.suited_device(
         config, env.observation.has_images, _dense_weights(config, env), tensors=env.family == TENSORS
     )
     config = config if choice is None else changed(config, device=choice.name)
-    runtime = dataclasses.replace(config.runtime, policy_workers=devices.policy_processes(config))
+    runtime = changed(config.runtime, policy_workers=devices.policy_processes(config))
     config = changed(config, runtime=runtime)
     if (problem := mps_problem(config)) is not None:
         raise ConfigError(problem)

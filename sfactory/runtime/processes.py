@@ -57,10 +57,10 @@ def fork_server() -> Iterator[None]:
     global _users, _started_here
     with _lock:
         _check_folder()
-        _users += 1
-        if _users == 1:
+        if not _users:
             _started_here = not server_pid()
             _start_server()
+        _users += 1
     try:
         yield
     finally:

@@ -204,7 +204,8 @@ class Training:
                     )
                 self.save(snapshot)
         except Exception as error:
-            self._emit(Note(f"checkpoint not written: {said(error)}"))
+            with contextlib.suppress(Exception):
+                self._emit(Note(f"checkpoint not written: {said(error)}"))
         self._feed.close()
 
     def _not_finite(self, snapshot: Snapshot) -> list[str]:

@@ -153,9 +153,9 @@ def rollout_main(plan: Plan, wires: Wires, index: int, generation: int) -> None:
                 policy.poll(0)
             worker.poll(POLL_S)
     finally:
-        with contextlib.suppress(Exception):  # at the end of the run, or while another error is raised
-            worker.report()
-            worker.close()
+        for end in (worker.report, worker.close):
+            with contextlib.suppress(Exception):  # at the end of the run, or while another error is raised
+                end()
 
 
 def evaluator_main(plan: Plan, wires: Wires, videos: Path) -> None:

@@ -106,9 +106,9 @@ class Report:
     eval_length_mean: float = metric("evaluation.length_mean", "env steps", section="eval")
     """Mean length."""
     policy_lag_mean: float = metric("progress.lag_mean", "updates", section="lag", label="policy lag")
-    """Mean policy lag of the samples trained on since the last report."""
+    """Mean policy lag at the first update on each batch since the last report."""
     policy_lag_max: float = metric("progress.lag_max", "updates", section="lag")
-    """Highest policy lag among them."""
+    """Highest policy lag, at the last update on a batch."""
     learner_updates: int = metric("progress.updates", "updates", 0, label="updates")
     """Gradient steps so far."""
     skipped_updates: int = metric("progress.skipped", "updates", 0)

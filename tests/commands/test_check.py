@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from environments import Busy
 from examples.grid_world import GridWorld
 from examples.multi_agent import Rendezvous
 
+from sfactory.commands import check as check_command
 from sfactory.commands import main
 from sfactory.commands.checks import random_play
 from sfactory.commands.checks.advice import advise
@@ -25,6 +27,7 @@ from sfactory.commands.checks.inspection import inspect_environment
 from sfactory.config import Config, resolve
 from sfactory.envs import probe
 from sfactory.envs.interface import EnvRequest
+from sfactory.profiling.measure import Interrupted
 
 SECONDS = 1.5
 
@@ -225,6 +228,14 @@ def test_its_module_checks_when_it_runs_by_itself():
     command = [sys.executable, "-m", "sfactory.commands.check", "CartPole-v1", "--seconds", "0.2", "--no-speed"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "no problems" in done.stdout, done.stderr
+
+
+def test_an_interrupt_is_no_problem_of_the_environment(monkeypatch, tmp_path):
+    def interrupted(*_):
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(check_command, "expect", interrupted)
+    assert main(["check", "CartPole-v1", "--seconds", "0.5"]) == 130
 
 
 def test_an_environment_must_be_named(capsys):

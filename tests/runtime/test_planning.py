@@ -17,6 +17,7 @@ from whole_runs import config_for
 from sfactory import Config, train
 from sfactory.config import LogConfig, LossConfig, ModelConfig, resolve
 from sfactory.config.command_line import from_command_line
+from sfactory.config.declaring import given_names
 from sfactory.distributions import ActionDistribution
 from sfactory.errors import ConfigError
 from sfactory.profiling import tune
@@ -130,6 +131,11 @@ def test_a_device_that_is_left_open_is_chosen_by_the_model_and_told_with_its_rea
     assert reason in note and f"trains on {device}" in note and "--device" in note
     workers = plan.config.runtime.policy_workers
     assert workers == (1 if device == "cuda" or plan.config.workers == 1 else 0)
+
+
+def test_what_a_plan_decides_does_not_count_as_given_by_the_user() -> None:
+    config = make_plan(resolve(Config(env="CartPole-v1", model=ModelConfig(hidden=(32,))))).config
+    assert (given_names(config.model), given_names(config.runtime)) == ({"hidden"}, frozenset())
 
 
 @pytest.mark.usefixtures("gpu")

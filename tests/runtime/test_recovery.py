@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import random
 import resource
@@ -320,6 +321,23 @@ def test_a_process_starts_although_the_server_is_just_dying(error):
     with processes.fork_server():
         processes._launch(process)
     assert process.failures == -1
+
+
+def test_a_server_that_cannot_start_leaves_no_user_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(processes, "_users", 0)
+    monkeypatch.setattr(processes, "_start_server", full)
+    with pytest.raises(OSError, match="Too many open files"), processes.fork_server():
+        pass
+    stopped = []
+    monkeypatch.setattr(processes, "_start_server", lambda: None)
+    monkeypatch.setattr(processes, "_stop_server", lambda: stopped.append(True))
+    monkeypatch.setattr(processes, "server_pid", lambda: None)
+    with processes.fork_server():
+        assert not stopped
+    assert stopped
 
 
 def test_the_run_goes_on_when_all_its_processes_and_the_fork_server_are_killed(tmp_path):
