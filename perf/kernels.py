@@ -31,7 +31,7 @@ from rich.table import Table
 
 from perf import plain
 from sfactory.config import LossConfig, ModelConfig
-from sfactory.data.batch import Batch
+from sfactory.data.batch import Batch, Targets
 from sfactory.data.weights import FlatWeights
 from sfactory.distributions import ActionDistribution
 from sfactory.envs.interface import Outcome, StepBuffers
@@ -51,7 +51,7 @@ from sfactory.kernels.losses import loss_and_gradients
 from sfactory.kernels.registry import exchange_all
 from sfactory.kernels.sampling import sample_rows
 from sfactory.kernels.tanh import tanh_
-from sfactory.losses import SUMS, Targets, chunk_loss, exploration_coef
+from sfactory.losses import SUMS, chunk_loss, exploration_coef
 from sfactory.model import NatureCNN, build_model, recurrence
 from sfactory.model.networks import Network, TorchNetwork
 from sfactory.model.precision import mixed_precision

@@ -41,10 +41,10 @@ from torch import Tensor
 from perf.lag_curves import DATA, LAGS, scores
 from sfactory import objective as objective_module
 from sfactory.config import Config, LogConfig, ModelConfig, merged, resolve
-from sfactory.data.batch import Batch
+from sfactory.data.batch import Batch, Targets
 from sfactory.data.chunks import select_columns
 from sfactory.learner import Learner
-from sfactory.losses import BatchStats, Targets, batch_stats, weighted_advantages
+from sfactory.losses import BatchStats, batch_stats, weighted_advantages
 from sfactory.objective import Estimates
 from sfactory.runtime import training
 from sfactory.runtime.runner import train

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sfactory.config import Config
 from sfactory.config.devices import learner_threads
 from sfactory.config.importing import load_object
-from sfactory.data.batch import Batch, BatchSource, FreshOnly, Samples
+from sfactory.data.batch import Batch, BatchSource, FreshOnly, Samples, Targets
 from sfactory.data.chunks import ChunkThreads, Columns, chunk_columns, chunk_slices
 from sfactory.data.cuda_graphs import PlainSteps, RecordedSteps
 from sfactory.data.feed import Feed, Fresh
@@ -20,7 +20,7 @@ from sfactory.data.plane import EventSink
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
-from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, Targets, loss_stats
+from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, loss_stats
 from sfactory.model.heads import PolicyHead
 from sfactory.model.networks import Outputs
 from sfactory.model.normalizer import CriticUnits

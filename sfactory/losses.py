@@ -8,7 +8,6 @@ older, and enters by the weights of V-trace alone.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sfactory.config import Config, LossConfig
-from sfactory.data.chunks import Columns, select_columns
+from sfactory.data.batch import Targets
 
 ADVANTAGE_EPS = 1e-8
 """Added to the standard deviation by which advantages are divided."""
@@ -31,39 +30,6 @@ value - return and its square, returns and their squares, valid samples. Sums of
 _MAXIMA = slice(LOW, HIGH + 1)
 _RESOLUTION = 1e-12
 """Variance of the returns, as a share of their mean square, below which it is rounding."""
-
-
-@dataclass(frozen=True)
-class Targets:
-    """What the policy and the critic are held against in all epochs over a batch; constants, without gradients.
-
-    Attributes:
-        advantages: float ``[T, B]``; what multiplies the ratio: normalised first, and then multiplied by V-trace's
-            weight.
-        returns: float ``[T, B]``; value targets in the critic's own (normalised) units.
-        old_values: float ``[T, B]``; of the proximal policy's critic in the same units, read only with value clipping.
-        old_log_prob: float ``[T, B]``; log pi_prox(a_t|x_t).
-        log_weights: float ``[T, B]``; log pi_prox(a_t|x_t) - log mu(a_t|x_t).
-        valid: bool ``[T, B]``; samples to learn from. The entries of all other samples are never used, whatever they
-            hold.
-    """
-
-    advantages: Tensor
-    returns: Tensor
-    old_values: Tensor
-    old_log_prob: Tensor
-    log_weights: Tensor
-    valid: Tensor
-
-    def select(self, columns: Columns) -> Targets:
-        """Those of some columns."""
-        return Targets(
-            **{field.name: select_columns(getattr(self, field.name), columns, 1) for field in dataclasses.fields(self)}
-        )
-
-    def flat(self) -> Targets:
-        """The same with every sample as a column of its own: ``[1, T B]``."""
-        return Targets(**{field.name: getattr(self, field.name).reshape(1, -1) for field in dataclasses.fields(self)})
 
 
 class _Stacked:

@@ -20,13 +20,12 @@ from torch import Tensor
 from sfactory.config import Config
 from sfactory.config.importing import load_object
 from sfactory.data.arena import OWN_POLICY
-from sfactory.data.batch import Batch, Samples
+from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import Columns, select_columns
 from sfactory.distributions import Distribution
 from sfactory.gae import gae_torch
 from sfactory.losses import (
     BatchStats,
-    Targets,
     Terms,
     TermSamples,
     batch_stats,

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sfactory.config import Config
-from sfactory.data.batch import Batch, Samples
+from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import ChunkThreads, Columns
 from sfactory.data.plane import Laps
 from sfactory.data.weights import FlatWeights
-from sfactory.losses import Targets, joint_sums
+from sfactory.losses import joint_sums
 from sfactory.model.networks import Network, Outputs
 
 

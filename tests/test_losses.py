@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from sfactory.config import LossConfig
+from sfactory.data.batch import Targets
 from sfactory.kernels.losses import loss_and_gradients
 from sfactory.losses import (
     SUMS,
     LossStats,
-    Targets,
     batch_stats,
     chunk_loss,
     exploration_coef,

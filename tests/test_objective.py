@@ -12,11 +12,10 @@ from gymnasium import spaces
 from torch import nn
 
 from sfactory.config import Config, LossConfig
-from sfactory.data.batch import Batch, Samples
+from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import Columns, select_columns
 from sfactory.distributions import ActionDistribution
 from sfactory.kernels.objective import CompiledObjective, _Outcome
-from sfactory.losses import Targets
 from sfactory.model.networks import Outputs
 from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.objective import OWN_POLICY, Objective, valid_samples

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,16 +26,6 @@ WITHOUT_TIME = ("rnn_state", "owner")
 def column_dim(name: str) -> int:
     """The dimension of a batch's field in which its columns lie."""
     return 0 if name in WITHOUT_TIME else 1
-
-
-class Flattens(Protocol):
-    """Targets of a batch: tensors ``[T, B]``."""
-
-    def flat(self) -> Self:
-        """The same targets as ``[1, T B]``."""
-
-
-TargetsT = TypeVar("TargetsT", bound=Flattens)
 
 
 @dataclass(frozen=True)
@@ -116,7 +106,7 @@ class Batch:
         obs = tuple(tensor for name, tensor in tensors.items() if name.startswith("obs"))
         return Batch(obs, *(tensors.get(f.name) for f in _FIELDS[1:]))
 
-    def samples(self, targets: TargetsT, single: bool) -> Samples[TargetsT]:
+    def samples(self, targets: Targets, single: bool) -> Samples:
         """The T steps that the policy is trained on, as views of this batch.
 
         Args:
@@ -171,7 +161,40 @@ class FreshOnly:
 
 
 @dataclass(frozen=True)
-class Samples(Generic[TargetsT]):
+class Targets:
+    """What the policy and the critic are held against in all epochs over a batch; constants, without gradients.
+
+    Attributes:
+        advantages: float ``[T, B]``; what multiplies the ratio: normalised first, and then multiplied by V-trace's
+            weight.
+        returns: float ``[T, B]``; value targets in the critic's own (normalised) units.
+        old_values: float ``[T, B]``; of the proximal policy's critic in the same units, read only with value clipping.
+        old_log_prob: float ``[T, B]``; log pi_prox(a_t|x_t).
+        log_weights: float ``[T, B]``; log pi_prox(a_t|x_t) - log mu(a_t|x_t).
+        valid: bool ``[T, B]``; samples to learn from. The entries of all other samples are never used, whatever they
+            hold.
+    """
+
+    advantages: Tensor
+    returns: Tensor
+    old_values: Tensor
+    old_log_prob: Tensor
+    log_weights: Tensor
+    valid: Tensor
+
+    def select(self, columns: Columns) -> Targets:
+        """Those of some columns."""
+        return Targets(
+            **{field.name: select_columns(getattr(self, field.name), columns, 1) for field in dataclasses.fields(self)}
+        )
+
+    def flat(self) -> Targets:
+        """The same with every sample as a column of its own: ``[1, T B]``."""
+        return Targets(**{field.name: getattr(self, field.name).reshape(1, -1) for field in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True)
+class Samples:
     """Samples with their targets, from which minibatches are drawn. Each column holds consecutive steps.
 
     Attributes:
@@ -191,7 +214,7 @@ class Samples(Generic[TargetsT]):
     categorical: Tensor
     continuous: Tensor
     reward: Tensor
-    targets: TargetsT
+    targets: Targets
 
     def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """As :meth:`Batch.inputs`."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sfactory.data.arena import Arena
 from sfactory.data.weights import FlatWeights, PublishedWeights
-from sfactory.kernels import lower_weights
+from sfactory.kernels import DenseNetwork, lower_weights
 from sfactory.model.precision import mixed_precision
 from sfactory.telemetry.stopwatch import Stopwatch
 
@@ -39,16 +39,6 @@ class Engine(Protocol):
         next call."""
 
 
-class DirectNetwork(Protocol):
-    """A model that answers without tensor operations."""
-
-    def refresh(self) -> None:
-        """Take note that the weights have changed."""
-
-    def __call__(self, obs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Policy parameters ``[N, P]`` and values ``[N]`` for leaves ``[N, *shape]``."""
-
-
 class DirectEngine:
     """Answers each request by itself, from where its observations lie.
 
@@ -57,7 +47,7 @@ class DirectEngine:
         flat: The model's weights.
     """
 
-    def __init__(self, network: DirectNetwork, flat: FlatWeights, arena: Arena) -> None:
+    def __init__(self, network: DenseNetwork, flat: FlatWeights, arena: Arena) -> None:
         self._network, self._flat, self._obs = network, flat, arena.obs
 
     def refresh(self, weights: PublishedWeights) -> int:

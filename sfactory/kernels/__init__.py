@@ -12,11 +12,12 @@ what that code says, but where it says something else in rare cases alone. ``--r
 from pathlib import Path
 
 from sfactory.files import forget_stale_kernels
+from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.lowered import lower_weights
 from sfactory.kernels.registry import REGISTRY, Kernel
 from sfactory.kernels.sampling import initialize
 from sfactory.kernels.selection import Kernels
 
-__all__ = ["REGISTRY", "Kernel", "Kernels", "initialize", "lower_weights"]
+__all__ = ["REGISTRY", "DenseNetwork", "Kernel", "Kernels", "initialize", "lower_weights"]
 
 forget_stale_kernels(Path(__file__).parent)

@@ -12,9 +12,9 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from sfactory.data.batch import Batch, Samples
+from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import Columns
-from sfactory.losses import SUMS, Targets, exploration_coef, joint_sums
+from sfactory.losses import SUMS, exploration_coef, joint_sums
 from sfactory.objective import Evaluation, Gradients, Objective
 
 BLOCK = 256

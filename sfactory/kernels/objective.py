@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sfactory.config import Config
-from sfactory.data.batch import WITHOUT_TIME, Batch, Samples
+from sfactory.data.batch import WITHOUT_TIME, Batch, Samples, Targets
 from sfactory.data.chunks import Columns
 from sfactory.distributions import Distribution
 from sfactory.kernels.distributions import densities, density_gradients
 from sfactory.kernels.losses import loss_and_gradients
-from sfactory.losses import SUMS, Targets, exploration_coef
+from sfactory.losses import SUMS, exploration_coef
 from sfactory.model.networks import Outputs
 from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import ESTIMATORS, OWN_POLICY, Estimates, Gradients, Objective
@@ -60,7 +60,7 @@ class Actions(NamedTuple):
 
 
 class TargetArrays(NamedTuple):
-    """:class:`sfactory.losses.Targets` as C-contiguous arrays."""
+    """:class:`sfactory.data.batch.Targets` as C-contiguous arrays."""
 
     advantages: NDArray[np.float32]
     returns: NDArray[np.float32]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.config import Config
-from sfactory.data.batch import Samples
+from sfactory.data.batch import Samples, Targets
 from sfactory.data.chunks import ChunkThreads
 from sfactory.data.examples import example_batch
 from sfactory.data.weights import FlatWeights
@@ -34,7 +34,6 @@ from sfactory.kernels.modules import (
 from sfactory.kernels.objective import CompiledObjective
 from sfactory.kernels.sampling import CompiledSampler
 from sfactory.kernels.update import CompiledUpdate
-from sfactory.losses import Targets
 from sfactory.model.cores import GRUCore, LSTMCore
 from sfactory.model.encoders import NatureCNN
 from sfactory.model.layers import Dense, PixelConv

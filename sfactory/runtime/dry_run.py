@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.config import Config
-from sfactory.data.batch import Batch, column_dim
+from sfactory.data.batch import Batch, Targets, column_dim
 from sfactory.data.examples import example_batch
 from sfactory.distributions import ActionDistribution, Distribution
 from sfactory.errors import ConfigError
 from sfactory.learner import batch_source
-from sfactory.losses import Targets
 from sfactory.model.networks import Outputs, TorchNetwork
 from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import ESTIMATORS, Objective

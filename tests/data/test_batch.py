@@ -10,8 +10,7 @@ import torch
 from arenas import make_arena
 
 from sfactory.data.arena import Arena
-from sfactory.data.batch import WITHOUT_TIME, Assembler, Batch
-from sfactory.losses import Targets
+from sfactory.data.batch import WITHOUT_TIME, Assembler, Batch, Targets
 
 CPU = torch.device("cpu")
 
