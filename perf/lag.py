@@ -97,8 +97,7 @@ class RowsLearner(LateLearner):
 
     def _train_on(self, batch: Batch) -> None:
         proximal = self._estimates(batch, batch.all_columns)
-        none = torch.zeros((), dtype=torch.float64)
-        self._batch_statistics.append(batch_stats(proximal.log_weights, none, none, proximal.valid).stacked())
+        self._batch_statistics.append(batch_stats(proximal.log_weights, proximal.valid).stacked())
         columns = batch.first.shape[1]
         for _ in range(self._config.epochs):
             for rows in torch.randperm(columns, generator=self._generator).split(
@@ -130,7 +129,7 @@ class RowsLearner(LateLearner):
         self._note_update()
 
     def _advantages(self, advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
-        return weighted_advantages(self._config.loss, advantages, weights, valid)[0]
+        return weighted_advantages(self._config.loss, advantages, weights, valid)
 
 
 class RecomputedLearner(RowsLearner):
@@ -147,7 +146,7 @@ class StaleLearner(RowsLearner):
         return self._estimates(batch, rows), select_columns(batch.log_prob, rows, 1)
 
     def _advantages(self, advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
-        return weighted_advantages(self._config.loss, advantages * weights, torch.ones_like(weights), valid)[0]
+        return weighted_advantages(self._config.loss, advantages * weights, torch.ones_like(weights), valid)
 
 
 class WeightFirstLearner(LateLearner):

@@ -22,12 +22,11 @@ from sfactory.data.batch import Targets
 ADVANTAGE_EPS = 1e-8
 """Added to the standard deviation by which advantages are divided."""
 (
-    LOW, HIGH, POLICY, VALUE, EXPLORATION, KL, EXCESS, CLIPPED, ERROR, ERROR_SQUARES, RETURNS, RETURNS_SQUARES, COUNT,
-) = range(SUMS := 13)  # fmt: skip
-"""Entries of the sums of a chunk. The first two are the largest 1 - ratio and the largest ratio - 1; all others add up:
-what is minimised without its weights, the terms of the KL divergence, ratio - 1, samples beyond the clip range,
-value - return and its square, returns and their squares, valid samples. Sums of a user's own loss terms follow."""
-_MAXIMA = slice(LOW, HIGH + 1)
+    POLICY, VALUE, EXPLORATION, KL, CLIPPED, ERROR, ERROR_SQUARES, RETURNS, RETURNS_SQUARES, COUNT,
+) = range(SUMS := 10)  # fmt: skip
+"""Entries of the sums of a chunk: what is minimised without its weights, the terms of the KL divergence, samples beyond
+the clip range, value - return and its square, returns and their squares, valid samples. Sums of a user's own loss terms
+follow."""
 _RESOLUTION = 1e-12
 """Variance of the returns, as a share of their mean square, below which it is rounding."""
 
@@ -49,10 +48,8 @@ class LossStats(_Stacked):
         entropy: Of the policy; with ``exploration="kl"`` the KL divergence from the uniform policy.
         kl: KL divergence of the new policy from the proximal one, estimated as the mean of (ratio - 1) - log ratio
             (Schulman 2020).
-        ratio_mean: Of pi(a_t|x_t) / pi_prox(a_t|x_t).
-        ratio_min: The smallest.
-        ratio_max: The largest.
-        clip_fraction: Share of samples whose ratio is further than the clip range from 1.
+        clip_fraction: Share of samples whose ratio, pi(a_t|x_t) / pi_prox(a_t|x_t), is further than the clip range from
+            1.
         explained_variance: 1 - variance of (return - value) / variance of the return; 0 where returns do not vary.
     """
 
@@ -61,9 +58,6 @@ class LossStats(_Stacked):
     value_loss: Tensor
     entropy: Tensor
     kl: Tensor
-    ratio_mean: Tensor
-    ratio_min: Tensor
-    ratio_max: Tensor
     clip_fraction: Tensor
     explained_variance: Tensor
 
@@ -75,21 +69,11 @@ class BatchStats(_Stacked):
     Attributes:
         behaviour_kl: KL divergence of the proximal policy from the behaviour policy mu, which sampled; estimated as
             ``LossStats.kl`` is.
-        weight_mean: Of the importance weight pi_prox(a_t|x_t) / mu(a_t|x_t), before any truncation.
-        weight_min: The smallest.
-        weight_max: The largest.
-        adv_mean: Of the advantages, before normalisation and weight.
-        adv_std: Standard deviation of the advantages, likewise.
-        valid_fraction: Share of samples that are valid.
+        weight_max: The largest importance weight pi_prox(a_t|x_t) / mu(a_t|x_t), before any truncation.
     """
 
     behaviour_kl: Tensor
-    weight_mean: Tensor
-    weight_min: Tensor
     weight_max: Tensor
-    adv_mean: Tensor
-    adv_std: Tensor
-    valid_fraction: Tensor
 
 
 @dataclass(frozen=True)
@@ -126,9 +110,7 @@ Terms = Callable[[TermSamples, Config], Mapping[str, Tensor]]
 """A user's own loss terms by name, ``[T, B]`` each, for every sample."""
 
 
-def weighted_advantages(
-    config: LossConfig, advantages: Tensor, weights: Tensor, valid: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def weighted_advantages(config: LossConfig, advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
     """A batch's advantages as the policy loss takes them: first normalised over all valid samples, then multiplied by
     V-trace's weight.
 
@@ -141,25 +123,24 @@ def weighted_advantages(
         valid: bool ``[T, B]``.
 
     Returns:
-        Advantages ``[T, B]``, 0 where not valid, and mean and standard deviation before normalisation, float64 ``[]``.
+        Advantages ``[T, B]``, 0 where not valid.
     """
-    count = valid.sum().clamp(min=1)
-    mean = torch.where(valid, advantages, 0.0).sum(dtype=torch.float64) / count
-    centred = torch.where(valid, advantages - mean.to(advantages.dtype), 0.0)
-    std = (centred.square().sum(dtype=torch.float64) / count).sqrt()
     if config.normalize_advantage:
+        count = valid.sum().clamp(min=1)
+        mean = torch.where(valid, advantages, 0.0).sum(dtype=torch.float64) / count
+        centred = torch.where(valid, advantages - mean.to(advantages.dtype), 0.0)
+        std = (centred.square().sum(dtype=torch.float64) / count).sqrt()
         advantages = centred / (std + ADVANTAGE_EPS).to(advantages.dtype)
     # A weight of 0 silences its sample whatever the advantage is; a number that is not finite has to be seen by the
     # learner.
-    return torch.where(valid, advantages * weights, 0.0), mean, std
+    return torch.where(valid, advantages * weights, 0.0)
 
 
-def batch_stats(log_weights: Tensor, adv_mean: Tensor, adv_std: Tensor, valid: Tensor) -> BatchStats:
+def batch_stats(log_weights: Tensor, valid: Tensor) -> BatchStats:
     """Statistics of a batch.
 
     Args:
         log_weights: float ``[T, B]``; log pi_prox(a_t|x_t) - log mu(a_t|x_t).
-        adv_mean, adv_std: As :func:`weighted_advantages` gives them.
         valid: bool ``[T, B]``.
     """
     count = valid.sum()
@@ -168,12 +149,7 @@ def batch_stats(log_weights: Tensor, adv_mean: Tensor, adv_std: Tensor, valid: T
     excess = log_weights.expm1()
     return BatchStats(
         behaviour_kl=(excess - log_weights).sum() * scale,
-        weight_mean=1.0 + excess.sum() * scale,
-        weight_min=torch.where(count > 0, 1.0 + torch.where(valid, excess, torch.inf).amin(), 1.0),
         weight_max=torch.where(count > 0, 1.0 + torch.where(valid, excess, -torch.inf).amax(), 1.0),
-        adv_mean=adv_mean,
-        adv_std=adv_std,
-        valid_fraction=count.double() / valid.numel(),
     )
 
 
@@ -244,8 +220,7 @@ def chunk_loss(
     without a host synchronisation.
 
     Invalid samples influence neither the loss, nor its gradients, nor the sums, whatever their entries hold. Without
-    any valid sample the loss and its gradients are 0. The losses of chunks add up, their sums go through
-    :func:`joint_sums`.
+    any valid sample the loss and its gradients are 0. The losses of chunks add up, and so do their sums.
 
     Args:
         log_prob: float32 or float64 ``[T, B]`` with gradient; log pi(a_t|x_t).
@@ -285,13 +260,10 @@ def chunk_loss(
         excess, returns = log_ratio.expm1(), torch.where(valid, targets.returns, zero).double()
         sums = torch.stack(
             (
-                torch.where(valid, -excess, -torch.inf).amax().double(),
-                torch.where(valid, excess, -torch.inf).amax().double(),
                 policy_sum.double(),
                 value_sum.double(),
                 exploration_sum.double(),
                 (excess - log_ratio).sum().double(),
-                excess.sum().double(),
                 (excess.abs() > config.clip).sum().double(),
                 error.double().sum(),
                 error.double().square().sum(),
@@ -301,12 +273,6 @@ def chunk_loss(
             )
         )
     return loss, sums
-
-
-def joint_sums(rows: Tensor) -> Tensor:
-    """The sums of several chunks together, of a row ``[chunks, SUMS]`` or more for each, as :func:`chunk_loss` gives
-    them."""
-    return torch.cat((rows[:, _MAXIMA].amax(0), rows[:, HIGH + 1 :].sum(0)))
 
 
 def loss_stats(config: LossConfig, sums: Tensor) -> LossStats:
@@ -319,7 +285,7 @@ def loss_stats(config: LossConfig, sums: Tensor) -> LossStats:
         Statistics ``[...]``.
     """
     count, error, returns_squares = sums[..., COUNT], sums[..., ERROR], sums[..., RETURNS_SQUARES]
-    scale, some = count.clamp(min=1).reciprocal(), count > 0
+    scale = count.clamp(min=1).reciprocal()
     residual = (sums[..., ERROR_SQUARES] - error.square() * scale).clamp(min=0)
     spread = returns_squares - sums[..., RETURNS].square() * scale
     varies = spread > _RESOLUTION * returns_squares
@@ -330,9 +296,6 @@ def loss_stats(config: LossConfig, sums: Tensor) -> LossStats:
         value_loss=value,
         entropy=exploration,
         kl=sums[..., KL] * scale,
-        ratio_mean=1.0 + sums[..., EXCESS] * scale,
-        ratio_min=torch.where(some, 1.0 - sums[..., LOW], 1.0),
-        ratio_max=torch.where(some, 1.0 + sums[..., HIGH], 1.0),
         clip_fraction=sums[..., CLIPPED] * scale,
         explained_variance=torch.where(varies, 1.0 - residual / spread, 0.0),
     )

@@ -165,11 +165,11 @@ class Objective:
         )
         loss, valid, weights = self.config.loss, whole.valid, whole.log_weights.exp()
         weights = torch.ones_like(weights) if self.config.algo == "ppo" else weights.clamp(max=loss.rho_bar_pg)
-        advantages, mean, std = weighted_advantages(loss, whole.advantages, weights, valid)
+        advantages = weighted_advantages(loss, whole.advantages, weights, valid)
         self.units.update(whole.returns, valid)
         returns, values = self.units.from_returns(whole.returns), self.units.from_returns(whole.values)
         targets = Targets(advantages, returns, values, whole.log_prob, whole.log_weights, valid)
-        return targets, batch_stats(whole.log_weights, mean, std, valid)
+        return targets, batch_stats(whole.log_weights, valid)
 
     def totals(self, evaluation: Evaluation, targets: Targets, columns: Columns) -> Tensor:
         """What :meth:`gradients` has to know of all chunks of a minibatch, added up: float64 ``[2]``, the number of

@@ -13,7 +13,6 @@ from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import ChunkThreads, Columns
 from sfactory.data.plane import Laps
 from sfactory.data.weights import FlatWeights
-from sfactory.losses import joint_sums
 from sfactory.model.networks import Network, Outputs
 
 
@@ -109,7 +108,7 @@ class Update:
             self._network.backward(chunk.outputs, gradients.params, gradients.value, gradients.auxiliary)
             return gradients.sums
 
-        sums = joint_sums(torch.stack(self._threads.map(backward, chunks)))
+        sums = torch.stack(self._threads.map(backward, chunks)).sum(0)
         self._watch.lap("backward")
         return sums
 

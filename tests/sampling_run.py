@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from torch import Tensor
 
 from sfactory.config import Config, resolve
 from sfactory.data.arena import FREE
+from sfactory.data.batch import Batch
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime import workers
 from sfactory.runtime.planning import make_plan
@@ -46,6 +48,11 @@ class SamplingRun:
     def give_back(self, slots: list[int]) -> None:
         self.wires.arena.state[slots] = FREE
         self.wires.free.put_many(slots)
+
+    def importance_weights(self, batch: Batch) -> Tensor:
+        """Those of a batch's valid samples, as its targets have them."""
+        _, targets, _ = self.learner._begin(batch, gradients=False)
+        return targets.log_weights[targets.valid].exp()
 
     def close(self) -> None:
         for rollout in self.rollouts:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import Columns
-from sfactory.losses import SUMS, exploration_coef, joint_sums
+from sfactory.losses import SUMS, exploration_coef
 from sfactory.objective import Evaluation, Gradients, Objective
 
 BLOCK = 256
@@ -58,4 +58,4 @@ class FusedObjective(Objective):
             exploration_coef(loss), loss.tv_limit, self.config.algo != "impala", self.bounds_shift,
             loss.value_clip > 0, SUMS, BLOCK,
         )  # fmt: skip
-        return *gradients, joint_sums(partial)
+        return *gradients, partial.sum(0)

@@ -16,11 +16,8 @@ from sfactory.losses import (
     COUNT,
     ERROR,
     ERROR_SQUARES,
-    EXCESS,
     EXPLORATION,
-    HIGH,
     KL,
-    LOW,
     POLICY,
     RETURNS,
     RETURNS_SQUARES,
@@ -46,9 +43,9 @@ def loss_and_gradients(
         The chunk's share of the loss.
     """
     scale = 1.0 / max(count, 1.0)
-    policy_sum = value_sum = exploration_sum = kl_sum = excess_sum = 0.0
+    policy_sum = value_sum = exploration_sum = kl_sum = 0.0
     error_sum = error_squares = returns_sum = returns_squares = 0.0
-    low, high, clipped, samples = np.inf, -np.inf, 0, 0
+    clipped, samples = 0, 0
     for i in range(valid.size):
         if not valid[i]:
             of_log_prob[i] = of_value[i] = of_exploration[i] = 0.0
@@ -57,8 +54,6 @@ def loss_and_gradients(
         log_ratio = np.float64(log_prob[i] - old_log_prob[i])
         excess = math.exp(log_ratio) - 1.0
         kl_sum += excess - log_ratio
-        excess_sum += excess
-        low, high = min(low, excess), max(high, excess)
         clipped += abs(excess) > clip
         advantage = np.float64(advantages[i])
         if surrogate:
@@ -92,13 +87,10 @@ def loss_and_gradients(
     sums[VALUE] = value_sum
     sums[EXPLORATION] = exploration_sum
     sums[KL] = kl_sum
-    sums[EXCESS] = excess_sum
     sums[CLIPPED] = clipped
     sums[ERROR] = error_sum
     sums[ERROR_SQUARES] = error_squares
     sums[RETURNS] = returns_sum
     sums[RETURNS_SQUARES] = returns_squares
     sums[COUNT] = samples
-    sums[LOW] = -low
-    sums[HIGH] = high
     return scale * (policy_sum + value_coef * value_sum + exploration_coef * exploration_sum)
