@@ -181,7 +181,9 @@ def answer_checks(device: torch.device, rows: int = 16, batches: int = 30) -> It
     devices.prepare_device(device, Config(env="made up"))
     for name, problem in PROBLEMS.items():
         requests = _script(batches)
-        expected = _played(problem, requests, rows, lambda *args: TorchEngine(*args, None, _watch()))[0]
+        expected = _played(
+            problem, requests, rows, lambda model, *args: TorchEngine(model, FlatWeights(model), *args, None, _watch())
+        )[0]
         for precision in PRECISIONS:
             yield f"{name}, {precision}", _caught(_check_answers, problem, precision, device, rows, requests, expected)
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sfactory.config import Config
+from sfactory.config import Config, devices
 from sfactory.config.lag import segments_per_batch
 from sfactory.data.arena import segment_fields
 from sfactory.data.batch import Batch
@@ -29,20 +28,6 @@ from sfactory.telemetry.events import Episodes, SurvivedFaults
 from sfactory.telemetry.stopwatch import Stopwatch
 
 
-class DeviceSettings(NamedTuple):
-    """How a :class:`DeviceRollout` computes.
-
-    Attributes:
-        device: Of everything.
-        autocast: torch dtype to compute in, or None for float32.
-        seed: Of environments and of sampled actions.
-    """
-
-    device: torch.device
-    autocast: torch.dtype | None
-    seed: int
-
-
 class DeviceRollout:
     """A :class:`~sfactory.data.feed.Feed` that samples by itself, a batch when one is wanted.
 
@@ -52,8 +37,8 @@ class DeviceRollout:
     Args:
         config: Configuration of the run.
         group: The environments.
-        model: The learner's actor-critic.
-        settings: Device, precision and seed.
+        model: The learner's actor-critic, on the device of everything.
+        seed: Of environments and of sampled actions.
         events: Destination of events for the runner.
         watch: Stopwatch of the learner.
     """
@@ -63,28 +48,30 @@ class DeviceRollout:
         config: Config,
         group: TensorGroup,
         model: nn.Module,
-        settings: DeviceSettings,
+        seed: int,
         events: EventSink,
         watch: Stopwatch,
     ) -> None:
-        self._group, self._model, self._settings = group, model, settings
+        self._group, self._model, self._seed = group, model, seed
+        self._device = device = next(model.parameters()).device
+        self._autocast = devices.autocast_dtype(config, group.spec.observation.has_images, device)
         self._emit, self._watch = events.put, watch
         self._sample = model.distribution.sample
-        self._generator = torch.Generator(settings.device).manual_seed(settings.seed + 1)
+        self._generator = torch.Generator(device).manual_seed(seed + 1)
         segments = segments_per_batch(config, group.rows)
-        self._batch = empty_batch(group.spec, model.state_size, config.rollout, segments * group.rows, settings.device)
+        self._batch = empty_batch(group.spec, model.state_size, config.rollout, segments * group.rows, device)
         rows = group.rows
         self._segments = [self._batch.select(slice(i * rows, (i + 1) * rows)) for i in range(segments)]
         leaves = () if group.rests else tuple(leaf[:-1] for leaf in self._segments[0].obs)
         self._finals = tuple(map(torch.zeros_like, leaves))
-        self._state = torch.zeros(rows, model.state_size, device=settings.device)
-        self._states = torch.zeros(config.rollout, rows, 0 if group.rests else model.state_size, device=settings.device)
-        self._values = torch.zeros(config.rollout, 0 if group.rests else rows, device=settings.device)
-        self._episodes = EpisodeTensors(config.rollout, rows, settings.device)
+        self._state = torch.zeros(rows, model.state_size, device=device)
+        self._states = torch.zeros(config.rollout, rows, 0 if group.rests else model.state_size, device=device)
+        self._values = torch.zeros(config.rollout, 0 if group.rests else rows, device=device)
+        self._episodes = EpisodeTensors(config.rollout, rows, device)
 
     def start(self, weights: Tensor, updates: int) -> None:
         """Begin the first episodes."""
-        self._group.reset(self._settings.seed, _step_of(self._segments[-1], -1))
+        self._group.reset(self._seed, _step_of(self._segments[-1], -1))
         self._watch.lap("environment")
 
     def reclaim(self) -> None:
@@ -157,7 +144,7 @@ class DeviceRollout:
     def _answer(self, obs: tuple[Tensor, ...], first: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Policy parameters, values and next states of all rows."""
         state = self._state.masked_fill(first[:, None], 0.0) if self._model.state_size else None
-        with mixed_precision(self._settings.device.type, self._settings.autocast):
+        with mixed_precision(self._device.type, self._autocast):
             params, value, state = self._model(obs, state)
         return params.float(), value.float(), None if state is None else state.float()
 
@@ -172,7 +159,7 @@ class DeviceRollout:
         most = self._group.rows
         for t, row in zip(steps.split(most), rows.split(most), strict=True):
             state = self._states[t, row] if self._model.state_size else None
-            with mixed_precision(self._settings.device.type, self._settings.autocast):
+            with mixed_precision(self._device.type, self._autocast):
                 _, value, _ = self._model(tuple(leaf[t, row] for leaf in self._finals), state)
             segment.final_change[t, row] = (value.float() - self._values[t, row]) * self._model.unit.std
         self._watch.lap("forward")

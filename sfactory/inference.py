@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import nn
 
 from sfactory.data.plane import DataPlane
@@ -18,22 +16,6 @@ from sfactory.kernels import Kernels
 from sfactory.telemetry.stopwatch import Stopwatch
 
 
-class InferenceSettings(NamedTuple):
-    """How a policy worker computes.
-
-    Attributes:
-        device: Device of the model.
-        autocast: torch dtype to compute in, or None for float32.
-        seed: Seed for action sampling.
-        cuda_graphs: Whether forward passes on CUDA are recorded as graphs.
-    """
-
-    device: torch.device
-    autocast: torch.dtype | None
-    seed: int
-    cuda_graphs: bool = True
-
-
 class PolicyWorker:
     """Batched inference for the groups that are assigned to it.
 
@@ -42,9 +24,9 @@ class PolicyWorker:
 
     Args:
         index: Number of this policy worker.
-        model: The actor-critic, on the settings' device.
+        model: The actor-critic, on the device where it computes.
         kernels: Chooses the kernels of the model.
-        settings: Device, precision and seed.
+        seed: Seed for action sampling.
         plane: Data plane of the run.
         watch: Stopwatch of this worker.
 
@@ -57,14 +39,14 @@ class PolicyWorker:
         index: int,
         model: nn.Module,
         kernels: Kernels,
-        settings: InferenceSettings,
+        seed: int,
         plane: DataPlane,
         watch: Stopwatch,
     ) -> None:
         self._arena, self._weights, self._requests = plane.arena, plane.weights, plane.requests[index]
         self._ready, self._watch = [plane.ready_of(group) for group in range(plane.groups)], watch
-        self._engine = _engine_for(index, model.eval(), kernels, settings, plane, watch)
-        self._sample = kernels.sampler(settings.seed)
+        self._engine = _engine_for(index, model.eval(), kernels, plane, watch)
+        self._sample = kernels.sampler(seed)
         self.choice = kernels.choice
         self._unit, self._scale_and_shift = model.unit, (1.0, 0.0)
         self._version = -1
@@ -112,16 +94,14 @@ class PolicyWorker:
         self._sample(params, mask, arena.categorical[slot, t], arena.continuous[slot, t], arena.log_prob[slot, t])
 
 
-def _engine_for(
-    index: int, model: nn.Module, kernels: Kernels, settings: InferenceSettings, plane: DataPlane, watch: Stopwatch
-) -> Engine:
+def _engine_for(index: int, model: nn.Module, kernels: Kernels, plane: DataPlane, watch: Stopwatch) -> Engine:
     """The fastest engine for a policy worker's model on its device."""
-    device, autocast, arena, groups = settings.device, settings.autocast, plane.arena, plane.groups
-    if device.type != "cpu":
+    autocast, arena, groups = kernels.autocast, plane.arena, plane.groups
+    if kernels.device.type != "cpu":
         own = [group for group in range(groups) if plane.policy_of[group] == index]
-        return GraphedEngine(model, arena, own, autocast, watch, settings.cuda_graphs)
+        return GraphedEngine(model, arena, own, autocast, watch, kernels.config.runtime.cuda_graphs)
     flat = FlatWeights(model)  # before a network takes note of where the weights lie
     if (network := kernels.dense_network()) is not None:
         return DirectEngine(network, flat, arena)
     kernels.optimize()
-    return TorchEngine(model, arena, groups, autocast, watch)
+    return TorchEngine(model, flat, arena, groups, autocast, watch)

@@ -14,7 +14,7 @@ from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.queues import pack_request
 from sfactory.data.weights import FlatWeights
 from sfactory.distributions import ActionDistribution
-from sfactory.inference import InferenceSettings, PolicyWorker
+from sfactory.inference import PolicyWorker
 from sfactory.kernels import Kernels
 from sfactory.model import build_model
 from sfactory.telemetry.stopwatch import COLUMNS, Stopwatch
@@ -41,9 +41,8 @@ class Bench:
         flat = FlatWeights(copy.deepcopy(model))
         self.plane = make_plane(self.arena, POLICY_OF, ROLLOUT_OF, flat.vector.numel())
         self.publish(0, 1.0)
-        settings = InferenceSettings(CPU, None, seed)
         kernels = Kernels(Config(env="x"), model.eval(), CPU, None)
-        self.worker = PolicyWorker(0, model, kernels, settings, self.plane, Stopwatch(np.zeros(len(COLUMNS))))
+        self.worker = PolicyWorker(0, model, kernels, seed, self.plane, Stopwatch(np.zeros(len(COLUMNS))))
 
     def publish(self, version: int, factor: float) -> None:
         """Multiply all weights and publish them."""

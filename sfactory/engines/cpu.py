@@ -65,15 +65,21 @@ class TorchEngine:
 
     Args:
         model: The actor-critic, in evaluation mode.
+        flat: The model's weights.
         groups: Of the run.
         autocast: torch dtype to compute in, or None for float32.
     """
 
     def __init__(
-        self, model: nn.Module, arena: Arena, groups: int, autocast: torch.dtype | None, watch: Stopwatch
+        self,
+        model: nn.Module,
+        flat: FlatWeights,
+        arena: Arena,
+        groups: int,
+        autocast: torch.dtype | None,
+        watch: Stopwatch,
     ) -> None:
-        self._model, self._arena, self._autocast, self._watch = model, arena, autocast, watch
-        self._flat = FlatWeights(model)
+        self._model, self._flat, self._arena, self._autocast, self._watch = model, flat, arena, autocast, watch
         self._joined = [np.empty((arena.rows * groups, *leaf.shape[3:]), leaf.dtype) for leaf in arena.obs]
         self._states, self._joined_states = np.zeros((2, groups, arena.rows, model.state_size), np.float32)
 

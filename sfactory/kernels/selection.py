@@ -70,22 +70,22 @@ class Kernels:
         autocast: torch dtype to compute in, or None for float32.
 
     Attributes:
+        config, device, autocast: As given.
         choice: What has been taken so far.
-        device: Where the model computes.
     """
 
     def __init__(self, config: Config, model: nn.Module, device: torch.device, autocast: torch.dtype | None) -> None:
-        self._config, self._model, self.device, self._autocast = config, model, device, autocast
+        self.config, self._model, self.device, self.autocast = config, model, device, autocast
         self.choice = Choice()
 
     def network(self) -> Network:
         """What the learner runs the model with."""
-        compiled = self._config.optim.compile
+        compiled = self.config.optim.compile
         if not compiled:
             if self._takes(DENSE_NETWORK, training=True):
                 return DenseNetwork(self._model)
             self.optimize(training=True)
-        return TorchNetwork(self._model, self.device, self._autocast, compiled)
+        return TorchNetwork(self._model, self.device, self.autocast, compiled)
 
     def dense_network(self) -> DenseNetwork | None:
         """What a policy worker runs a small model with, if it fits; the weights have to stay where they lie."""
@@ -100,13 +100,13 @@ class Kernels:
     def objective(self, units: CriticUnits) -> Objective:
         """Targets and loss of the learner."""
         kind = next((kernel.fast for kernel in OBJECTIVES if self._takes(kernel, training=True)), Objective)
-        return kind(self._config, self._model.distribution, units)
+        return kind(self.config, self._model.distribution, units)
 
     def update(
         self, network: Network, objective: Objective, weights: FlatWeights, threads: ChunkThreads, watch: Laps
     ) -> Update:
         """What makes the learner's updates of them."""
-        parts = self._config, network, objective, weights, threads, watch
+        parts = self.config, network, objective, weights, threads, watch
         both = isinstance(network, DenseNetwork) and isinstance(objective, CompiledObjective)
         return CompiledUpdate(*parts) if both and self._takes(UPDATE, training=True) else Update(*parts)
 
@@ -117,8 +117,8 @@ class Kernels:
 
     def _takes(self, kernel: Kernel, training: bool) -> bool:
         """Whether a kernel fits and agrees with what it stands for; keeps account of that."""
-        use = Use(self._model, self._config, self._autocast, training)
-        meant = kernel.device in (None, self.device.type) and self._config.takes_kernel(kernel.name)
+        use = Use(self._model, self.config, self.autocast, training)
+        meant = kernel.device in (None, self.device.type) and self.config.takes_kernel(kernel.name)
         if not (meant and kernel.fits(use)):
             return False
         try:

@@ -13,7 +13,7 @@ import torch
 from sfactory.config import devices
 from sfactory.data.evaluation import EvaluationBoard
 from sfactory.data.feed import Feed, SlotFeed
-from sfactory.device_rollout import DeviceRollout, DeviceSettings
+from sfactory.device_rollout import DeviceRollout
 from sfactory.envs import make_tensor_group
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import said
@@ -58,7 +58,7 @@ class Training:
         autocast = devices.autocast_dtype(config, plan.env.observation.has_images, device)
         kernels, snapshot = Kernels(config, self._model, device, autocast), store.load_again()
         self._feed: Feed = (
-            self._device_rollout(wires, device, autocast, 0 if snapshot is None else snapshot.env_steps)
+            self._device_rollout(wires, device, 0 if snapshot is None else snapshot.env_steps)
             if plan.on_device
             else SlotFeed(config, wires, device, self._watch)
         )
@@ -77,14 +77,11 @@ class Training:
         self._next_evaluation = next_multiple(self.learner.env_steps, config.eval.every)
         self._best_evaluation = store.best_evaluation() if wires.evaluation is not None else 0.0
 
-    def _device_rollout(
-        self, wires: Wires, device: torch.device, autocast: torch.dtype | None, generation: int
-    ) -> DeviceRollout:
+    def _device_rollout(self, wires: Wires, device: torch.device, generation: int) -> DeviceRollout:
         plan = self._plan
-        settings = DeviceSettings(device, autocast, plan.seed(generation))
         request = EnvRequest.of(plan.config, plan.env_source)
         group = make_tensor_group(request, plan.env, plan.rows, device)
-        return DeviceRollout(plan.config, group, self._model, settings, wires.events, self._watch)
+        return DeviceRollout(plan.config, group, self._model, plan.seed(generation), wires.events, self._watch)
 
     def evaluate_if_due(self) -> None:
         """Hand the weights to the evaluator if it is time and it is free, and save those that it found the best."""

@@ -17,7 +17,7 @@ import torch
 from sfactory.config import devices
 from sfactory.envs import make_group
 from sfactory.envs.interface import EnvRequest
-from sfactory.inference import InferenceSettings, PolicyWorker
+from sfactory.inference import PolicyWorker
 from sfactory.kernels import Kernels
 from sfactory.model import build_uninitialized
 from sfactory.rollout import RolloutWorker
@@ -72,9 +72,8 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     devices.prepare_device(device, config)
     model = build_uninitialized(plan.env.observation, plan.env.action, config.model).to(device)
     autocast = devices.autocast_dtype(config, plan.env.observation.has_images, device)
-    seed = plan.seed(generation) + 1 + index
-    settings = InferenceSettings(device, autocast, seed, config.runtime.cuda_graphs)
-    worker = PolicyWorker(index, model, Kernels(config, model, device, autocast), settings, wires, watch)
+    kernels = Kernels(config, model, device, autocast)
+    worker = PolicyWorker(index, model, kernels, plan.seed(generation) + 1 + index, wires, watch)
     if index == 0:  # all choose alike
         wires.events.put(KernelsChosen("policy", worker.choice.taken, worker.choice.refused))
     return worker

@@ -102,7 +102,8 @@ def make_engines(
     ).eval()
     arena = make_arena(spec, model.state_size)
     published = PublishedWeights(FlatWeights(copy.deepcopy(model)).vector.numel())
-    plain = TorchEngine(copy.deepcopy(model), arena, GROUPS, autocast, watch())
+    other = copy.deepcopy(model)
+    plain = TorchEngine(other, FlatWeights(other), arena, GROUPS, autocast, watch())
     return arena, published, plain, GraphedEngine(copy.deepcopy(model), arena, range(GROUPS), autocast, watch())
 
 
@@ -220,8 +221,8 @@ def test_sampling_is_the_same_and_importance_weights_are_one(
         monkeypatch.setattr(
             inference,
             "_engine_for",
-            lambda index, model, kernels, settings, plane, watch: GraphedEngine(
-                model, plane.arena, range(plane.groups), settings.autocast, watch
+            lambda index, model, kernels, plane, watch: GraphedEngine(
+                model, plane.arena, range(plane.groups), kernels.autocast, watch
             ),
         )
     for f in dataclasses.fields(Batch):
