@@ -35,15 +35,13 @@ def run_serial(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: M
     evaluation = _Evaluation(plan, folder.path / VIDEOS, monitor)
     end = training.rescue
     try:
-        training.learner.start()
+        training.start()
         for rollout in rollouts:
             rollout.start()
-        while not training.learner.done and not monitor.ending:
-            for worker in (*policies, *rollouts, training.learner):
+        while not training.done and not monitor.ending:
+            for worker in (*policies, *rollouts, training):
                 worker.poll(0)
-            training.evaluate_if_due()
             evaluation.poll()
-            training.save_if_due()
             monitor.watch(wires.events.take())
         if not monitor.ending:
             training.evaluate_last(evaluation.poll)

@@ -21,7 +21,7 @@ from sfactory.kernels import Kernels
 from sfactory.learner import Learner
 from sfactory.model import build_model
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runtime.null_learner import NullLearner
+from sfactory.runtime.null_training import NullTraining
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.wires import Wires
 from sfactory.telemetry.events import KernelsChosen, Note, TrainingEnded
@@ -83,7 +83,26 @@ class Training:
         group = make_tensor_group(request, plan.env, plan.rows, device)
         return DeviceRollout(plan.config, group, self._model, plan.seed(generation), wires.events, self._watch)
 
-    def evaluate_if_due(self) -> None:
+    @property
+    def done(self) -> bool:
+        """Whether the run's number of env steps is reached."""
+        return self.learner.done
+
+    def start(self) -> None:
+        """Let sampling begin."""
+        self.learner.start()
+
+    def poll(self, timeout: float) -> None:
+        """Train on one batch if one is there within `timeout` seconds; evaluate and save if it is time.
+
+        Slots of sampling processes that have died are reclaimed first.
+        """
+        self._control.reclaim_slots_if_requested(self.learner.reclaim_slots)
+        self.learner.poll(timeout)
+        self._evaluate_if_due()
+        self._save_if_due()
+
+    def _evaluate_if_due(self) -> None:
         """Hand the weights to the evaluator if it is time and it is free, and save those that it found the best."""
         learner, board, candidate = self.learner, self._board, self._candidate
         if board is None:
@@ -111,7 +130,7 @@ class Training:
             if waited > TOLD_S and not told:
                 told = True
                 self._emit(Note(f"waits for the evaluation of the last weights, {LAST_EVALUATION_S:.0f} s at most"))
-            self.evaluate_if_due()
+            self._evaluate_if_due()
             if self._candidate is None:
                 if handed_out:
                     return
@@ -129,7 +148,7 @@ class Training:
         self.learner.publish_to(board.weights, steps)
         self._watch.lap("weights")
 
-    def save_if_due(self) -> None:
+    def _save_if_due(self) -> None:
         """Write a checkpoint if it is time for one, or if one was requested."""
         log = self._plan.config.log
         requested = self._control.saves_requested
@@ -177,7 +196,7 @@ class Training:
     def finish(self) -> None:
         """Report the last statistics, save what is new since the last checkpoint, and report the end."""
         self.learner.report()
-        self.evaluate_if_due()
+        self._evaluate_if_due()
         error = self.save() if self.learner.env_steps > self._saved_steps else None
         self._feed.close()
         self._emit(TrainingEnded(self.learner.env_steps, self.learner.done, error))
@@ -233,42 +252,6 @@ def _is_finite(value: Any) -> bool:
 
 def _has_no_nan(tensor: torch.Tensor) -> bool:
     return not bool(tensor.isnan().any())
-
-
-class NullTraining:
-    """Takes the place of :class:`Training` where only sampling is measured: the policy keeps its initial weights, and
-    nothing is saved.
-
-    Args:
-        plan: Plan of the run.
-        wires: Wires of the run.
-
-    Attributes:
-        learner: The null learner.
-    """
-
-    def __init__(self, plan: Plan, wires: Wires) -> None:
-        watch, self._emit = wires.control.stopwatch("learner"), wires.events.put
-        torch.manual_seed(plan.config.seed)
-        model = build_model(plan.env.observation, plan.env.action, plan.config.model)
-        self.learner = NullLearner(model, wires, plan.config.steps, watch)
-
-    def save_if_due(self) -> None:
-        """Do nothing: there is nothing to save."""
-
-    def evaluate_if_due(self) -> None:
-        """Do nothing: there is nothing to evaluate."""
-
-    def evaluate_last(self, wait: Callable[[], bool]) -> None:
-        """Do nothing: there is nothing to evaluate."""
-
-    def finish(self) -> None:
-        """Report the last statistics and the end."""
-        self.learner.report()
-        self._emit(TrainingEnded(self.learner.env_steps, self.learner.done))
-
-    def rescue(self) -> None:
-        """Do nothing: there is nothing to save."""
 
 
 def make_training(plan: Plan, wires: Wires, store: CheckpointStore) -> Training | NullTraining:

@@ -105,13 +105,10 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
 def _train(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
     """Train until the end of training or of the run, and save, after an error too."""
     training = make_training(plan, wires, store)
-    training.learner.start()
+    training.start()
     try:
-        while not wires.control.stopping and not training.learner.done:
-            wires.control.reclaim_slots_if_requested(training.learner.reclaim_slots)
-            training.learner.poll(POLL_S)
-            training.evaluate_if_due()
-            training.save_if_due()
+        while not wires.control.stopping and not training.done:
+            training.poll(POLL_S)
         training.evaluate_last(lambda: _wait_for_evaluator(wires.control))
     except BaseException:
         training.rescue()
