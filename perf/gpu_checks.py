@@ -290,7 +290,7 @@ def _check_learner(
     steps, taken = learner._steps, learner.choice.taken
     result |= {"kernels": [*taken, *map(": ".join, learner.choice.refused.items())]}
     fused = "fused loss" in taken or device.type != "cuda" or not triton_is_there()
-    result["graphs"] = graphs = steps.recorded
+    result["graphs"] = graphs = len(steps._recordings)
     result["sync"] = _synchronisation(lambda: _train(learner, 0), device)
     result |= {f"recorded_{name}": value for name, value in _update_times(learner).items()}
     result["quick"] = result["recorded_host_us"] <= HOST_US

@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf import plain
+from perf.fast_modules import exchange_all
 from sfactory.config import LossConfig, ModelConfig
 from sfactory.data.batch import Batch, Targets
 from sfactory.data.weights import FlatWeights
@@ -48,7 +49,6 @@ from sfactory.kernels.convolution.pixel_blocks import BLOCK, pixel_blocks
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.distributions import densities, density_gradients
 from sfactory.kernels.losses import loss_and_gradients
-from sfactory.kernels.registry import exchange_all
 from sfactory.kernels.sampling import sample_rows
 from sfactory.kernels.tanh import tanh_
 from sfactory.losses import SUMS, chunk_loss, exploration_coef

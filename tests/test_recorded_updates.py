@@ -77,7 +77,7 @@ def test_recorded_updates_are_the_plain_ones_over_many_batches(case: str, taped:
     plain, recorded = make_learner(case, recorded=False), make_learner(case, recorded=True)
     expected, found = train(plain, MANY), train(recorded, MANY)
     assert not caplog.records
-    assert recorded._steps.enabled and len(taped) == recorded._steps.recorded >= 2
+    assert recorded._steps.enabled and len(taped) == len(recorded._steps._recordings) >= 2
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     for own, other in zip(recorded._statistics, plain._statistics, strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=0)

@@ -208,11 +208,6 @@ class RecordedSteps:
         else:
             self._apart(lambda: self._record((kind, address), step))
 
-    @property
-    def recorded(self) -> int:
-        """How many recordings there are."""
-        return len(self._recordings)
-
     def _apart(self, work: Work) -> None:
         """Do work in a stream of its own, since nothing can be recorded in the default one."""
         current = self._module.current_stream(self._device)

@@ -28,7 +28,6 @@ from sfactory.kernels.modules import (
     FastNatureCNN,
     FastTanh,
     LoweredDense,
-    exchange,
     exchanged,
 )
 from sfactory.kernels.objective import CompiledObjective
@@ -368,10 +367,3 @@ MODULES = (
 )
 """Modules that are exchanged one kind after the other."""
 REGISTRY = (DENSE_NETWORK, *OBJECTIVES, UPDATE, SAMPLER, *MODULES)
-
-
-def exchange_all(module: nn.Module) -> nn.Module:
-    """The module with all parts exchanged for fast ones, unchecked: for tests and measurements."""
-    for kernel in MODULES:
-        exchange(modules_of(module, kernel.plain), kernel.fast)
-    return module

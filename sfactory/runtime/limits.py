@@ -74,11 +74,9 @@ def check_limits(plan: Plan, model: nn.Module) -> None:
     Raises:
         ConfigError: If anything does not suffice, with figures and remedies.
     """
-    problems = [
-        problem
-        for check in (_memory, _device_memory, _file_size, _shared_folder, _descriptors, _processes)
-        if (problem := check(plan, model)) is not None
-    ]
+    of_model = (check(plan, model) for check in (_memory, _device_memory, _file_size))
+    of_processes = (check(plan) for check in (_shared_folder, _descriptors, _processes))
+    problems = [problem for problem in (*of_model, *of_processes) if problem is not None]
     if problems:
         raise ConfigError(*problems)
     _warn_of_disk(plan, model)
@@ -290,7 +288,7 @@ def _file_size(plan: Plan, model: nn.Module) -> str | None:
     )
 
 
-def _shared_folder(plan: Plan, model: nn.Module) -> str | None:
+def _shared_folder(plan: Plan) -> str | None:
     """The queues between processes lie in /dev/shm or, where that has no room, in an unlinked file among the temporary
     ones."""
     if plan.config.serial or is_writable(SHARED_FOLDER):
@@ -313,7 +311,7 @@ def descriptors_needed(plan: Plan) -> int:
     return needed + DESCRIPTORS_PER_PROCESS * processes
 
 
-def _descriptors(plan: Plan, model: nn.Module) -> str | None:
+def _descriptors(plan: Plan) -> str | None:
     needed = descriptors_needed(plan)
     return _raise_limit(
         resource.RLIMIT_NOFILE,
@@ -334,7 +332,7 @@ def threads_needed(plan: Plan) -> int:
     return 3 + learner + policy * plan.policies + rollout * plan.rollouts + 3 * plan.evaluates
 
 
-def _processes(plan: Plan, model: nn.Module) -> str | None:
+def _processes(plan: Plan) -> str | None:
     needed = threads_needed(plan)
     for folder in _cgroups("pids"):
         if (most := _number(folder / "pids.max")) is not None and needed > (

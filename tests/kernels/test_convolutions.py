@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from perf.fast_modules import exchange_all
 from perf.plain import nature_cnn
 from sfactory.kernels import lower_weights
 from sfactory.kernels.convolution import onednn
 from sfactory.kernels.convolution.layers import _cut_off, relu_convolutions_in_turn
 from sfactory.kernels.convolution.onednn import Convolution
 from sfactory.kernels.convolution.pixel_blocks import block_weight, pixel_blocks
-from sfactory.kernels.registry import exchange_all
 from sfactory.model import NatureCNN
 from sfactory.model.precision import mixed_precision
 from sfactory.spaces import Leaf, ObservationSpec

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor
 
+from perf.fast_modules import exchange_all
 from sfactory.kernels import lower_weights
 from sfactory.kernels.convolution import layers as convolution_layers
 from sfactory.kernels.convolution.fused import FusedConvolutions, FusedPlan, FusedWeights, _pack, fused_plan
 from sfactory.kernels.convolution.onednn import Convolution
 from sfactory.kernels.convolution.passes import products
 from sfactory.kernels.convolution.pixel_blocks import pixel_blocks
-from sfactory.kernels.registry import exchange_all
 from sfactory.model import NatureCNN
 from sfactory.model.precision import mixed_precision
 from sfactory.spaces import ObservationSpec

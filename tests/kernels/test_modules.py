@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from perf.fast_modules import exchange_all
 from sfactory.config import ModelConfig
 from sfactory.kernels import lower_weights
-from sfactory.kernels.registry import exchange_all
 from sfactory.model import Core, GRUCore, LSTMCore, build_model
 from sfactory.spaces import ActionSpec, ObservationSpec
 
