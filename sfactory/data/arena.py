@@ -19,12 +19,12 @@ Only the holder writes ``state``, and the learner releases each slot exactly onc
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from sfactory.data.packing import packed
 from sfactory.data.shared_memory import SharedBlock
 from sfactory.envs.interface import EnvSpec, Outcome, StepBuffers
 
@@ -32,7 +32,6 @@ FREE, FILLING, FINISHED = 0, 1, 2
 OWN_POLICY = 0
 """Number of the policy that a run trains. A run has one policy so far; samples of rows with another owner are left out
 of its losses and counts."""
-ALIGNMENT = 64
 
 
 class Field(NamedTuple):
@@ -182,12 +181,8 @@ def _layout(fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> t
     arrays = [(f.name, (slots, *steps[f.steps], *((rows,) if f.per_row else ()), *f.shape), f.dtype) for f in fields]
     own = (("state", np.int8), ("begun", np.int64), ("finished_s", np.float64))
     arrays += [(f"slot_{name}", (slots,), np.dtype(kind)) for name, kind in own]
-    layout, offset = [], 0
-    for name, shape, dtype in arrays:
-        layout.append((name, shape, dtype, offset))
-        size = math.prod(map(int, shape)) * dtype.itemsize
-        offset += -(-size // ALIGNMENT) * ALIGNMENT
-    return layout, offset
+    places, size = packed(array[1:] for array in arrays)
+    return [(*array, begin) for array, (begin, _) in zip(arrays, places, strict=True)], size
 
 
 def arena_bytes(fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> int:

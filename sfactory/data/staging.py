@@ -7,15 +7,13 @@ here runs on the CPU too, where tests compare it with unstaged batches; torch's 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from sfactory.data.packing import packed
 from sfactory.spaces.tensors import torch_dtype
-
-ALIGNMENT = 64
 
 
 class StagingBuffer:
@@ -35,16 +33,14 @@ class StagingBuffer:
     def __init__(
         self, arrays: Sequence[tuple[tuple[int, ...], np.dtype]], device: torch.device, staged: bool = True
     ) -> None:
-        sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in arrays]
-        begins = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
-        self._ends = [begin + size for begin, size in zip(begins, sizes, strict=False)]
-        self._host = torch.zeros(begins[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._on_device = torch.zeros(begins[-1], dtype=torch.uint8, device=device) if staged else self._host
-        places = list(zip(begins, self._ends, arrays, strict=False))
-        memory = self._host.numpy()
-        self.arrays = [memory[begin:end].view(dtype).reshape(shape) for begin, end, (shape, dtype) in places]
+        places, size = packed(arrays)
+        self._ends = [end for _, end in places]
+        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._on_device = torch.zeros(size, dtype=torch.uint8, device=device) if staged else self._host
+        memory, placed = self._host.numpy(), list(zip(places, arrays, strict=True))
+        self.arrays = [memory[begin:end].view(dtype).reshape(shape) for (begin, end), (shape, dtype) in placed]
         self.tensors = [
-            self._on_device[begin:end].view(torch_dtype(dtype)).view(shape) for begin, end, (shape, dtype) in places
+            self._on_device[begin:end].view(torch_dtype(dtype)).view(shape) for (begin, end), (shape, dtype) in placed
         ]
 
     def upload(self) -> None:
