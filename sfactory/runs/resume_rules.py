@@ -15,6 +15,7 @@ from sfactory.config.declaring import Rule, settings_of
 from sfactory.config.env_source import EnvSource
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
+from sfactory.runs.space_codec import space_differences
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +86,8 @@ def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> None:
     Raises:
         ConfigError: With everything that differs.
     """
-    spaces, refused, noticed = _space_differences(saved, now), [], []
+    spaces = [f"{what} space: {old} -> {new}" for what, (old, new) in space_differences(saved, now).items()]
+    refused, noticed = [], []
     if saved.source is not None and now.source is not None:
         refused, noticed = _source_differences(saved.source, now.source)
     remedy = "name another folder with run= (--run), or start anew with overwrite (--overwrite)"
@@ -103,12 +105,6 @@ def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> None:
             "another task, %s: %s",
             path, remedy, "; ".join(noticed),
         )  # fmt: skip
-
-
-def _space_differences(saved: EnvSpec, now: EnvSpec) -> list[str]:
-    """The spaces that differ; the bounds of observations may."""
-    pairs = {what: (getattr(saved, what), getattr(now, what)) for what in ("observation", "action")}
-    return [f"{what} space: {old.space} -> {new.space}" for what, (old, new) in pairs.items() if old != new]
 
 
 def _source_differences(saved: EnvSource, now: EnvSource) -> tuple[list[str], list[str]]:

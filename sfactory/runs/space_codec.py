@@ -138,12 +138,14 @@ def check_spaces(ours: EnvSpec, theirs: EnvSpec, our_name: str, their_name: str)
     Raises:
         ConfigError: With the two spaces that differ.
     """
-    for what in ("observation", "action"):
-        own, other = getattr(ours, what), getattr(theirs, what)
-        if own != other:
-            raise ConfigError(
-                f"{our_name} has the {what} space {own.space}, {their_name} has {other.space}; they must fit together"
-            )
+    for what, (own, other) in space_differences(ours, theirs).items():
+        raise ConfigError(f"{our_name} has the {what} space {own}, {their_name} has {other}; they must fit together")
+
+
+def space_differences(ours: EnvSpec, theirs: EnvSpec) -> dict[str, tuple[spaces.Space, spaces.Space]]:
+    """Of observation and action the spaces that differ; the bounds of observations may."""
+    pairs = {what: (getattr(ours, what), getattr(theirs, what)) for what in ("observation", "action")}
+    return {what: (own.space, other.space) for what, (own, other) in pairs.items() if own != other}
 
 
 def encode_space(space: spaces.Space) -> dict[str, Any]:
