@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from sfactory.config import Config, ModelConfig, env_name
+from sfactory.config.devices import torch_threads
 from sfactory.config.importing import is_harmless
 from sfactory.config.policy_options import Checkpoint
 from sfactory.envs import make_group, probe
@@ -165,23 +165,13 @@ class Player:
         spec, tally = self._spec, _Tally()
         env_episodes = -(-episodes // spec.agents)
         first_index = 0
-        with globals_kept(), contextlib.nullcontext() if spec.observation.has_images else _one_torch_thread():
+        # for a few numbers several threads only wait for each other
+        with globals_kept(), contextlib.nullcontext() if spec.observation.has_images else torch_threads(1):
             for shares in _rounds(env_episodes, 1 if viewer is not None else parallel, max_steps is not None):
                 with contextlib.closing(make_group(self._request, spec, len(shares), first_index, self._seed)) as group:
                     _play(self._policy, group, spec, shares, deterministic, max_steps, tally, viewer)
                 first_index += len(shares)
         return tally.evaluation(spec.protocol)
-
-
-@contextlib.contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """For a few numbers several threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def rendering(request: EnvRequest, mode: str = "rgb_array") -> EnvRequest:

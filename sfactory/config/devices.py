@@ -271,6 +271,17 @@ def learner_threads(config: Config) -> int:
     return max(min(4, cores()), cores() // 2) if learner_device(config).type == "cpu" else min(4, max(1, cores() // 4))
 
 
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads in this process, and afterwards as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def learner_torch_threads(config: Config) -> int:
     """Threads inside the learner's tensor operations: one on the CPU, where the learner's threads work on different
     chunks."""

@@ -52,6 +52,7 @@ class NullTraining:
             wires.arena.state[slots] = FREE
             self._watch.lap("copying")
             wires.free.put_many(slots)
+            self._watch.full_waits = wires.free.full_waits
             self._env_steps += samples
             self._watch.lap("queue")
             self._watch.count(samples)

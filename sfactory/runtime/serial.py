@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from sfactory.config import devices
 from sfactory.errors import EnvironmentFault, SfactoryError, said
+from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.run_files import VIDEOS
 from sfactory.runs.run_folder import RunFolder
@@ -16,6 +16,7 @@ from sfactory.runtime import workers
 from sfactory.runtime.monitor import Monitor
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.training import Stopped, make_training
+from sfactory.runtime.wires import Wires
 from sfactory.telemetry.events import Failure
 
 if TYPE_CHECKING:
@@ -24,14 +25,17 @@ if TYPE_CHECKING:
 
 def run_serial(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor) -> None:
     """Run all workers in turn until the end of training, or until the monitor says that the run ends."""
+    with devices.torch_threads(devices.learner_torch_threads(plan.config)):
+        _run(plan, folder, store, monitor)
+
+
+def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor) -> None:
     wires, generation = monitor.wires, monitor.reporter.progress.env_steps
     workers.seed_globals(plan, generation)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(devices.learner_torch_threads(plan.config))
     with devices.explaining(plan.config):
         training = make_training(plan, wires, store)
     policies = [workers.make_policy_worker(plan, wires, i, generation) for i in range(len(wires.requests))]
-    rollouts = [workers.make_rollout_worker(plan, wires, i, generation) for i in range(plan.rollouts)]
+    rollouts = _make_rollout_workers(plan, wires, generation)
     evaluation = _Evaluation(plan, folder.path / VIDEOS, monitor)
     end = training.rescue
     try:
@@ -58,7 +62,17 @@ def run_serial(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: M
         end()
         wires.control.close()
         monitor.watch(wires.events.take(), report=False)
-        torch.set_num_threads(threads)
+
+
+def _make_rollout_workers(plan: Plan, wires: Wires, generation: int) -> list[RolloutWorker]:
+    """All rollout workers. If one cannot be made, those before it are closed."""
+    with contextlib.ExitStack() as made:
+        rollouts = []
+        for index in range(plan.rollouts):
+            rollouts.append(workers.make_rollout_worker(plan, wires, index, generation))
+            made.callback(rollouts[-1].close)
+        made.pop_all()
+    return rollouts
 
 
 class _Evaluation:

@@ -829,3 +829,32 @@ def test_too_many_faults_end_the_run_with_the_figures_and_the_flag(tmp_path):
     assert "lost its licence" in str(caught.value)
     assert summary(tmp_path)["status"] == "failed"
     assert counted(tmp_path) > ALWAYS_SURVIVED
+
+
+class Refusing(gymnasium.Env):
+    """Cannot be made once there are twelve of it."""
+
+    observation_space, action_space = spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2)
+    made, closed = 0, 0
+
+    def __init__(self) -> None:
+        if Refusing.made == 12:
+            raise ValueError("no licence is left")
+        Refusing.made += 1
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        return np.zeros(2, np.float32), {}
+
+    def close(self) -> None:
+        Refusing.closed += 1
+
+
+def test_a_serial_run_that_cannot_make_all_environments_closes_the_others_and_keeps_torchs_threads(
+    tmp_path: Path,
+) -> None:
+    Refusing.made = Refusing.closed = 0
+    threads = torch.get_num_threads()
+    with pytest.raises(Exception, match="no licence is left"):
+        train(Config(env=Refusing, run=str(tmp_path / "run"), steps=2048, serial=True, **SMALL | {"workers": 2}))
+    assert torch.get_num_threads() == threads
+    assert Refusing.closed >= 9, "the probe's, and those of the first worker"
