@@ -1,8 +1,9 @@
-"""The errors that reach a user, each with the process exit status it stands for."""
+"""The errors that reach a user, each with the process exit status it stands for; and values as messages show them."""
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import select
 import signal
@@ -79,6 +80,19 @@ def said(error: BaseException) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: ``1 batch``, ``2,000 batches``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def thousands(value: float) -> str:
+    """A number without decimals: ``2,000``; ``-`` for one that is not finite."""
+    return f"{value:,.0f}" if math.isfinite(value) else "-"
+
+
+def clock(seconds: float) -> str:
+    """A duration as hours, minutes and seconds: ``0:20:05``; ``-`` for one that is not finite."""
+    if not math.isfinite(seconds):
+        return "-"
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
 
 
 def installing(extra: str) -> str:

@@ -1,17 +1,23 @@
 """Files that are whole or absent: written under a temporary name, synced to the disk, then renamed; and whole additions
 to others. Temporary folders of this process, which are removed even if an interrupt ends it at once. Compiled code that
-is older than its source."""
+is older than its source. Values as JSON has them."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
+import numbers
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+METRICS_FILE, EVENTS, LOGGER_ID = "metrics.csv", "events.out.tfevents", "logger-{}.id"
+"""In a run folder: the file of reports, the beginning of TensorBoard's files, and the name under which a logger's id is
+kept. :mod:`sfactory.runs.run_files` has all names; these are here because telemetry writes them."""
 TEMPORARY = ".tmp-"
 """Prefix of temporary names; no pattern for finished files matches it."""
 ELSEWHERE = "elsewhere"
@@ -64,6 +70,17 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def json_values(value: Any) -> Any:
+    """A nested value with None in place of numbers that are not finite, which JSON lacks."""
+    if isinstance(value, Mapping):
+        return {key: json_values(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(entry) for entry in value]
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return float(value) if math.isfinite(value) else None
+    return value
 
 
 def append_whole(path: Path, data: bytes, begin: bytes = b"") -> None:

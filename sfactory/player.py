@@ -27,7 +27,7 @@ from sfactory.envs.globals import globals_kept
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError
-from sfactory.files import temporary_folder, write_atomically
+from sfactory.files import json_values, temporary_folder, write_atomically
 from sfactory.policy import Policy, load_policy
 from sfactory.runs.run_files import EVALUATION, read_config
 from sfactory.runs.space_codec import check_spaces
@@ -65,7 +65,7 @@ class Evaluation:
     protocol: str = ""
 
     def keep(self, run: Path, checkpoint: Checkpoint, env_steps: int) -> None:
-        """Write it into a run folder, whose page shows it from then on.
+        """Write it into a run folder, whose page shows it from then on. NaN becomes null.
 
         Args:
             run: The run folder.
@@ -73,7 +73,7 @@ class Evaluation:
             env_steps: Env steps behind that.
         """
         values = {"checkpoint": checkpoint, "env_steps": env_steps} | dataclasses.asdict(self)
-        write_atomically(run / EVALUATION, (json.dumps(values, indent=2) + "\n").encode())
+        write_atomically(run / EVALUATION, (json.dumps(json_values(values), indent=2, allow_nan=False) + "\n").encode())
 
 
 class Viewer(Protocol):

@@ -21,11 +21,11 @@ from rich.text import Text
 
 from sfactory.config.command_line import flag_as_word
 from sfactory.errors import telling_errors
+from sfactory.files import json_values
 from sfactory.runs.run_files import SUMMARY, exported, is_held, read_json, require_run
 from sfactory.runs.run_state import RunState, read_status
 from sfactory.telemetry.console import new_console
 from sfactory.telemetry.sparkline import sparkline
-from sfactory.telemetry.summary import json_values
 
 DESCRIPTION = """Show what the processes of a living run are doing, or how a run has ended. A SIGUSR2 to the run's
 process has it write the Python stacks of all its processes to a file stall-*.txt in the run folder."""

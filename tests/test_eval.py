@@ -19,6 +19,8 @@ from sfactory.config import LogConfig
 from sfactory.envs import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.eval import main
+from sfactory.player import Evaluation
+from sfactory.runs.report_page import write_page
 
 
 @pytest.fixture(scope="module")
@@ -388,6 +390,21 @@ def test_flags_reach_the_evaluation(tmp_path, capsys):
     )
     assert answer("--env-kwargs", "{max_episode_steps: 3}")["length_mean"] == 3
     assert answer("--parallel", "2", "--max-steps", "4")["length_mean"] == 4
+
+
+def test_a_kept_evaluation_is_json_also_where_a_number_is_none(tmp_path):
+    short_run(tmp_path / "run", "CartPole-v1")
+    infinite = Evaluation(2, np.inf, np.nan, 1.0, np.inf, 3.0, (1.0, np.inf), (3, 3), {"speed": np.nan, "fuel": 2.0})
+    infinite.keep(tmp_path / "run", "latest", 64)
+
+    def refuse(constant):
+        raise ValueError(constant)
+
+    text = (tmp_path / "run" / "evaluation.json").read_text()
+    values = json.loads(text, parse_constant=refuse)
+    assert values["return_mean"] is None and values["return_std"] is None and values["length_mean"] == 3.0
+    assert values["returns"] == [1.0, None] and values["extras"] == {"speed": None, "fuel": 2.0}
+    assert "from 1 to nan" in write_page(tmp_path / "run").read_text()
 
 
 def test_people_get_a_table(cartpole, capsys):

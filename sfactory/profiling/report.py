@@ -8,11 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sfactory.errors import thousands
+from sfactory.files import json_values
 from sfactory.profiling.bottleneck import Bottleneck
 from sfactory.profiling.measure import KINDS, Profile
 from sfactory.profiling.tune import searched_values
 from sfactory.telemetry.stopwatch import PHASES
-from sfactory.telemetry.summary import json_values
 
 
 def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottleneck) -> None:
@@ -95,10 +96,10 @@ def _speed_table(profile: Profile, ceiling: float) -> Table:
     table = Table(
         "speed", "per second", title="env steps sampled" if profile.plan.sample_only else "env steps, learning included"
     )
-    table.add_row("env steps", _count(profile.fps))
-    table.add_row("frames", _count(profile.frames_per_s))
+    table.add_row("env steps", thousands(profile.fps))
+    table.add_row("frames", thousands(profile.frames_per_s))
     if not math.isnan(ceiling):
-        table.add_row("ceiling, env steps", _count(ceiling))
+        table.add_row("ceiling, env steps", thousands(ceiling))
         table.add_row("fraction reached", f"{profile.fps / ceiling:.1%}", style="bold")
     return table
 
@@ -132,7 +133,3 @@ def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str
             "settings": searched_values(profile.plan.config),
         }
     )
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if math.isfinite(value) else "-"

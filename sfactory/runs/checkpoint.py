@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from sfactory.errors import CheckpointError
-from sfactory.files import TEMPORARY, sync_folder, temporary_for, write_synced
+from sfactory.files import TEMPORARY, json_values, sync_folder, temporary_for, write_synced
 from sfactory.runs.run_files import TRAINER
 from sfactory.runs.tensor_file import unpack_tensors
 
@@ -328,17 +328,13 @@ def _describe(snapshot: Snapshot, milestone: bool, contents: Mapping[str, bytes]
         "env_steps": int(snapshot.env_steps),
         "frames": int(snapshot.frames),
         "updates": int(snapshot.updates),
-        "episode_return": _finite(snapshot.episode_return),
-        "eval_return": _finite(snapshot.eval_return),
+        "episode_return": json_values(snapshot.episode_return),
+        "eval_return": json_values(snapshot.eval_return),
         "wall_s": float(snapshot.wall_s),
         "milestone": milestone,
         "files": {suffix: {"bytes": len(data), "sha256": _sha256(data)} for suffix, data in contents.items()},
     }
     return (json.dumps(description | {"sha256": _seal(description)}, indent=2) + "\n").encode()
-
-
-def _finite(value: float | None) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def _parse_description(data: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sfactory.config import Config, flattened, from_dict, load_yaml, resolve, to_dict
-from sfactory.errors import ConfigError
+from sfactory.errors import ConfigError, clock, thousands
 from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
 from sfactory.runs.curves import OWN_COLUMNS, Curve, last_known, read_curve
@@ -109,13 +109,13 @@ def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:
     steps, wall_s = summary.get("env_steps") or last["env_steps"], summary.get("wall_s") or last["wall_s"]
     facts = {
         "status": str(status),
-        "env steps": _figure(steps, ",.0f"),
-        "wall time": _duration(wall_s),
-        "env steps/s": _figure(steps / wall_s if wall_s else np.nan, ",.0f"),
-        "return in training": _figure(last["episode_return_mean"], ".4g"),
+        "env steps": thousands(steps),
+        "wall time": clock(wall_s),
+        "env steps/s": thousands(steps / wall_s if wall_s else np.nan),
+        "return in training": _figure(last["episode_return_mean"]),
     }
     if (evaluated := last.get("eval_return_mean")) is not None:
-        facts["return in evaluation"] = _figure(evaluated, ".4g")
+        facts["return in evaluation"] = _figure(evaluated)
     items = "".join(
         f'<div><span class="quiet">{name}</span><b>{escape(value)}</b></div>' for name, value in facts.items()
     )
@@ -123,15 +123,8 @@ def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:
     return f'<div class="facts">{items}</div>{error}'
 
 
-def _figure(value: float, spec: str) -> str:
-    return format(value, spec) if np.isfinite(value) else "-"
-
-
-def _duration(seconds: float) -> str:
-    if not np.isfinite(seconds):
-        return "-"
-    minutes, second = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+def _figure(value: float) -> str:
+    return f"{value:.4g}" if np.isfinite(value) else "-"
 
 
 def _evaluation(folder: Path, place: Path) -> str:
@@ -140,7 +133,7 @@ def _evaluation(folder: Path, place: Path) -> str:
     Args:
         place: Folder of the page, from which what is not inside it is linked.
     """
-    found = read_json(folder / EVALUATION)
+    found = {name: np.nan if value is None else value for name, value in read_json(folder / EVALUATION).items()}
     rows = {}
     if found:
         rows = {

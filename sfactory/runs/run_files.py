@@ -10,14 +10,14 @@ from typing import Any
 
 from sfactory.config import Config, check_types, from_dict, load_yaml
 from sfactory.errors import ConfigError
-from sfactory.files import TEMPORARY
+from sfactory.files import EVENTS, LOGGER_ID, METRICS_FILE, TEMPORARY
 
-CONFIG, SPACES, METRICS, SUMMARY = "config.yaml", "spaces.json", "metrics.csv", "summary.json"
+CONFIG, SPACES, SUMMARY = "config.yaml", "spaces.json", "summary.json"
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 TRAINER = ".opt.pt"
 """Suffix of a checkpoint's trainer state, under which the description of the checkpoint has it."""
 STATUS, STACKS = "status.json", "stall-*.txt"
-TENSORBOARD, LOGGER_IDS = "events.out.tfevents.*", "logger-*.id"
+METRICS, TENSORBOARD, LOGGER_IDS = METRICS_FILE, f"{EVENTS}.*", LOGGER_ID.format("*")
 PAGE, EVALUATION, VIDEOS, OUTPUT = "report.html", "evaluation.json", "videos", "output.log"
 FILES = (SPACES, METRICS, SUMMARY, STATUS, PAGE, EVALUATION, OUTPUT)
 """What a run writes beside its config, folders, and the lock."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from sfactory.errors import discard_output
+from sfactory.errors import clock, discard_output, thousands
 from sfactory.telemetry.metrics import METRICS, Metric, Report
 from sfactory.telemetry.notebook import NotebookView, in_notebook
 from sfactory.telemetry.sparkline import History, sparkline
@@ -135,15 +135,15 @@ class Display:
 
     def _line(self, report: Report) -> str:
         parts = [
-            f"{_clock(report.wall_s)}",
-            f"{_count(report.env_steps)} env steps ({self._share(report):.1%})",
-            f"{_count(report.fps)}/s",
-            f"{_count(report.frames_per_s)} frames/s",
+            clock(report.wall_s),
+            f"{thousands(report.env_steps)} env steps ({self._share(report):.1%})",
+            f"{thousands(report.fps)}/s",
+            f"{thousands(report.frames_per_s)} frames/s",
             f"return {_number(report.episode_return_mean)}",
             *([] if math.isnan(self._evaluation) else [f"evaluation {_number(self._evaluation)}"]),
             f"length {_number(report.episode_length_mean)}",
             f"lag {self._lag(report)}",
-            f"left {_clock(self._left_s(report))}",
+            f"left {clock(self._left_s(report))}",
             *(f"{name} {value}" for name, value in _extras(report)),
         ]
         return "  ".join(parts)
@@ -151,14 +151,14 @@ class Display:
     def _cells(self, report: Report) -> tuple[str, list[tuple[str, str]], tuple[float, float]]:
         """What the notebook shows: a head, labels with values, and a point of the curve."""
         head = (
-            f"{self._share(report):.1%}: {self._progress(report)}, {_clock(report.wall_s)} elapsed, "
-            f"{_clock(self._left_s(report))} left"
+            f"{self._share(report):.1%}: {self._progress(report)}, {clock(report.wall_s)} elapsed, "
+            f"{clock(self._left_s(report))} left"
         )
         rows = [(each.label or "lowest, highest", self._text(each, report)) for each in self._shown()]
         return head, rows + _extras(report), (report.env_steps, report.episode_return_mean)
 
     def _progress(self, report: Report) -> str:
-        return f"{_count(report.env_steps)} of {_count(self._steps)} env steps"
+        return f"{thousands(report.env_steps)} of {thousands(self._steps)} env steps"
 
     def _panel(self, report: Report) -> RenderableType:
         from rich import box
@@ -173,7 +173,7 @@ class Display:
         head.add_row(_bar(self._share(report), 1.0), f"{self._share(report):.1%}")
         head.add_row(
             Text(self._progress(report)),
-            f"{_clock(report.wall_s)} elapsed, {_clock(self._left_s(report))} left",
+            f"{clock(report.wall_s)} elapsed, {clock(self._left_s(report))} left",
         )
         body = Table.grid(expand=True, padding=(0, 3))
         for _ in range(2):
@@ -224,8 +224,8 @@ class Display:
         if metric.unit == "slots":
             return f"{value}/{self._slots}"
         if metric.unit == "MiB":
-            return f"{_count(value)} MiB"
-        return _count(value) if isinstance(value, int) or metric.unit.endswith("/s") else _number(value)
+            return f"{thousands(value)} MiB"
+        return thousands(value) if isinstance(value, int) or metric.unit.endswith("/s") else _number(value)
 
     def _gauge(self, metric: Metric, report: Report) -> RenderableType:
         value = getattr(report, metric.name)
@@ -258,10 +258,6 @@ def _pairs(rows: list[tuple[str, str]]) -> Table:
     return table
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if math.isfinite(value) else "-"
-
-
 def _number(value: float) -> str:
     """Four significant digits, without an exponent where that is short."""
     if math.isnan(value):
@@ -269,10 +265,3 @@ def _number(value: float) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e4:
         return f"{value:.4g}"
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.3e}"
-
-
-def _clock(seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return "--:--:--"
-    minutes, second = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"

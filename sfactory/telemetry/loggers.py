@@ -20,11 +20,9 @@ from typing import Any, Protocol
 from sfactory.config import Config, env_name, flattened, to_dict
 from sfactory.config.importing import load_object
 from sfactory.errors import ConfigError, installing, said
-from sfactory.files import write_atomically
+from sfactory.files import LOGGER_ID, write_atomically
 from sfactory.telemetry.metrics import Report, scalars
 
-KEPT_ID = "logger-{}.id"
-"""File of the run folder by which a resumed run finds its record with a service."""
 MOST_PARAMS = 100
 """Parameters in one request, of MLflow."""
 LONGEST_END_S = 30.0
@@ -260,8 +258,8 @@ def make_logger(name: Any) -> Logger:
 
 def kept_id(run_dir: Path, name: str, create: Callable[[], str]) -> str:
     """The id under which a service knows a run: the one that its folder keeps, or else a new one, which it then
-    keeps."""
-    path = run_dir / KEPT_ID.format(name)
+    keeps, so that a resumed run finds its record."""
+    path = run_dir / LOGGER_ID.format(name)
     if path.exists():
         return path.read_text().strip()
     made = create()

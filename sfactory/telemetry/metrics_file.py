@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sfactory.config import Config
 from sfactory.errors import ConfigError
-from sfactory.files import append_whole, write_atomically
+from sfactory.files import METRICS_FILE, append_whole, write_atomically
 from sfactory.telemetry.metrics import METRICS, REQUIRED, Report, extras_by_name, scalars
 from sfactory.telemetry.tensorboard import EventFile
 
@@ -38,7 +38,7 @@ class MetricsWriter:
     """
 
     def __init__(self, run_folder: str | os.PathLike[str], config: Config, env_steps: int = 0) -> None:
-        self._csv = Path(run_folder) / "metrics.csv"
+        self._csv = Path(run_folder) / METRICS_FILE
         self._columns = _mend_csv(self._csv) if self._csv.exists() else _COLUMNS
         self._unwritten: list[dict[str, str]] = []
         self._events = EventFile(run_folder, env_steps) if config.log.tensorboard else None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from sfactory.files import write_atomically
+from sfactory.files import json_values, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +43,5 @@ class Summary:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file as one step. NaN becomes null."""
-        numbers = {name: _finite(getattr(self, name)) for name in ("wall_s", "fps", "episode_return_mean")}
-        extras = {name: _finite(value) for name, value in self.extras.items()}
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | numbers | {"extras": extras}
+        values = json_values(dataclasses.asdict(self))
         write_atomically(Path(path), (json.dumps(values, indent=2, allow_nan=False) + "\n").encode())
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def json_values(value: Any) -> Any:
-    """A nested value with None in place of numbers that are not finite, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: json_values(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [json_values(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sfactory.errors import ConfigError
-from sfactory.files import append_whole
+from sfactory.files import EVENTS, append_whole
 
 _numbers = itertools.count()
 
@@ -39,7 +39,7 @@ class EventFile:
                 "or turn it off with --log.no-tensorboard"
             ) from error
         self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
-        name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_numbers)}"
+        name = f"{EVENTS}.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_numbers)}"
         self._path = Path(folder) / name
         self._begin = self._record(file_version="brain.Event:2")
         if env_steps:
