@@ -71,7 +71,10 @@ def evaluate(
         EnvironmentFault: If an environment raises or breaks its API.
     """
     _check_numbers(episodes, parallel, max_steps, video)
-    player = Player.of_run(run, env, env_kwargs, seed, checkpoint, device, model, trust, _mode(video))
+    player = Player.of_run(
+        run, env=env, env_kwargs=env_kwargs, seed=seed, checkpoint=checkpoint, device=device, model=model, trust=trust,
+        render_mode=_mode(video),
+    )  # fmt: skip
     with player.recorder(video) as recorder:
         return player.play(episodes, deterministic, parallel, max_steps, recorder)
 
@@ -156,8 +159,8 @@ def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
     """
     _check_numbers(options.episodes, options.parallel, options.max_steps, options.video)
     player = Player.of_run(
-        options.run, options.env, options.env_kwargs, options.seed, options.checkpoint, options.device, None,
-        options.trust, _mode(options.video),
+        options.run, env=options.env, env_kwargs=options.env_kwargs, seed=options.seed, checkpoint=options.checkpoint,
+        device=options.device, trust=options.trust, render_mode=_mode(options.video),
     )  # fmt: skip
     with player.recorder(options.video) as recorder:
         result = player.play(options.episodes, not options.sampled, options.parallel, options.max_steps, recorder)

@@ -28,7 +28,7 @@ from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_e
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError
 from sfactory.files import json_values, temporary_folder, write_atomically
-from sfactory.policy import Policy, load_policy
+from sfactory.policy import Policy, check_foreign, load_policy
 from sfactory.runs.run_files import EVALUATION, read_config
 from sfactory.runs.space_codec import check_spaces
 from sfactory.runs.video import VideoRecorder, prepare_rendering
@@ -112,16 +112,17 @@ class Player:
     def of_run(
         cls,
         run: str | os.PathLike[str],
-        env: Any,
-        env_kwargs: dict[str, Any] | None,
-        seed: int | None,
-        checkpoint: Checkpoint,
-        device: str,
-        model: ModelConfig | None,
-        trust: bool,
-        render_mode: str | None,
+        *,
+        env: Any = None,
+        env_kwargs: dict[str, Any] | None = None,
+        seed: int | None = None,
+        checkpoint: Checkpoint = "latest",
+        device: str = "cpu",
+        model: ModelConfig | None = None,
+        trust: bool = False,
+        render_mode: str | None = None,
     ) -> Player:
-        """For the policy of a run; the arguments are those of :func:`evaluate`.
+        """For the policy of a run; the arguments are those of :func:`sfactory.evaluate`.
 
         Args:
             render_mode: That of the environments; None: they are not rendered.
@@ -190,16 +191,12 @@ def _evaluation_seed(seed: int) -> int:
 
 def request_of(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trust: bool) -> EnvRequest:
     """The environments to make: the caller's, or the run's if that needs neither foreign code nor foreign files."""
-    if env is None and config.env.startswith("<"):
-        raise ConfigError(
-            f"the run was trained with a callable, {config.env}, which is not in its folder; pass it: evaluate(run, "
-            "env=...), or --env module:Name on the command line"
-        )
-    if env is None and ":" in config.env and not trust:
-        raise ConfigError(
-            f"the run's environment is {config.env}, code outside sfactory, which is not imported unasked; if you know "
-            f"it, pass env={config.env!r} or trust=True (on the command line --env {config.env} or --trust)"
-        )
+    if env is None:
+        check_foreign(
+            config.env, "environment", trust,
+            lost="evaluate(run, env=...), or --env module:Name on the command line",
+            named=f"env={config.env!r} or trust=True (on the command line --env {config.env} or --trust)",
+        )  # fmt: skip
     if env_kwargs is None and not is_harmless(config.env_kwargs) and not trust:
         raise ConfigError(
             f"the run's env_kwargs are {config.env_kwargs}, which may name files or code, and are not used unasked; if "

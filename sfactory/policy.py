@@ -281,24 +281,42 @@ def is_foreign(name: object) -> bool:
     return isinstance(name, str) and (name.startswith("<") or ":" in name)
 
 
+def check_foreign(name: Any, role: str, trust: bool, *, lost: str, named: str) -> None:
+    """Check that a field of a saved config names nothing outside sfactory, or, in a trusted folder, a ``module:Name``.
+
+    Args:
+        role: What the field is for.
+        lost: How the caller passes an object of which only the name in angle brackets is left.
+        named: How the caller allows a ``module:Name``.
+
+    Raises:
+        ConfigError: If the caller has to pass or to allow it.
+    """
+    if not is_foreign(name):
+        return
+    if name.startswith("<"):
+        raise ConfigError(
+            f"the run was trained with its own {role}, {name}, which is not in its folder; pass it: {lost}"
+        )
+    if not trust:
+        raise ConfigError(
+            f"the run's {role} is {name}, code outside sfactory, which is not imported unasked; if you know it, pass "
+            f"{named}"
+        )
+
+
 def _complete(saved: ModelConfig, given: ModelConfig | None, trust: bool) -> ModelConfig:
     """The saved model config with the caller's fields, and with no foreign code that the caller has not asked for."""
     asked = given_values(given)
     for role in ROLES:
         value = getattr(saved, role)
-        if role in asked or not is_foreign(value):
-            continue
-        if value.startswith("<"):
-            raise ConfigError(
-                f"the run was trained with a model.{role} of its own, {value}, which is not in its folder; pass it to "
-                f"load_policy, evaluate, or sfactory.commands.export's export or export_folder, in Python: "
-                f"model=ModelConfig({role}=...)"
-            )
-        if not trust:
-            raise ConfigError(
-                f"the run's model.{role} is {value}, code outside sfactory, which is not imported unasked; if you know "
-                f"it, pass model=ModelConfig({role}={value!r}), or trust=True (on the command line --trust)"
-            )
+        if role not in asked:
+            check_foreign(
+                value, f"model.{role}", trust,
+                lost=f"model=ModelConfig({role}=...) to load_policy, evaluate, or sfactory.commands.export's export or "
+                "export_folder, in Python",
+                named=f"model=ModelConfig({role}={value!r}), or trust=True (on the command line --trust)",
+            )  # fmt: skip
     return dataclasses.replace(saved, **asked)
 
 

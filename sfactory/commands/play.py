@@ -76,8 +76,8 @@ def _play(options: Options) -> Evaluation:
     request = request_of(read_config(options.run), options.env, options.env_kwargs, options.trust)
     mode = "rgb_array" if options.video else render_mode(options.where, request)
     player = Player.of_run(
-        options.run, options.env, options.env_kwargs, options.seed, options.checkpoint, "cpu", None, options.trust,
-        mode,
+        options.run, env=options.env, env_kwargs=options.env_kwargs, seed=options.seed, checkpoint=options.checkpoint,
+        trust=options.trust, render_mode=mode,
     )  # fmt: skip
     fps = player.render_fps if options.fps is None else options.fps
     screen = TerminalScreen(fps) if mode != "human" and not options.video else None

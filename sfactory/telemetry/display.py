@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sfactory.errors import clock, discard_output, thousands
 from sfactory.telemetry.metrics import METRICS, Metric, Report
-from sfactory.telemetry.notebook import NotebookView, in_notebook
+from sfactory.telemetry.notebook import MOST_POINTS, NotebookView, in_notebook
 from sfactory.telemetry.sparkline import History, sparkline
 
 if TYPE_CHECKING:
@@ -75,14 +75,14 @@ class Display:
         """Show a report."""
         if not math.isnan(report.fps):
             self._speeds.append(report.fps)
-        self.returns.add(report.episode_return_mean)
+        self.returns.add(report.env_steps, report.episode_return_mean)
         if not math.isnan(report.eval_return_mean):
             self._evaluation = report.eval_return_mean
         with self._while_read():
             if self.mode == "plain":
                 print(self._line(report), flush=True)
             elif self.mode == "live" and self._notebook is not None:
-                self._notebook.show(*self._cells(report))
+                self._notebook.show(*self._cells(report), self.returns.points(MOST_POINTS))
             elif self.mode == "live":
                 self._running().update(self._panel(report), refresh=True)
 
@@ -148,14 +148,14 @@ class Display:
         ]
         return "  ".join(parts)
 
-    def _cells(self, report: Report) -> tuple[str, list[tuple[str, str]], tuple[float, float]]:
-        """What the notebook shows: a head, labels with values, and a point of the curve."""
+    def _cells(self, report: Report) -> tuple[str, list[tuple[str, str]]]:
+        """What the notebook shows above the curve: a head, and labels with values."""
         head = (
             f"{self._share(report):.1%}: {self._progress(report)}, {clock(report.wall_s)} elapsed, "
             f"{clock(self._left_s(report))} left"
         )
         rows = [(each.label or "lowest, highest", self._text(each, report)) for each in self._shown()]
-        return head, rows + _extras(report), (report.env_steps, report.episode_return_mean)
+        return head, rows + _extras(report)
 
     def _progress(self, report: Report) -> str:
         return f"{thousands(report.env_steps)} of {thousands(self._steps)} env steps"

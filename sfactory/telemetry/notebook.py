@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import html
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-Point = tuple[float, float]
+from sfactory.telemetry.sparkline import Point
+
 WIDTH, HEIGHT, MARGIN = 560, 180, 36
 """Size of the curve in pixels, and of the space for its labels."""
 MOST_POINTS = 500
-"""Points of the curve; every second one is left out when there are more."""
+"""Points of the curve."""
 
 
 def in_notebook() -> bool:
@@ -33,24 +33,19 @@ class NotebookView:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._points: list[Point] = []
         self._handle: Any = None
 
-    def show(self, head: str, rows: Sequence[tuple[str, str]], point: Point) -> None:
+    def show(self, head: str, rows: Sequence[tuple[str, str]], points: Sequence[Point]) -> None:
         """Draw.
 
         Args:
             head: What is said above all else.
             rows: Labels and values of the table.
-            point: Env steps and return; not drawn where the return is NaN.
+            points: Returns by env steps.
         """
-        if math.isfinite(point[1]):
-            self._points.append(point)
-        if len(self._points) > MOST_POINTS:
-            del self._points[1::2]
         from IPython.display import HTML, display
 
-        page = HTML(_page(self._title, head, rows, self._points))
+        page = HTML(_page(self._title, head, rows, points))
         if self._handle is None:
             self._handle = display(page, display_id=True)
         else:

@@ -1,4 +1,4 @@
-"""A small curve of returns in one line of text."""
+"""The returns of a run so far, and a small curve of them in one line of text."""
 
 from __future__ import annotations
 
@@ -8,33 +8,44 @@ from collections.abc import Sequence
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 KEPT = 4096
-"""Values from which every other one is dropped."""
+"""Points from which every other one is dropped."""
+Point = tuple[float, float]
+"""Env steps and a value."""
 
 
 class History:
     """Values over a whole run, thinned out as they become many."""
 
     def __init__(self) -> None:
-        self._values: list[float] = []
+        self._points: list[Point] = []
         self._every = self._seen = 1
 
-    def add(self, value: float) -> None:
-        """Add a value; NaN is left out."""
-        if math.isnan(value):
+    def add(self, env_steps: float, value: float) -> None:
+        """Add a value; one that is not finite is left out."""
+        if not math.isfinite(value):
             return
         if self._seen % self._every == 0:
-            self._values.append(value)
+            self._points.append((env_steps, value))
         self._seen += 1
-        if len(self._values) >= KEPT:
-            self._values, self._every = self._values[::2], 2 * self._every
+        if len(self._points) >= KEPT:
+            self._points, self._every = self._points[::2], 2 * self._every
+
+    def points(self, most: int) -> list[Point]:
+        """The points, at most so many: if there are more, means of neighbours."""
+        count = len(self._points)
+        if count <= most:
+            return list(self._points)
+        cuts = [i * count // most for i in range(most + 1)]
+        return [_mean(self._points[a:b]) for a, b in itertools.pairwise(cuts)]
 
     def means(self, most: int) -> list[float]:
-        """The values, at most so many: if there are more, means of neighbours."""
-        count = len(self._values)
-        if count <= most:
-            return list(self._values)
-        cuts = [i * count // most for i in range(most + 1)]
-        return [sum(self._values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+        """The values of :meth:`points`."""
+        return [value for _, value in self.points(most)]
+
+
+def _mean(points: Sequence[Point]) -> Point:
+    steps, values = zip(*points, strict=True)
+    return sum(steps) / len(points), sum(values) / len(points)
 
 
 def sparkline(values: Sequence[float]) -> str:

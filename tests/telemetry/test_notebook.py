@@ -16,6 +16,7 @@ from commands import ROOT
 
 from sfactory.telemetry.display import Display
 from sfactory.telemetry.notebook import MOST_POINTS, NotebookView, _page
+from sfactory.telemetry.sparkline import History
 
 SETUP = """
 import gymnasium
@@ -124,11 +125,12 @@ def test_a_long_run_has_a_curve_of_few_points(monkeypatch: pytest.MonkeyPatch) -
     pytest.importorskip("IPython")
     pages: list[Any] = []
     monkeypatch.setattr("IPython.display.display", lambda page, display_id: pages.append(page))
-    view = NotebookView("run")
+    history = History()
     for step in range(3 * MOST_POINTS):
-        view.show("", [], (step, float("nan") if step == 1 else float(step)))
+        history.add(step, float("nan") if step == 1 else float(step))
+    NotebookView("run").show("", [], history.points(MOST_POINTS))
     points = re.findall(r"[\d.]+,[\d.]+", pages[-1].data.partition('points="')[2].partition('"')[0])
-    assert MOST_POINTS / 2 <= len(points) <= MOST_POINTS
+    assert len(points) == MOST_POINTS
     assert points[0].startswith("36.0,") and points[-1].startswith("524.0,")
 
 

@@ -20,9 +20,11 @@ def test_the_lowest_and_the_highest_value_have_the_lowest_and_the_highest_block(
 def test_a_long_history_keeps_its_shape_in_bounded_memory() -> None:
     history = History()
     for i in range(10 * KEPT):
-        history.add(float(i))
-    history.add(math.nan)
+        history.add(64 * i, float(i))
+    history.add(1, math.nan)
+    history.add(1, math.inf)
     means = history.means(50)
     assert len(means) == 50 and means == sorted(means)
     assert means[0] < 0.05 * 10 * KEPT and means[-1] > 0.9 * 10 * KEPT
     assert len(history.means(10**9)) < KEPT
+    assert all(steps == 64 * value for steps, value in history.points(50))
