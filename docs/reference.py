@@ -20,7 +20,7 @@ from sfactory.telemetry.metrics import METRICS, Report
 _CONFIG = """# Every config field
 
 Each field is a flag (`--optim.lr 1e-3`, with `-` or `_`), a key of a YAML file (`--config run.yaml`) and an argument of
-`sfactory.Config` or of one of its groups. Later wins: defaults < the preset of the environment's family < YAML < flags.
+`sfactory.Config` or of one of its groups. Later wins: defaults < the preset of the environment < YAML < flags.
 
 ```yaml
 env: CartPole-v1

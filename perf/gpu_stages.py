@@ -17,7 +17,7 @@ import torch
 
 from perf import gpu_checks
 from perf.gpu_task import Result, Task
-from sfactory.config import Config, devices, fitted_anew
+from sfactory.config import Config, devices, fitted_with_free_batch_size
 from sfactory.config.command_line import from_command_line
 from sfactory.eval import evaluate
 from sfactory.profiling.bottleneck import find_bottleneck
@@ -150,7 +150,7 @@ def _tiny(config: Config) -> Config:
     small = dataclasses.replace(
         config, workers=1, envs_per_worker=4, rollout=8, batch_size=32, precision="float32", runtime=runtime
     )
-    return fitted_anew(small, 1, images=False)
+    return fitted_with_free_batch_size(small, 1, images=False)
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def _profile(options: ProfileOptions, config: Config, begun: float) -> int:
 
 def _check(options: ProfileOptions, config: Config) -> None:
     """Raise ConfigError for options that cannot work."""
-    from sfactory.config.presets import family_of
+    from sfactory.config.presets import preset_for_env
 
     problems = []
     if not (options.seconds > 0 and math.isfinite(options.seconds)):
@@ -82,7 +82,7 @@ def _check(options: ProfileOptions, config: Config) -> None:
             f"trace is {options.trace}, and --tune makes many runs; profile the tuned settings with --config and "
             "--trace"
         )
-    if options.tune and family_of(config.env) == "tensors" and config.env_backend != "vector":
+    if options.tune and preset_for_env(config.env) == "tensors" and config.env_backend != "vector":
         problems.append(
             f"--tune searches numbers of processes, and {config.env} steps on the learner's device; leave it out, and "
             "raise --envs-per-worker"

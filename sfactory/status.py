@@ -1,4 +1,5 @@
-"""``sfactory status``: the state of the processes of a run, or how the run has ended."""
+"""``sfactory status``: reads from a run folder the state of a living run (:mod:`sfactory.runs.run_state`), or how it
+has ended."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from sfactory.config.checking import check_types
 from sfactory.config.declaring import changed, given_values
 from sfactory.config.env_source import env_name
 from sfactory.config.fields import Config, EvalConfig, LogConfig, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
-from sfactory.config.fitting import fitted, fitted_anew
+from sfactory.config.fitting import fitted, fitted_with_free_batch_size
 from sfactory.config.showing import annotated_yaml
 from sfactory.config.sources import flattened, from_dict, load_yaml, merged, preset_value, resolve, to_dict
 
@@ -21,7 +21,7 @@ __all__ = [
     "check_types",
     "env_name",
     "fitted",
-    "fitted_anew",
+    "fitted_with_free_batch_size",
     "flattened",
     "from_dict",
     "given_values",

@@ -1,6 +1,6 @@
 """The command line of a training run: every field of :class:`Config` is a flag, beside the flags of the command itself.
 
-A later source wins: defaults < the environment family's preset < the YAML file of ``--config`` < flags.
+A later source wins: defaults < the environment's preset < the YAML file of ``--config`` < flags.
 """
 
 from __future__ import annotations

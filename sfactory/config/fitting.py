@@ -65,8 +65,8 @@ def _with_short_segments(config: Config, rows_per_env: int) -> Config:
     return changed(config, rollout=rollout)
 
 
-def fitted_anew(config: Config, rows_per_env: int, images: bool) -> Config:
-    """:func:`fitted`, also where batch_size was given: the nearest that fits."""
+def fitted_with_free_batch_size(config: Config, rows_per_env: int, images: bool) -> Config:
+    """:func:`fitted`, which may also change a batch_size that was given: to the nearest that fits."""
     return fitted(changed(config, given=given_names(config) - {"batch_size"}), rows_per_env, images)
 
 

@@ -1,4 +1,4 @@
-"""Defaults by family of environments, tuned for return per env step on one machine."""
+"""Presets: defaults for kinds of environments, tuned for return per env step on one machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _BOX2D: dict[str, Any] = {
 }
 """LunarLander."""
 _WITH_CORE = {"classic": "classic_memory"}
-"""Families that have another preset where the model has a core, whose minibatches are of whole rows."""
+"""Presets that another replaces where the model has a core, whose minibatches are of whole rows."""
 PRESETS: dict[str, dict[str, Any]] = {
     "default": _UPDATES
     | {
@@ -129,7 +129,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-_FAMILIES = (
+_PRESETS_BY_ID: tuple[tuple[str, str], ...] = (
     ("tensors", r"sfactory/Tensor"),
     ("atari", r"ALE/|.*NoFrameskip-v\d"),
     ("vizdoom", r"Vizdoom"),
@@ -152,14 +152,14 @@ _FAMILIES = (
 )
 
 
-def family_of(env: Any) -> str:
-    """The family whose preset suits an environment; `default` for most callables and for unknown ids."""
+def preset_for_env(env: Any) -> str:
+    """The name of the preset for an environment; `default` for most callables and for unknown ids."""
     if takes_device(env):
         return "tensors"
     if not isinstance(env, str):
         return "default"
     name = env.rpartition(":")[2]
-    return next((family for family, pattern in _FAMILIES if re.match(pattern, name)), "default")
+    return next((preset for preset, pattern in _PRESETS_BY_ID if re.match(pattern, name)), "default")
 
 
 def takes_device(env: Any) -> bool:
@@ -185,7 +185,7 @@ def preset_for(preset: str, env: Any, algo: str = "appo", core: Any = "none") ->
         return "none", {}
     name = preset
     if preset == "auto":
-        name = family_of(env)
+        name = preset_for_env(env)
         name = name if core == "none" else _WITH_CORE.get(name, name)
     if not isinstance(name, str) or name not in PRESETS:
         near = difflib.get_close_matches(str(preset), PRESETS, n=1)

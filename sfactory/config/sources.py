@@ -1,6 +1,6 @@
 """Where the values of a config come from: Python, presets, YAML files and the command line.
 
-A later source wins: defaults < the environment family's preset < YAML file < flags. :func:`resolve` applies the preset
+A later source wins: defaults < the environment's preset < YAML file < flags. :func:`resolve` applies the preset
 to a ``Config`` made in Python, :func:`sfactory.config.command_line.read_command_line` does the whole chain for the
 commands.
 """
@@ -84,11 +84,11 @@ def _meant(value: Any, hint: Any) -> Any:
 
 
 def resolve(config: Config) -> Config:
-    """Fill what the creator of a config left open from the preset of its environment's family. A group of fields may be
+    """Fill what the creator of a config left open from the preset of its environment. A group of fields may be
     a mapping, as in YAML.
 
     Raises:
-        ConfigError: If `preset` names no family, or a group is something else or has unknown keys.
+        ConfigError: If `preset` names no preset, or a group is something else or has unknown keys.
     """
     config = _grouped(config)
     name, values = preset_for(config.preset, config.env, config.algo, config.model.core)

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from sfactory.config import Config, devices, fitted_anew, merged, resolve, to_dict
+from sfactory.config import Config, devices, fitted_with_free_batch_size, merged, resolve, to_dict
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
 from sfactory.profiling.ceiling import precision_of
@@ -285,7 +285,7 @@ class _Search:
         groups = settings["runtime.groups"]
         values["envs_per_worker"] = max(1, round(settings["envs_per_worker"] / groups)) * groups
         env = self._plan.env
-        return fitted_anew(merged(self._plan.config, values), env.agents, env.observation.has_images)
+        return fitted_with_free_batch_size(merged(self._plan.config, values), env.agents, env.observation.has_images)
 
     def _run(self, settings: Settings, seconds: float, first: bool) -> float:
         """Env steps per second of a run with some settings; NaN if they cannot run. The first run has time to begin,

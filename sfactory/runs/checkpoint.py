@@ -146,7 +146,7 @@ class CheckpointStore:
         """
         return self._load_first(self._newest_first)
 
-    def load_again(self) -> Snapshot | None:
+    def load_latest_patiently(self) -> Snapshot | None:
         """:meth:`load_latest` within a run, whose folder may be away for a moment: no run begins at 0 again because of
         that.
 

@@ -1,4 +1,7 @@
-"""The state of a living run, as ``status.json`` in its folder keeps it for ``sfactory status``."""
+"""The state of a living run as data, and ``status.json`` in its folder, which keeps it.
+
+:mod:`sfactory.runtime.observed_state` observes it within the run; :mod:`sfactory.status` reads it from outside.
+"""
 
 from __future__ import annotations
 

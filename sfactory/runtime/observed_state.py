@@ -1,5 +1,5 @@
-"""Observes the state of a living run, for ``sfactory status`` and for the file of stacks that is written when a process
-hangs."""
+"""Observes the state of a living run from its shared memory and its processes, as a
+:class:`sfactory.runs.run_state.RunState`; and the file of stacks that is written when a process hangs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def train(config: Config, callbacks: Sequence[Callback] = ()) -> Result:
     """Train an agent, or resume the run in the config's folder.
 
     Args:
-        config: Configuration of the run. The preset of the environment's family fills the fields that are not set.
+        config: Configuration of the run. The preset of the environment fills the fields that are not set.
         callbacks: Called with every :class:`sfactory.telemetry.metrics.Report`. Returning False interrupts the run.
 
     Returns:

@@ -149,7 +149,7 @@ class Supervisor:
         what = "; ".join(f"{name}: {problem}" for name, problem in lost.items())
         whole = "learner" in lost
         restarts = self._learner_restarts if whole else self._sampling_restarts
-        snapshot = self._store.load_again() if whole else None
+        snapshot = self._store.load_latest_patiently() if whole else None
         saved_steps = 0 if snapshot is None else snapshot.env_steps
         self._monitor.restarts += 1
         if not restarts.allow(saved_steps if whole else self._monitor.reporter.progress.env_steps):
@@ -214,7 +214,7 @@ class Supervisor:
             return
         if "learner" in self._processes.names:  # it hangs, or has died
             self._processes.kill(["learner"])
-        snapshot = self._store.load_again()
+        snapshot = self._store.load_latest_patiently()
         self._monitor.learner_is_gone(0 if snapshot is None else snapshot.env_steps)
 
 

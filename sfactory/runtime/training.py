@@ -56,7 +56,7 @@ class Training:
         self._model = build_model(plan.env.observation, plan.env.action, config.model).to(device)
         self._plan, self._control, self._emit, self._store = plan, wires.control, wires.events.put, store
         autocast = devices.autocast_dtype(config, plan.env.observation.has_images, device)
-        kernels, snapshot = Kernels(config, self._model, device, autocast), store.load_again()
+        kernels, snapshot = Kernels(config, self._model, device, autocast), store.load_latest_patiently()
         self._feed: Feed = (
             self._device_rollout(wires, device, 0 if snapshot is None else snapshot.env_steps)
             if plan.on_device

@@ -160,7 +160,7 @@ def test_other_programs_make_no_advice():
 
 
 @pytest.mark.parametrize(
-    ("preset", "told"), [("auto", "tuned for environments of this family"), ("none", "--preset auto")]
+    ("preset", "told"), [("auto", "tuned for environments like this one"), ("none", "--preset auto")]
 )
 @pytest.mark.parametrize("step_s", [1e-5, 1.0])
 def test_the_advice_for_an_environment_on_the_device_speaks_of_rows(preset, told, step_s):

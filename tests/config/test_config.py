@@ -24,7 +24,7 @@ from sfactory.config.checking import check_types
 from sfactory.config.command_line import from_command_line
 from sfactory.config.declaring import given_names
 from sfactory.config.lag import least_max_lag, max_lag, slot_count
-from sfactory.config.presets import PRESETS, family_of
+from sfactory.config.presets import PRESETS, preset_for_env
 from sfactory.config.validation import validate
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.interface import EnvRequest
@@ -185,7 +185,7 @@ def test_help_without_an_environment_says_that_the_preset_is_chosen_by_it(capsys
             parse(*args, "--help-all")
         return " ".join(capsys.readouterr().out.replace("│", " ").split())
 
-    what = "Family of defaults: auto (by the environment), none, or a family's name. (default: "
+    what = "Preset of defaults: auto (by the environment), none, or a preset's name. (default: "
     assert f"{what}auto)" in help_of()
     assert f"{what}atari)" in help_of("--env", "ALE/Pong-v5")
     assert f"{what}box2d)" in help_of("--preset", "box2d")
@@ -431,7 +431,7 @@ def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, 
 
 
 @pytest.mark.parametrize(
-    ("env", "family"),
+    ("env", "preset"),
     [
         ("CarRacing-v3", "car_racing"),
         ("LunarLander-v3", "box2d"),
@@ -448,8 +448,8 @@ def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, 
         ("MountainCarContinuous-v0", "default"),
     ],
 )
-def test_ids_of_unlike_tasks_have_families_of_their_own(env, family):
-    assert family_of(env) == family
+def test_ids_of_unlike_tasks_have_presets_of_their_own(env, preset):
+    assert preset_for_env(env) == preset
 
 
 def test_presets_know_the_algorithm():

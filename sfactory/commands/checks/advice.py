@@ -112,12 +112,12 @@ def advise(config: Config, facts: Facts, spec: EnvSpec, expectation: Expectation
 def _of_preset(config: Config) -> str:
     if config.preset == "default":
         return (
-            "no family of environments is known by this name; if it is like one of them, --preset classic, box2d, "
+            "no preset is known for this name; if the environment is like those of one, --preset classic, box2d, "
             "mujoco, atari, vizdoom or grid has its settings"
         )
     if config.preset == "none":
         return "the fields' own defaults, tuned for nothing; --preset auto takes the settings that suit the environment"
-    return "tuned for environments of this family"
+    return "tuned for environments like this one"
 
 
 def _for_rows(config: Config) -> Iterator[str]:
