@@ -1,6 +1,6 @@
-"""The policy's action distribution, K independent categorical components and D Gaussian dimensions, and what draws
-actions by it.
+"""Action distributions, and the sampler that draws from them.
 
+The built-in one has K independent categorical components and D Gaussian dimensions.
 Parameters are one float32 tensor ``params [..., P]`` with ``P = logits + 2 D``: categorical logits, Gaussian means,
 Gaussian log standard deviations. An action is a pair (categorical ``[..., K]`` int32 or int64, continuous ``[..., D]``
 float32). Continuous values are the Gaussian's own ``u`` before it is squashed into a Box. The squashing's Jacobian

@@ -278,9 +278,8 @@ def _log_shift(evaluation: _Evaluation, targets: Targets) -> Tensor:
 
 
 def final_values(batch: Batch, values: Tensor) -> Tensor:
-    """V(final_obs) where an episode was truncated: of the row that rests at t+1. Where the environment could not rest,
-    the last step changed the value as the behaviour policy saw it; its V(final_obs) itself is of an older critic, which
-    may have been far from the present one.
+    """V(final_obs) of truncated episodes. Normally the value at t+1. If the environment had already reset, V(final_obs)
+    is V(x_t) plus the behaviour critic's difference V(final_obs) - V(x_t); its absolute value would be stale.
 
     Args:
         values: ``[T+1, B]``, in units of return.

@@ -1,4 +1,4 @@
-"""What a callable carries, and its code, in words that are the same in every process and wherever in a file it stands.
+"""Describes a callable (its bound values and bytecode) as strings that do not depend on the process or on line numbers.
 
 A callable carries its arguments, its closure, the attributes of its object, and what it takes from its module by
 another name than its own. What it assigns itself, such as a count of its calls, says nothing and is left out.

@@ -140,8 +140,8 @@ def _tyros(marker: str) -> Any:
 class Settings:
     """A group of settings. It remembers which fields its creator gave, so that a preset fills only the others.
 
-    `dataclasses.replace` takes that over: it asks for `_given`, the first field, before all others that it copies, so
-    that only what it was called with stands before `_given` among the arguments of the new object.
+    `dataclasses.replace` passes its own arguments first, then `_given`, then the copied fields. Arguments before
+    `_given` were therefore set by the caller.
     """
 
     _given: InitVar[Annotated[frozenset[str], _tyros("Fixed"), _tyros("Suppress")]] = dataclasses.field(

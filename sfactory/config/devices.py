@@ -47,7 +47,7 @@ DEVICE_ERRORS = (
 """What errors of libraries on a device say."""
 SMALL_DENSE = 1 << 18
 """Weights of a network of dense layers up to which cores train faster than a GPU, which would wait for launches: two
-have 1,490,000 env steps/s of CartPole-v1."""
+cores reach 1,490,000 env steps/s on CartPole-v1."""
 
 
 class DeviceChoice(NamedTuple):

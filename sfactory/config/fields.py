@@ -82,9 +82,8 @@ class ModelConfig(Settings):
     kwargs: Mapped = setting({}, resume=_WEIGHTS)
     """Keyword arguments for a user's own encoder, core or model."""
     categories: int | None = setting(None, between(0, 10_000), resume=_WEIGHTS)
-    """Integers of observations that are names of things, not amounts, enter one-hot. Unset: those of Boxes with at most
-    32 values; n: also those of wider Boxes, whose values are then 0 to n - 1, as a grid of ids that is declared as 0 to
-    255; 0: those of no Box."""
+    """One-hot encoding of integer Boxes. Unset: Boxes with at most 32 values. n: also wider Boxes, read as n categories
+    (0 to n-1). 0: none."""
     channels: Literal["auto", "first", "last"] = setting("auto", resume=_WEIGHTS)
     """Where an image's channels are: [C, H, W], [H, W, C], or by its shape: beside the two sides of a square, else the
     smaller of the first and the last dimension."""
@@ -110,7 +109,7 @@ class OptimConfig(Settings):
     hold: float = setting(0.0, at_least(0, below=1), resume=_STEP)
     """Share of `steps` with the full rate before linear falls."""
     target_kl: float = setting(0.01, above(0), resume=_STEP)
-    """KL divergence of the new policy from the one with which a batch was begun that adaptive_kl aims at."""
+    """Target of adaptive_kl: KL divergence of the new policy from the proximal one, with which its batch was begun."""
     betas: tuple[float, float] = setting((0.9, 0.999), at_least(0, below=1), resume=_STEP)
     """Adam's moment decays."""
     eps: float = setting(1e-5, above(0), resume=_STEP)
@@ -209,9 +208,8 @@ class RuntimeConfig(Settings):
     inference_threads: int | None = setting(None, between(1, 1024), resume=_PLACE)
     """torch threads of each policy worker; unset: from the number of cores."""
     rollout_nice: int = setting(0, between(0, 19), resume=_PLACE)
-    """By how much the priority of rollout workers is below the learner's. Where they share cores and the learner
-    limits, 5 and a rollout worker for each core leave to sampling what the learner has no use for; where environments
-    take most of the time, 0 is best."""
+    """Niceness of rollout workers. If the learner is the bottleneck on shared cores, use 5 with one rollout worker per
+    core. If environments are the bottleneck, use 0."""
     env_threads: int = setting(1, between(1, 1024), resume=_PLACE)
     """Threads inside one vector environment that has its own (ALE, EnvPool)."""
     spare_batches: int = setting(1, at_least(0), resume=safe("the lag's bound follows"))
@@ -343,7 +341,7 @@ class Config(Settings):
     serial: bool = setting(False, resume=warned("another policy lag, and the seed no longer reproduces the whole run"))
     """Everything in one process, reproducible bit for bit from the seed; implies sync."""
     preset: str = setting("auto", resume=safe("the fields that it sets are compared, each by its own rule"))
-    """Family of defaults: auto (by the environment), none, or a family's name."""
+    """Preset of defaults: auto (by the environment), none, or a preset's name."""
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -1,5 +1,5 @@
-"""Weights in autocast's dtype, cast once for each version of a policy instead of in every forward pass, where that is
-recorded: copies of any model's weights that stay where they are. On the CPU, modules of sfactory's own keep copies in
+"""Low-precision copies of weights at fixed addresses, for recorded forward passes. They are refreshed once per policy
+version instead of in every pass. On the CPU, modules of sfactory's own keep copies in
 oneDNN's order (:mod:`sfactory.kernels.lowered`).
 """
 

@@ -75,8 +75,8 @@ class Kernel:
         tolerance: In float32.
         decision: Page of docs/decisions that says what it brings on which machine; ``python -m perf.gains``
             measures that for whole runs.
-        low_tolerance: Under autocast, where the plain callable is as far from exact as that itself; None: it computes
-            in float32 all the same.
+        low_tolerance: Tolerance under autocast, whose own rounding error is this large. None: the kernel always
+            computes in float32.
         device: Type of the device where the model has to compute, on which both are compared; None: any.
     """
 
@@ -222,9 +222,8 @@ def _terms(kind: type[Objective], use: Use) -> list[Tensor]:
 
 
 def _made_up_outputs(action: ActionSpec, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Parameters and values ``[T+1, B]``; parameters ``[T, B]`` that have moved on, the less the more there are to move
-    the policy, so that its ratio is of the same size for every action space; and by how much the log-probability of the
-    behaviour policy differs."""
+    """Returns parameters and values ``[T+1, B]``; parameters ``[T, B]`` with a perturbation that is scaled by
+    1/sqrt(action dimensions) to keep ratios comparable; and noise for the behaviour log-probability."""
     generator = torch.Generator().manual_seed(2)
     params = torch.randn(*shape, action.logits + 2 * action.continuous, generator=generator)
     params[..., action.logits + action.continuous :] *= 0.5  # log standard deviations

@@ -73,8 +73,8 @@ class FlatInput(nn.Module):
         numbers, categories: The leaves of each kind, by their positions.
         entries: Categories of all entries together.
         offsets: int64, where the categories of each entry begin among them.
-        hot: float32 scalar that stands for a category. It is saved where it is not 1: weights that were trained with
-            another are not taken for their like.
+        hot: float32 scalar that stands for a category. Saved with the model unless it is 1, so that weights trained
+            with another scale are not loaded by mistake.
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:

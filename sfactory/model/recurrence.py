@@ -1,12 +1,12 @@
 """Single steps and masked scans over time for LSTM and GRU; the scans have their gradients written out.
 
 Each scan takes the input's share of the gate pre-activations for all T steps (one matrix product, made by the caller)
-and adds the
-recurrent share step by step. The state is multiplied by ``keep[t]`` before step t, so that an episode may begin
-anywhere: no padding, no packing.
-The backward pass computes, for a block of steps at once, the factors by which the state's gradient must be multiplied,
-so that a step is one matrix product and a few elementwise operations, and forms the recurrent weights' gradient in one
-matrix product at the end.
+and adds the recurrent share step by step. The state is multiplied by ``keep[t]`` before step t, so that an episode may
+begin anywhere: no padding, no packing.
+
+The backward pass first computes, for a block of steps at once, the factors by which the state's gradient is multiplied.
+Each step is then one matrix product and a few elementwise operations. One matrix product at the end gives the gradient
+of the recurrent weights.
 
 Gate order and formulas are those of ``torch.nn.LSTM`` and ``torch.nn.GRU``. The same code runs on every device and
 never waits for it.

@@ -74,9 +74,8 @@ class Profile:
             sample.
         kernels: Names of the kernels with which each kind of worker ran.
         begin_s: When the measurement began, in monotonic seconds.
-        start: Where the seconds went from the command to the first batch trained on: those before the run was made,
-            if it is known when that began; those in which each kind of worker made what it needs; those from the
-            making of the run to the first batch, the workers' among them.
+        start: Start-up times in seconds: before the run was created (if known), of each kind of worker, and from
+            creation to the first batch, which includes the workers'.
     """
 
     plan: Plan

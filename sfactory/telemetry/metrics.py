@@ -86,7 +86,7 @@ class Report:
     episodes: int = metric("episodes", "episodes", 0, section="episode")
     """Episodes that ended since the last report."""
     episode_return_mean: float = metric("episodes.return_mean", section="episode", label="return")
-    """Mean return over the window of recent episodes, as are the next three."""
+    """Mean return over the recent episodes; the next three columns use the same window."""
     episode_return_min: float = metric("episodes.return_min", section="episode", label="")
     """Lowest return."""
     episode_return_max: float = metric("episodes.return_max", section="episode")
@@ -94,7 +94,7 @@ class Report:
     episode_length_mean: float = metric("episodes.length_mean", "env steps", section="episode", label="length")
     """Mean length."""
     eval_env_steps: float = metric("evaluation.env_steps", "env steps", section="eval", tensorboard=False)
-    """Env steps behind the weights whose evaluation has come in since the last report, as have the next five."""
+    """Env steps of the weights whose evaluation came in since the last report; the next five columns describe it."""
     eval_return_mean: float = metric("evaluation.return_mean", section="eval", label="evaluation")
     """Mean return of an evaluation's episodes."""
     eval_return_std: float = metric("evaluation.return_std", section="eval")

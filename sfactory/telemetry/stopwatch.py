@@ -116,8 +116,8 @@ class Stopwatch:
         self._rows += rows
         self._counted = self._last
         self._sizes[min(rows.bit_length(), SIZE_CLASSES - 1)] += 1
-        # The runner decides by the first batch whether there is anything to save. A row that has the last lap has its
-        # batch, too.
+        # The first batch is written at once: from it the runner knows that there is something to save. If the last lap
+        # has just written the row, it is written again, to include this batch.
         if self._batches == 1 or self._due == self._last + FLUSH_EVERY_S:
             self.flush()
 
