@@ -56,8 +56,8 @@ sfactory plot runs/cartpole --y return_mean fps
   stopped. If both grow while returns fall, lower `optim.lr` or `epochs`.
 - **Are samples too old?** `behaviour_kl` tells what `policy_lag_mean` amounts to. If it is larger than `kl`, see
   [what policy lag costs](lag.md).
-- **Does the critic follow?** `explained_variance` near 1 is good, near 0 it knows nothing yet, below 0 it misleads.
-  Exactly 0 but for rounding, report after report, it has the same value whatever it observes; then the run says so.
+- **Does the critic follow?** `explained_variance` near 1 is good, near 0 it knows nothing yet, below 0 it misleads. If
+  it stays 0 except for rounding, the critic gives every observation the same value; the run then says so.
 - **Does the policy still explore?** `entropy` falls slowly. If it is near 0 while returns are low, raise
   `loss.entropy_coef`.
 - **What limits the speed?** Whoever is busy near 1. `sfactory profile` says it exactly:
