@@ -18,7 +18,8 @@ from rich.text import Text
 
 from sfactory.config import ModelConfig
 from sfactory.config.command_line import Switch, flag_as_word
-from sfactory.config.policy_options import Checkpoint, PolicyOptions
+from sfactory.config.fields import Checkpoint
+from sfactory.config.policy_options import PolicyOptions
 from sfactory.errors import ConfigError, counted, telling_errors
 from sfactory.player import Evaluation, Player
 from sfactory.telemetry.console import new_console

@@ -19,8 +19,8 @@ import numpy as np
 
 from sfactory.config import Config, ModelConfig, env_name
 from sfactory.config.devices import torch_threads
+from sfactory.config.fields import Checkpoint
 from sfactory.config.importing import is_harmless
-from sfactory.config.policy_options import Checkpoint
 from sfactory.envs import make_group, probe
 from sfactory.envs.faults import environment_fault
 from sfactory.envs.globals import globals_kept

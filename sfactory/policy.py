@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sfactory.config import ModelConfig, given_values
 from sfactory.config.devices import resolve_device
-from sfactory.config.policy_options import Checkpoint
+from sfactory.config.fields import Checkpoint
 from sfactory.distributions import Distribution
 from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.envs.observations import ObservationWriter, new_step_buffers

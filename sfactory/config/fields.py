@@ -38,6 +38,8 @@ _PLACE = safe("where and how fast, not what")
 _RESTART = safe("environments begin new episodes; the lag's bound follows")
 _GIVE_UP = safe("when to give up")
 _REPORTS = safe("reports only")
+Checkpoint = Literal["latest", "best"]
+"""The latest of a run, or its best: by evaluation where the run had it, else by the return in training."""
 
 
 @settings_group

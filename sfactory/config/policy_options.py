@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from sfactory.config.command_line import Switch
+from sfactory.config.fields import Checkpoint
 from sfactory.config.flags import Mapped, Name
-
-Checkpoint = Literal["latest", "best"]
-"""The latest of a run, or its best: by evaluation where the run had it, else by the return in training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from sfactory.commands.export.hub import Score, check_folder, make_folder, measu
 from sfactory.commands.export.portable import PortablePolicy
 from sfactory.config import ModelConfig, env_name
 from sfactory.config.command_line import Switch
-from sfactory.config.policy_options import Checkpoint, PolicyOptions
+from sfactory.config.fields import Checkpoint
+from sfactory.config.policy_options import PolicyOptions
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.policy import load_policy
 from sfactory.runs.run_files import read_config

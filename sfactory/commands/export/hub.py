@@ -13,7 +13,7 @@ import yaml
 
 from sfactory.commands import plot
 from sfactory.config import Config, to_dict
-from sfactory.config.policy_options import Checkpoint
+from sfactory.config.fields import Checkpoint
 from sfactory.errors import ConfigError, SfactoryError, installing
 from sfactory.eval import evaluate
 from sfactory.files import write_atomically
