@@ -18,6 +18,7 @@ from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY, Leaf
 
 NO_MASK = "info has no action_mask, though the first reset() gave one; give it at every reset() and step()"
+LATE_MASK = "info has an action_mask, though the first reset() gave none, so masks are not used; give it at reset() too"
 _NO_EXTRAS = ("TimeLimit.truncated", "episode", MASK_KEY, GOES_ON_KEY)
 _MISFIT = Exception
 """Exceptions of a value that is no array. Objects of a user's class may raise anything when they are converted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from sfactory.envs.factory import Maker, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
 from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
 from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
-from sfactory.envs.observations import ObservationWriter, mask_in, numeric_extras
+from sfactory.envs.observations import LATE_MASK, ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
@@ -25,26 +25,20 @@ def read_spec(env: Any, request: EnvRequest) -> EnvSpec:
         ConfigError: If its agents have different spaces, or spaces that are not supported.
         EnvironmentFault: If reset() raises or returns something else than (observations, infos).
     """
-    agents = list(env.possible_agents)
-    if not agents:
-        raise ConfigError(
-            f"{env_name(request.env)}: possible_agents is empty; it must list every agent that may ever live"
-        )
-    first = agents[0]
-    for what, space_of in (("observation", env.observation_space), ("action", env.action_space)):
-        for agent in agents[1:]:
-            if space_of(agent) != space_of(first):
-                raise ConfigError(
-                    f"{env_name(request.env)}: the agents {first} and {agent} have different {what} spaces, "
-                    f"{space_of(first)} and {space_of(agent)}; all agents must share one. Pad them (supersuit has "
-                    "pad_observations_v0 and pad_action_space_v0)"
-                )
-    observation, action = read_spaces(env.observation_space(first), env.action_space(first), request)
+    agents = _possible_agents(env, request)
+    observation, action = read_spaces(
+        _shared_space(env, "observation_space", agents, request),
+        _shared_space(env, "action_space", agents, request),
+        request,
+    )
     name = environment_name(request, 0)
     observations, infos = check_reset(name, lambda: env.reset(seed=0))
-    if not isinstance(observations, Mapping) or not set(env.agents) <= set(observations):
+    living = getattr(env, "agents", None)
+    if not _is_list(living):
+        raise EnvironmentFault(f"{name}: env.agents is {shown(living)} after reset(); it must list those that act")
+    if not isinstance(observations, Mapping) or not set(living) <= set(observations):
         raise EnvironmentFault(
-            f"{name}: reset() returned {shown(observations)}; it must return a dict with those of all of {env.agents}"
+            f"{name}: reset() returned {shown(observations)}; it must return a dict with those of all of {living}"
         )
     masked = observation.mask_path is not None or any(
         isinstance(info, Mapping) and MASK_KEY in info for info in infos.values()
@@ -52,6 +46,56 @@ def read_spec(env: Any, request: EnvRequest) -> EnvSpec:
     return EnvSpec(
         observation, action, agents=len(agents), masked=masked, family="multiagent", render_fps=render_fps(env)
     )
+
+
+def _is_list(agents: Any) -> bool:
+    return isinstance(agents, Collection) and not isinstance(agents, str)
+
+
+def _possible_agents(env: Any, request: EnvRequest) -> list[Any]:
+    """Every agent that may ever live. Raises ConfigError if that is no list of different names."""
+    agents, name = env.possible_agents, env_name(request.env)
+    if not _is_list(agents) or not len(agents):
+        raise ConfigError(f"{name}: possible_agents is {shown(agents)}; it must list every agent that may ever live")
+    agents = list(agents)
+    for number, agent in enumerate(agents):
+        if agent in agents[:number]:
+            raise ConfigError(f"{name}: possible_agents lists {agent} twice; give every agent a name of its own")
+    return agents
+
+
+def _shared_space(env: Any, method: str, agents: Sequence[Any], request: EnvRequest) -> Any:
+    """The space of all agents that a method of the environment gives.
+
+    Raises:
+        ConfigError: If they have several.
+        EnvironmentFault: If the method raises.
+    """
+    spaces = []
+    for agent in agents:
+        try:
+            spaces.append(getattr(env, method)(agent))
+        except BaseException as error:
+            raise environment_fault(environment_name(request, 0), f"{method}({agent!r})", error) from error
+    for agent, space in zip(agents, spaces, strict=True):
+        if space != spaces[0]:
+            raise ConfigError(
+                f"{env_name(request.env)}: the agents {agents[0]} and {agent} have different "
+                f"{method.replace('_', ' ')}s, {spaces[0]} and {space}; all agents must share one. Pad them (supersuit "
+                "has pad_observations_v0 and pad_action_space_v0)"
+            )
+    return spaces[0]
+
+
+def missing(what: str, *dicts: Mapping[Any, Any]) -> str:
+    """What is wrong where step() tells nothing of an agent that acted.
+
+    Args:
+        what: What there is not.
+        dicts: Where it should be.
+    """
+    keys = ", ".join(dict.fromkeys(str(key) for each in dicts for key in each)) or "none"
+    return f"step() returned no {what} of this agent, which acted; return one for each. The keys are: {keys}"
 
 
 class ParallelGroup:
@@ -81,6 +125,7 @@ class ParallelGroup:
         self._names = [environment_name(request, first_index + index) for index in range(len(envs))]
         self._first_index, self._seed = first_index, seed
         self._action = spec.action
+        self._masked = spec.masked
         self._mask_in_observation = spec.observation.mask_path is not None
         self._writer = ObservationWriter(spec, self._row_name, request.validate, request.compiled)
         self._over = [False] * len(envs)
@@ -157,6 +202,8 @@ class ParallelGroup:
     def _reset_env(self, index: int, first: np.ndarray, seed: int | None = None) -> None:
         env = self._envs[index]
         observations, infos = check_reset(self._names[index], lambda: env.reset(seed=seed))
+        if not isinstance(observations, Mapping):
+            raise EnvironmentFault(f"{self._names[index]}: reset() returned {shown(observations)}; it must be a dict")
         if not env.agents:
             raise EnvironmentFault(
                 f"{self._names[index]}: no agent lives after reset(); env.agents must list those that act"
@@ -181,21 +228,23 @@ class ParallelGroup:
             )
         observations, rewards, terminations, truncations, infos = result
         living = [agent for agent in env.agents if not (terminations.get(agent) or truncations.get(agent))]
-        last_seen = self._seen[base : base + len(self._agents)]
         self._bury(index)
         for row, agent in acting:
-            reward = np.asarray(rewards.get(agent, 0.0))
-            if reward.shape != () or reward.dtype.kind not in "biuf":
-                raise EnvironmentFault(
-                    f"{self._row_name(row)}: the reward is {shown(rewards[agent])}; it must be one number"
-                )
-            outcome.reward[row] = reward
+            outcome.reward[row] = self._reward(row, agent, rewards)
+            if agent not in terminations and agent not in truncations:
+                what = missing("termination and no truncation", terminations, truncations)
+                raise EnvironmentFault(f"{self._row_name(row)}: {what}")
             outcome.terminated[row] = bool(terminations.get(agent))
             outcome.truncated[row] = not terminations.get(agent) and agent not in living
-            if agent not in living and (extras := numeric_extras(infos.get(agent, {}))):
+            if agent not in living and (extras := numeric_extras(self._info_of(row, agent, infos))):
                 self.extras.append(extras)
             if outcome.truncated[row]:  # shown once more, for the value of its last state
-                self._seen[row] = observations.get(agent, last_seen[row - base])
+                if observations.get(agent) is None:
+                    raise EnvironmentFault(
+                        f"{self._row_name(row)}: there is no last observation of this agent, which was truncated; "
+                        "return it, for its value is bootstrapped"
+                    )
+                self._seen[row] = observations[agent]
         acted = {agent for _, agent in acting}
         for agent in living:
             row = self._greet(index, agent, observations, infos)
@@ -205,6 +254,29 @@ class ParallelGroup:
                 self._over[index] = True
             else:
                 self._reset_env(index, first)
+        elif len(living) < len(env.agents):
+            stays = next(agent for agent in env.agents if agent not in living)
+            raise EnvironmentFault(
+                f"{self._names[index]}: agent {stays} has ended, but is still in env.agents; take it out. One that "
+                "comes back is listed again at a later step"
+            )
+
+    def _reward(self, row: int, agent: Any, rewards: Mapping[Any, Any]) -> np.ndarray:
+        try:  # not get(): there may be a default
+            reward = np.asarray(rewards[agent])
+        except KeyError:
+            raise EnvironmentFault(f"{self._row_name(row)}: {missing('reward', rewards)}") from None
+        if reward.shape != () or reward.dtype.kind not in "biuf":
+            raise EnvironmentFault(
+                f"{self._row_name(row)}: the reward is {shown(rewards[agent])}; it must be one number"
+            )
+        return reward
+
+    def _info_of(self, row: int, agent: Any, infos: Mapping[Any, Any]) -> Mapping[str, Any]:
+        info = infos.get(agent, {})
+        if not isinstance(info, Mapping):
+            raise EnvironmentFault(f"{self._row_name(row)}: the info is {shown(info)}; it must be a dict")
+        return info
 
     def _bury(self, index: int) -> None:
         """Let no agent of an environment live."""
@@ -226,7 +298,9 @@ class ParallelGroup:
         row = index * len(self._agents) + self._row_of[agent]
         self._active[row] = True
         self._seen[row] = observations[agent]
-        self._infos[row] = infos.get(agent, {})
+        self._infos[row] = info = self._info_of(row, agent, infos)
+        if MASK_KEY in info and not self._masked:
+            raise EnvironmentFault(f"{self._row_name(row)}: {LATE_MASK}")
         return row
 
     def _write(self, buffers: StepBuffers) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from sfactory.errors import ConfigError, EnvironmentFault
 pettingzoo = pytest.importorskip("pettingzoo")
 
 Events = dict[int, dict[str, str]]
-"""For each step what happens to agents: die, cut (truncated), vanish or come."""
+"""For each step what happens to agents: die, cut (truncated), leave (without an end) or come."""
 
 
 class Team(pettingzoo.ParallelEnv):
@@ -52,11 +53,8 @@ class Team(pettingzoo.ParallelEnv):
             raise RuntimeError("the team broke up")
         self.count += 1
         events = self.events.get(self.count, {})
-        gone = [agent for agent, event in events.items() if event == "vanish"]
-        ended = [agent for agent, event in events.items() if event in ("die", "cut")]
-        shown = [agent for agent in self.agents if agent not in gone] + [
-            agent for agent, event in events.items() if event == "come"
-        ]
+        ended = [agent for agent, event in events.items() if event in ("die", "cut", "leave")]
+        shown = self.agents + [agent for agent, event in events.items() if event == "come"]
         self.agents = [agent for agent in shown if agent not in ended]
         return (
             {agent: None if self.bad == "none" and agent == "b" else self._see(agent) for agent in shown},
@@ -141,8 +139,8 @@ def test_a_truncated_agent_shows_its_final_observation_once():
     assert story({1: {"b": "cut"}}, 3) == ["0FA 0FA 0FA", "1A 1u 1A", "2A - 2A", "3A - 3A"]
 
 
-def test_an_agent_that_vanishes_is_truncated_with_what_it_last_saw():
-    assert story({2: {"a": "vanish"}}, 3) == ["0FA 0FA 0FA", "1A 1A 1A", "1u 2A 2A", "- 3A 3A"]
+def test_an_agent_that_leaves_without_an_end_is_truncated():
+    assert story({1: {"b": "leave"}}, 2) == ["0FA 0FA 0FA", "1A 1u 1A", "2A - 2A"]
 
 
 def test_a_group_says_which_environments_were_reset():
@@ -223,6 +221,125 @@ def test_faults_name_environment_and_agent(bad: str, parts: list[str]):
     with pytest.raises(EnvironmentFault, match="environment 6") as caught:
         play(spec, group, 1)
     assert all(part in str(caught.value) for part in parts)
+
+
+def changed(change: Any, base: type = Team, **kwargs: Any) -> Any:
+    """A team of which `change` alters what step() returns, or the team itself."""
+
+    class Changed(base):
+        def step(self, actions: dict[str, int]) -> Any:
+            result = tuple(map(dict, super().step(actions)))
+            return change(self, *result) or result
+
+    return lambda: Changed(**kwargs)
+
+
+def renamed(team: Team, observations: Any, rewards: Any, *rest: Any) -> Any:
+    return observations, {f"agent_{name}": reward for name, reward in rewards.items()}, *rest
+
+
+def for_all(team: Team, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any) -> Any:
+    return observations, rewards, {"__all__": False}, {"__all__": False}, infos
+
+
+def blind(team: Team, observations: Any, *rest: Any) -> None:
+    observations["b"] = None
+
+
+def absent(team: Team, observations: Any, *rest: Any) -> None:
+    observations.pop("b", None)
+
+
+def stays(team: Team, *result: Any) -> None:
+    team.agents = ["a", "b", "c"]
+
+
+def untold(team: Team, *result: Any) -> None:
+    result[4]["b"] = None
+
+
+def late_mask(team: Team, *result: Any) -> None:
+    result[4]["b"]["action_mask"] = np.ones(3, bool)
+
+
+@pytest.mark.parametrize(
+    ("change", "event", "words"),
+    [
+        (renamed, "", "agent a: step.. returned no reward of this agent.* The keys are: agent_a, agent_b, agent_c$"),
+        (lambda *result: (result[1], {}, *result[3:]), "", "agent a: step.. returned no reward.* The keys are: none$"),
+        (for_all, "", "agent a: step.. returned no termination and no truncation of this agent.* keys are: __all__$"),
+        (blind, "cut", "agent b: there is no last observation of this agent, which was truncated"),
+        (absent, "cut", "agent b: there is no last observation of this agent, which was truncated"),
+        (absent, "leave", "agent b: there is no last observation of this agent, which was truncated"),
+        (stays, "die", "agent b has ended, but is still in env.agents; take it out"),
+        (untold, "", "agent b: the info is None; it must be a dict"),
+        (untold, "die", "agent b: the info is None; it must be a dict"),
+        (late_mask, "", "agent b: info has an action_mask, though the first reset.. gave none.*; give it at reset"),
+    ],
+)
+def test_what_step_leaves_out_is_a_fault(change: Any, event: str, words: str):
+    spec, group = group_of(changed(change, events={1: {"b": event}} if event else {}), first_index=6)
+    with pytest.raises(EnvironmentFault, match=f"^environment 6 .*{words}"):
+        play(spec, group, 1)
+
+
+def test_one_of_the_two_kinds_of_ends_may_be_left_out_and_rewards_may_have_a_default():
+    def change(team: Team, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any) -> Any:
+        del rewards["b"]
+        return observations, defaultdict(float, rewards), {}, truncations, infos
+
+    spec, group = group_of(changed(change, events={2: {"a": "cut"}}))
+    (_, outcome), (_, last) = play(spec, group, 2)[1:]
+    assert outcome.reward.tolist() == [1.5, 0, 1.5] and not outcome.truncated.any()
+    assert last.truncated.tolist() == [True, False, False] and not last.terminated.any()
+
+
+def test_the_last_observation_of_a_terminated_agent_may_be_missing():
+    spec, group = group_of(changed(absent, events={1: {"b": "die"}}))
+    frame, outcome = play(spec, group, 1)[-1]
+    assert outcome.terminated.tolist() == [False, True, False] and frame.active.tolist() == [True, False, True]
+
+
+def test_when_all_agents_end_they_may_stay_in_the_list():
+    spec, group = group_of(changed(stays, events={1: dict.fromkeys("abc", "die")}))
+    assert [frame.first.tolist() for frame, _ in play(spec, group, 2)] == [[True] * 3, [True] * 3, [True] * 3]
+
+
+class NoSpace(Team):
+    def observation_space(self, agent: str) -> spaces.Space:
+        return {"a": super().observation_space(agent)}[agent]
+
+
+class NoAgents(Team):
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        result = super().reset(seed)
+        self.agents = None
+        return result
+
+
+def team_of(possible_agents: Any) -> Any:
+    def make() -> Team:
+        team = Team()
+        team.possible_agents = possible_agents
+        return team
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (NoSpace, r"environment 0 .* raised KeyError in observation_space\('b'\)"),
+        (NoAgents, r"env.agents is None after reset\(\); it must list those that act"),
+        (team_of(None), "possible_agents is None; it must list every agent"),
+        (team_of([]), r"possible_agents is \[\]; it must list every agent"),
+        (team_of(lambda: ["a"]), "possible_agents is <function .*; it must list every agent"),
+        (team_of(["a", "b", "a"]), "possible_agents lists a twice; give every agent a name of its own"),
+    ],
+)
+def test_what_an_environment_says_wrong_of_its_agents_is_one_sentence(make: Any, words: str):
+    with pytest.raises(ConfigError, match=words):
+        general.probe(EnvRequest(make, {}))
 
 
 def test_a_turn_based_environment_is_refused_with_the_way_out():
