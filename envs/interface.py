@@ -37,6 +37,8 @@ from sfactory.spaces import AS_DECLARED, ActionSpec, ObservationSpec, Reading
 
 GOES_ON_KEY = "goes_on"
 """Entry of an info: the episode that terminates is a part of one that goes on."""
+FINAL_OBS = ("final_obs", "final_observation")
+"""Entries of an info that hold the last observations of episodes whose environments have been reset since."""
 
 
 TENSORS = "tensors"

@@ -69,6 +69,7 @@ class DeviceRollout:
         self._values = torch.zeros(config.rollout, 0 if group.rests else rows, device=device)
         self._episodes = EpisodeTensors(config.rollout, rows, device)
 
+    @torch.no_grad()
     def start(self, weights: Tensor, updates: int) -> None:
         """Begin the first episodes."""
         self._group.reset(self._seed, _step_of(self._segments[-1], -1))

@@ -22,6 +22,7 @@ class Schedules(gymnasium.vector.VectorEnv):
         told: Whether info says at an episode's end which one it was (``number``), and that rows 0 and 3 go on.
         bad: Global step at which row 1 sees what is not finite.
         broken: Global step at which the environment raises.
+        final: What info calls the last observations.
     """
 
     def __init__(
@@ -33,10 +34,11 @@ class Schedules(gymnasium.vector.VectorEnv):
         told: bool = False,
         bad: int = -1,
         broken: int = -1,
+        final: str = "final_obs",
     ) -> None:
         self.num_envs, self._device, self._mode = num_envs, torch.device(device), AutoresetMode(mode)
         self.metadata = {"autoreset_mode": self._mode}
-        self._masked, self._told, self._bad, self._broken = masked, told, bad, broken
+        self._masked, self._told, self._bad, self._broken, self._final = masked, told, bad, broken, final
         self.single_observation_space = spaces.Dict(
             {
                 "count": spaces.Box(-np.inf, np.inf, (3,), np.float32),
@@ -76,7 +78,7 @@ class Schedules(gymnasium.vector.VectorEnv):
         final, told = self._observation(), self._ends(terminated, ended)
         if self._mode is AutoresetMode.SAME_STEP:
             self._next_episode(ended)
-            info = {"final_obs": final, "final_info": told, "depth": self._count}
+            info = {self._final: final, "final_info": told, "depth": self._count}
             return self._observation(), reward, terminated, truncated, info | self._info()
         return final, reward, terminated, truncated, self._info() | told
 

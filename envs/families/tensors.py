@@ -78,6 +78,8 @@ def make_on_host(request: EnvRequest, count: int) -> OnHost:
 
 def _checked(env: Any, request: EnvRequest, count: int) -> gymnasium.vector.VectorEnv:
     if not isinstance(env, gymnasium.vector.VectorEnv) or env.num_envs != count:
+        if "num_envs" in request.kwargs:
+            raise ConfigError(f"{env_name(request.env)}: leave num_envs out of env_kwargs; --envs-per-worker sets it")
         what = f"num_envs {env.num_envs}" if hasattr(env, "num_envs") else f"a {type(env).__name__}"
         raise ConfigError(
             f"{env_name(request.env)} takes num_envs and device, as an environment on the device does, but made {what} "
@@ -100,6 +102,7 @@ class OnHost(gymnasium.vector.VectorEnv):
         self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
         self.observation_space, self.action_space = env.observation_space, env.action_space
 
+    @torch.no_grad()
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As the environment's own; of several seeds the first."""
         seed = seed[0] if isinstance(seed, list) else seed
@@ -108,6 +111,7 @@ class OnHost(gymnasium.vector.VectorEnv):
         observation, info = self.env.reset(seed=seed, options=options)
         return to_host(observation), to_host(info)
 
+    @torch.no_grad()
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As the environment's own."""
         return tuple(map(to_host, self.env.step(_mapped(actions, self._to_device))))
@@ -126,7 +130,13 @@ class OnHost(gymnasium.vector.VectorEnv):
 
 def to_host(value: Any) -> Any:
     """Tensors, nested in mappings and sequences, as arrays."""
-    return _mapped(value, lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x)
+    return _mapped(value, lambda x: _array(x) if isinstance(x, Tensor) else x)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """A tensor as an array; NumPy has no bfloat16."""
+    tensor = tensor.detach()
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).cpu().numpy()
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -13,11 +13,20 @@ from sfactory.config import env_name
 from sfactory.envs.factory import Maker, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
 from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
-from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Finals, Outcome, StepBuffers, whole_ends
-from sfactory.envs.observations import NO_MASK, ObservationWriter, numeric_extras
+from sfactory.envs.interface import (
+    FINAL_OBS,
+    GOES_ON_KEY,
+    EnvRequest,
+    EnvSpec,
+    Finals,
+    Outcome,
+    StepBuffers,
+    whole_ends,
+)
+from sfactory.envs.observations import LATE_MASK, NO_MASK, ObservationWriter, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault, shown
-from sfactory.spaces import MASK_KEY
+from sfactory.spaces import MASK_KEY, ActionSpec
 
 
 def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
@@ -218,6 +227,8 @@ class VectorGroup:
                 f"{self._group_name}: step() must return observation, reward, terminated, truncated, info with arrays "
                 f"of {self.rows} entries, not {error}"
             ) from error
+        if not isinstance(info, Mapping):
+            raise EnvironmentFault(f"{self._group_name}: step() returned {shown(info)} as info; it must be a dict")
         rests = self._mode is AutoresetMode.NEXT_STEP
         ended, finite = self._settle_step(*told, rests, self._resting, *outcome, after.first, after.active)
         if not finite:
@@ -256,12 +267,12 @@ class VectorGroup:
         rows = np.flatnonzero(truncated)
         if not len(rows):
             return
-        if "final_obs" not in info:
+        final = next((info[key] for key in FINAL_OBS if key in info), None)
+        if final is None:
             raise EnvironmentFault(
                 f"{self._names[rows[0]]} was truncated, but info has no final_obs; a vector environment with autoreset "
                 "SAME_STEP must give it"
             )
-        final = info["final_obs"]
         if isinstance(final, np.ndarray) and final.dtype == object:
             whole = self._new_obs(self.rows)
             self._writer.write_rows(rows.tolist(), [final[row] for row in rows], whole)
@@ -295,6 +306,8 @@ class VectorGroup:
             in_observation = self._spec.observation.mask(observation)
             masks = self._masks_of(info, buffers.active) if in_observation is None else self._flat_masks(in_observation)
             self._writer.write_masks(np.where(buffers.active[:, None], masks, True), buffers.mask)
+        elif MASK_KEY in info:
+            raise EnvironmentFault(f"{self._group_name}: {LATE_MASK}")
 
     def _masks_of(self, info: Mapping[str, Any], needed: np.ndarray) -> np.ndarray:
         """The masks ``[rows, logits]`` in an info, which must have those of the rows in `needed`."""
@@ -304,24 +317,32 @@ class VectorGroup:
             raise EnvironmentFault(f"{self._names[row]}: {NO_MASK}")
         if MASK_KEY not in info:
             return np.ones((self.rows, self._spec.action.logits), bool)
-        masks = info[MASK_KEY]
-        if isinstance(masks, np.ndarray) and masks.dtype == object:
-            allowed = self._writer.all_allowed
-            return np.stack(
-                [
-                    self._spec.action.flat_mask(mask) if has else allowed
-                    for mask, has in zip(masks, present, strict=True)
-                ]
-            )
-        return self._flat_masks(masks)
+        return self._flat_masks(info[MASK_KEY], present)
 
-    def _flat_masks(self, masks: Any) -> np.ndarray:
-        """Batched masks, an array or a tuple or Dict of arrays, as bool ``[rows, logits]``."""
+    def _flat_masks(self, masks: Any, present: np.ndarray | None = None) -> np.ndarray:
         try:
-            parts = [np.reshape(part, (self.rows, -1)) for part in self._spec.action.mask_parts(masks)]
-            return np.concatenate(parts, axis=1).astype(bool)
+            return flat_masks(self._spec.action, masks, np.ones(self.rows, bool) if present is None else present)
         except ValueError as error:
             raise EnvironmentFault(f"{self._group_name}: {error}; the action masks are {shown(masks)}") from error
+
+
+def flat_masks(action: ActionSpec, masks: Any, present: np.ndarray) -> np.ndarray:
+    """Batched masks as bool ``[rows, logits]``.
+
+    Args:
+        action: Components of the action space.
+        masks: An array, a tuple or Dict of arrays, or an array of one object for each row.
+        present: bool ``[rows]``; the row has a mask.
+
+    Raises:
+        ValueError: If they do not fit the action space.
+    """
+    if isinstance(masks, np.ndarray) and masks.dtype == object:
+        allowed = np.ones(action.logits, bool)
+        rows = zip(masks, present, strict=True)
+        return np.stack([action.flat_mask(mask) if has else allowed for mask, has in rows])
+    parts = [np.reshape(part, (len(present), -1)) for part in action.mask_parts(masks)]
+    return np.concatenate(parts, axis=1).astype(bool)
 
 
 def _take(batch: Any, rows: np.ndarray) -> Any:

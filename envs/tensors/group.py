@@ -12,15 +12,11 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor, nn
 
 from sfactory.envs.faults import close_quietly, environment_fault
-from sfactory.envs.interface import GOES_ON_KEY, EnvSpec, StepBuffers
-from sfactory.envs.observations import is_extra
+from sfactory.envs.interface import FINAL_OBS, GOES_ON_KEY, EnvSpec, StepBuffers
+from sfactory.envs.observations import LATE_MASK, is_extra
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY, Leaf
 from sfactory.spaces.tensors import action_parts
-
-FINAL_OBS = ("final_obs", "final_observation")
-"""Entries of an info that hold the last observations of episodes whose environments have been reset since."""
-
 
 TensorStep = StepBuffers[Tensor]
 """One time step, from which the policy chooses actions; views, written in place."""
@@ -160,6 +156,10 @@ class TensorGroup:
         if not isinstance(result, tuple) or len(result) != values:
             wanted = "observation, info" if values == 2 else "observation, reward, terminated, truncated, info"
             raise EnvironmentFault(f"{self.name}: {call} returned {shown(result)}; it must return {wanted}")
+        if not isinstance(result[-1], Mapping):
+            raise EnvironmentFault(f"{self.name}: {call} returned {shown(result[-1])} as info; it must be a dict")
+        if MASK_KEY in result[-1] and not self.spec.masked:
+            raise EnvironmentFault(f"{self.name}: {LATE_MASK}")
         return result
 
     def _read_info(self, last: Any, terminated: Tensor) -> None:

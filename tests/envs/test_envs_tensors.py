@@ -13,6 +13,7 @@ from gymnasium import spaces
 from tensor_environments import Schedules
 
 from sfactory.envs import make_group, make_tensor_group, probe, resolve_env
+from sfactory.envs.families.tensors import to_host
 from sfactory.envs.interface import EnvRequest, EnvSpec, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
 from sfactory.envs.tensors.cartpole import CartPole
@@ -43,9 +44,11 @@ def request_of(env: Any = Schedules, **kwargs: Any) -> EnvRequest:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_group_on_the_device_tells_what_the_group_on_the_host_does(mode: str, masked: bool) -> None:
-    request, rows = request_of(mode=mode, masked=masked, told=True), 7
+@pytest.mark.parametrize(
+    ("mode", "final"), [*((mode, "final_obs") for mode in MODES), ("SameStep", "final_observation")]
+)
+def test_a_group_on_the_device_tells_what_the_group_on_the_host_does(mode: str, final: str, masked: bool) -> None:
+    request, rows = request_of(mode=mode, masked=masked, told=True, final=final), 7
     spec = probe(request)
     assert spec.family == "tensors" and spec.masked == masked
     here, there = make_tensor_group(request, spec, rows, CPU), make_group(request, spec, rows, 0, 0)
@@ -217,6 +220,56 @@ def bright(self: Any, actions: Any) -> tuple:
     return (observation | {"eye": observation["eye"] / 255}, *result)
 
 
+def untold(self: Any, actions: Any) -> tuple:
+    return (*Schedules.step(self, actions)[:4], None)
+
+
+def late_mask(self: Any, actions: Any) -> tuple:
+    *result, info = Schedules.step(self, actions)
+    return (*result, info | {"action_mask": torch.ones(self.num_envs, 2, dtype=torch.bool)})
+
+
+class Learned(Schedules):
+    """What is seen comes out of a network, in half of the bits."""
+
+    def _observation(self) -> dict[str, Any]:
+        seen = super()._observation()
+        weight = torch.nn.Parameter(torch.ones(()))
+        return seen | {"count": (seen["count"] * weight).bfloat16()}
+
+
+def test_what_a_network_computes_is_seen_from_the_host() -> None:
+    spec = probe(request_of(Learned))
+    group, after = make_group(request_of(Learned), spec, 3, 0, 0), new_step_buffers(spec, 3)
+    group.reset(after)
+    outcome = Outcome(np.empty(3, np.float32), np.empty(3, bool), np.empty(3, bool))
+    group.step(np.zeros((3, 1), np.int32), np.zeros((3, 0), np.float32), outcome, after)
+    assert after.obs[0].tolist() == [[0, 0, 1], [1, 0, 1], [2, 0, 1]]
+    there = to_host({"x": torch.ones(2, requires_grad=True), "y": torch.ones(2, dtype=torch.bfloat16)})
+    assert there["x"].tolist() == [1, 1] and there["y"].dtype == np.float32
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (untold, r"step\(\) returned None as info; it must be a dict"),
+        (late_mask, r"info has an action_mask, though the first reset\(\) gave none.*; give it at reset\(\) too"),
+    ],
+)
+def test_a_bad_info_is_told_on_the_device_and_on_the_host(step: Any, words: str, mode: str) -> None:
+    request, spec = request_of(type("Wrong", (Schedules,), {"step": step}), mode=mode), probe(request_of(mode=mode))
+    group, after = make_tensor_group(request, spec, 4, CPU), tensor_step(spec, 4)
+    group.reset(0, after)
+    with pytest.raises(EnvironmentFault, match=f"^environment 0 .*{words}"):
+        group.step(torch.zeros(4, 1, dtype=torch.int32), torch.zeros(4, 0), tensor_outcome(spec, 4), after)
+    there, host = make_group(request, spec, 4, 0, 0), new_step_buffers(spec, 4)
+    there.reset(host)
+    outcome = Outcome(np.empty(4, np.float32), np.empty(4, bool), np.empty(4, bool))
+    with pytest.raises(EnvironmentFault, match=f"^vector environment 0 to 3 .*{words}"):
+        there.step(np.zeros((4, 1), np.int32), np.zeros((4, 0), np.float32), outcome, host)
+
+
 @pytest.mark.parametrize(
     ("step", "words"),
     [
@@ -250,6 +303,8 @@ def test_an_id_is_the_class_that_it_names() -> None:
 def test_a_callable_that_makes_something_else_is_refused() -> None:
     with pytest.raises(ConfigError, match="takes num_envs and device, as an environment on the device does, but made"):
         probe(request_of(single))
+    with pytest.raises(ConfigError, match="leave num_envs out of env_kwargs; --envs-per-worker sets it"):
+        probe(request_of(num_envs=8))
     with pytest.raises(
         ConfigError, match=r"'lenght': 3.* do not fit MemoryGrid: .*; it takes num_envs, device, length"
     ):

@@ -8,6 +8,7 @@ import numpy as np
 
 from sfactory.commands.checks.findings import Finding
 from sfactory.commands.checks.subjects import Step, VectorSubject
+from sfactory.envs.interface import FINAL_OBS
 
 
 class AutoresetCheck:
@@ -33,7 +34,7 @@ class AutoresetCheck:
                 f"says NEXT_STEP, but row {np.flatnonzero(at)[0]} got reward {step.rewards[at][0]:g}"
                 f"{' and ended again' if step.ended[at][0] else ''} in the step after its end, which must only reset it"
             )
-        has_finals = isinstance(info, Mapping) and ("final_obs" in info or "final_observation" in info)
+        has_finals = isinstance(info, Mapping) and any(key in info for key in FINAL_OBS)
         if mode == "SAME_STEP" and step.ended.any() and not has_finals:
             self._problem = (
                 "says SAME_STEP, but info has no final_obs when a row ends; its value is bootstrapped from it"
