@@ -16,7 +16,7 @@ from gymnasium.envs import registration
 from gymnasium.envs.registration import load_env_creator
 
 from sfactory.config import env_name
-from sfactory.envs.faults import is_interrupt
+from sfactory.envs.faults import close_quietly, is_interrupt
 from sfactory.envs.interface import EnvRequest
 from sfactory.envs.registry import find_spec, remedy_for
 from sfactory.errors import ConfigError, SfactoryError, said, shown
@@ -72,16 +72,23 @@ def make_environments(request: EnvRequest, count: int) -> list[Any]:
     first = make_environment(request, count)
     if is_vector(first):
         if first.num_envs != count:
-            first.close()
+            close_quietly(first)
             raise ConfigError(
                 f"{name} returned a vector environment with num_envs {first.num_envs}, but a group has {count} "
                 "environments (envs_per_worker / runtime.groups); let the callable take num_envs, or change "
                 "envs_per_worker"
             )
         return [first]
-    envs = [first, *(make_environment(request, count) for _ in range(count - 1))]
-    if len(set(map(id, envs))) < count:
-        raise ConfigError(f"{name} returned the same environment twice; it must make a new one at every call")
+    envs = [first]
+    try:
+        while len(envs) < count:
+            envs.append(make_environment(request, count))
+        if len(set(map(id, envs))) < count:
+            raise ConfigError(f"{name} returned the same environment twice; it must make a new one at every call")
+    except BaseException:
+        for env in envs:
+            close_quietly(env)
+        raise
     return envs
 
 
@@ -177,7 +184,10 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
         return env
     remedy = "it must return a gymnasium.Env, a gymnasium.vector.VectorEnv or a PettingZoo parallel environment"
     if hasattr(env, "agent_iter"):
-        remedy += "; pettingzoo.utils.conversions.aec_to_parallel makes one of a turn-based environment"
+        if (getattr(env, "metadata", None) or {}).get("is_parallelizable"):
+            remedy += "; pettingzoo.utils.conversions.aec_to_parallel makes one of this environment"
+        else:
+            remedy = "games whose agents act one after the other (AEC) are not supported (docs/multi-agent.md)"
     elif callable(getattr(env, "action_spec", None)) and callable(getattr(env, "observation_spec", None)):
         remedy += (
             "; shimmy.dm_control_compatibility.DmControlCompatibilityV0 makes one of a dm_env environment (pip install "

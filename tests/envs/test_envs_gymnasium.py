@@ -19,6 +19,7 @@ from faults import Panic
 from gymnasium import spaces
 
 from sfactory.envs import EnvRequest, Outcome, env_seed, general, make_group, probe, register_env, resolve_env
+from sfactory.envs.factory import make_environments
 from sfactory.envs.interface import EnvSpec, Group
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
@@ -524,6 +525,25 @@ def test_a_callable_that_returns_one_environment_again_is_refused():
     env = Counting()
     with pytest.raises(ConfigError, match="same environment twice"):
         group_of(lambda: env, count=2)
+
+
+def test_environments_are_closed_where_a_later_one_cannot_be_made():
+    made, closed = [], []
+
+    class Costly(Counting):
+        def __init__(self):
+            super().__init__()
+            if len(made) == 2:
+                raise RuntimeError("out of memory")
+            made.append(self)
+
+        def close(self):
+            closed.append(self)
+            raise OSError("nobody hears of this")
+
+    with pytest.raises(ConfigError, match="RuntimeError: out of memory"):
+        make_environments(EnvRequest(Costly, {}), 3)
+    assert closed == made and len(made) == 2
 
 
 @pytest.mark.parametrize(

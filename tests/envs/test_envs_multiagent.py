@@ -342,12 +342,18 @@ def test_what_an_environment_says_wrong_of_its_agents_is_one_sentence(make: Any,
         general.probe(EnvRequest(make, {}))
 
 
-def test_a_turn_based_environment_is_refused_with_the_way_out():
-    class Turns(pettingzoo.AECEnv):
-        possible_agents: ClassVar[list[str]] = ["a"]
-
-    with pytest.raises(ConfigError, match="aec_to_parallel"):
-        general.probe(EnvRequest(Turns, {}))
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pettingzoo.classic.rps_v2", "pettingzoo.utils.conversions.aec_to_parallel makes one of this environment"),
+        ("pettingzoo.classic.tictactoe_v3", r"agents act one after the other \(AEC\) are not supported"),
+    ],
+)
+def test_a_turn_based_environment_is_refused_with_the_way_out_if_there_is_one(name: str, words: str):
+    packaged = pytest.importorskip(name, exc_type=ImportError)
+    with pytest.raises(ConfigError, match=words):
+        general.probe(EnvRequest(packaged.env, {}))
 
 
 @pytest.mark.filterwarnings("ignore")
