@@ -51,7 +51,8 @@ def evaluate(
 
     Args:
         run: The run folder.
-        episodes: To play; in a multi-agent environment, rounded up to whole episodes of all agents.
+        episodes: To play, at least. Several agents play whole games: as many as have so many episodes where all agents
+            live, and more of them while there are too few.
         env: Id or callable that takes the place of the saved one; needed where the run was trained with a callable.
         env_kwargs: Its keyword arguments; None: those of the run.
         deterministic: The most probable action; off: draws from the policy.

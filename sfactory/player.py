@@ -162,16 +162,23 @@ class Player:
         max_steps: int | None,
         viewer: Viewer | None = None,
     ) -> Evaluation:
-        """Play episodes in environments that begin with the same seeds each time; one at a time with a viewer."""
+        """Play episodes in environments that begin with the same seeds each time; one at a time with a viewer.
+
+        Whole games are played, as many as have `episodes` where all agents live, and then more of them until there are
+        so many. None is stopped for that, which would prefer short episodes.
+        """
         spec, tally = self._spec, _Tally()
-        env_episodes = -(-episodes // spec.agents)
-        first_index = 0
+        games, played, first_index = -(-episodes // spec.agents), 0, 0
         # for a few numbers several threads only wait for each other
         with globals_kept(), contextlib.nullcontext() if spec.observation.has_images else torch_threads(1):
-            for shares in _rounds(env_episodes, 1 if viewer is not None else parallel, max_steps is not None):
-                with contextlib.closing(make_group(self._request, spec, len(shares), first_index, self._seed)) as group:
-                    _play(self._policy, group, spec, shares, deterministic, max_steps, tally, viewer)
-                first_index += len(shares)
+            while games > 0:
+                for shares in _rounds(games, 1 if viewer is not None else parallel, max_steps is not None):
+                    group = make_group(self._request, spec, len(shares), first_index, self._seed)
+                    with contextlib.closing(group):
+                        _play(self._policy, group, spec, shares, deterministic, max_steps, tally, viewer)
+                    first_index += len(shares)
+                played += games
+                games = -(-(episodes - tally.episodes) * played // tally.episodes) if tally.episodes else 0
         return tally.evaluation(spec.protocol)
 
 
@@ -279,6 +286,11 @@ class _Tally:
         self._returns: list[float] = []
         self._lengths: list[int] = []
         self._extras: defaultdict[str, list[float]] = defaultdict(list)
+
+    @property
+    def episodes(self) -> int:
+        """How many have been counted."""
+        return len(self._returns)
 
     def begin(self, rows: int) -> None:
         """Begin to count a new group."""

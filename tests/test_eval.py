@@ -199,6 +199,22 @@ def test_an_agent_that_comes_back_alone_begins_no_new_game(tmp_path, parallel):
     assert Counter(result.returns) == {3.0: 4, 5.0: 8}
 
 
+class HalfAlive(Uneven):
+    """Of its two agents only one lives in a game, by turns."""
+
+    def reset(self, seed=None, options=None):
+        self.games = getattr(self, "games", 0) + 1
+        observations, infos = super().reset(seed, options)
+        self.agents = [self.possible_agents[self.games % 2]]
+        return {agent: observations[agent] for agent in self.agents}, {agent: infos[agent] for agent in self.agents}
+
+
+@pytest.mark.parametrize("parallel", [1, 3, None])
+def test_as_many_episodes_are_played_as_asked_for_where_not_all_agents_live(tmp_path, parallel):
+    run = short_run(tmp_path / "run", HalfAlive, envs_per_worker=2, batch_size=32)
+    assert evaluate(run, 7, env=HalfAlive, parallel=parallel).episodes == 7
+
+
 class Drawn(Paid):
     """Shows its count as a shade of grey, in an odd size."""
 
