@@ -9,8 +9,10 @@ import time
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 from pettingzoo import ParallelEnv
 
 
@@ -264,6 +266,67 @@ class MistakenPair(Pair):
     def step(self, actions):
         observations, *rest = super().step(actions)
         return ({agent: observation[:1] for agent, observation in observations.items()}, *rest)
+
+
+class UnpaidPair(Pair):
+    def step(self, actions):
+        observations, rewards, *rest = super().step(actions)
+        return observations, {f"agent_{agent}": reward for agent, reward in rewards.items()}, *rest
+
+
+class PairOfAll(Pair):
+    """Tells the end of all agents as RLlib's environments do, beside those of each."""
+
+    def step(self, actions):
+        observations, rewards, terminations, *rest = super().step(actions)
+        return observations, rewards, terminations | {"__all__": not self.agents}, *rest
+
+
+class LateMask(Sound):
+    def step(self, action):
+        return (*super().step(action)[:4], {"action_mask": np.ones(2, bool)})
+
+
+class NoInfo(Sound):
+    def step(self, action):
+        return (*super().step(action)[:4], None)
+
+
+class MaskedTensors(VectorEnv):
+    """On the device, with nothing wrong: allows one action of each of two components, and refuses the others."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs: int, named: bool):
+        self.num_envs, self.named = num_envs, named
+        kinds = (spaces.Discrete(2), spaces.Discrete(3))
+        self.single_action_space = spaces.Dict(zip("ab", kinds, strict=True)) if named else spaces.Tuple(kinds)
+        self.single_observation_space = spaces.Box(-5, 5, (1,), np.float32)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.random = torch.Generator().manual_seed(seed)
+        self.count = torch.zeros(self.num_envs)
+        return self._see(), self._masks()
+
+    def step(self, actions):
+        parts = [actions["a"], actions["b"]] if self.named else actions
+        assert (parts[0] == 1).all() and (parts[1] == 2).all(), "a masked action"
+        rests = self.count == 20
+        self.count = torch.where(rests, 0, self.count + 1)
+        ended = self.count == 20
+        reward = (~rests) * torch.rand(self.num_envs, generator=self.random)
+        return self._see(), reward, ended, torch.zeros_like(ended), self._masks()
+
+    def _see(self):
+        return torch.rand(self.num_envs, 1, generator=self.random)
+
+    def _masks(self):
+        masks = [torch.tensor([[False, True]]), torch.tensor([[False, False, True]])]
+        masks = [mask.repeat(self.num_envs, 1) for mask in masks]
+        return {"action_mask": dict(zip("ab", masks, strict=True)) if self.named else tuple(masks)}
 
 
 def sound_vector(num_envs: int) -> VectorEnv:

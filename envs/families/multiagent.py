@@ -87,15 +87,35 @@ def _shared_space(env: Any, method: str, agents: Sequence[Any], request: EnvRequ
     return spaces[0]
 
 
-def missing(what: str, *dicts: Mapping[Any, Any]) -> str:
-    """What is wrong where step() tells nothing of an agent that acted.
+def check_told(
+    name: str,
+    agent: Any,
+    rewards: Mapping[Any, Any],
+    terminations: Mapping[Any, Any],
+    truncations: Mapping[Any, Any],
+) -> None:
+    """Check that step() tells the reward of an agent that acted, and whether it has ended.
 
     Args:
-        what: What there is not.
-        dicts: Where it should be.
+        name: Its name in messages.
+        agent: The agent.
+        rewards, terminations, truncations: What step() returned. One dict of ends is enough, and rewards may have a
+            default.
+
+    Raises:
+        EnvironmentFault: If it does not.
     """
+    try:
+        rewards[agent]
+        what, dicts = "termination and no truncation", (terminations, truncations)
+        if agent in terminations or agent in truncations:
+            return
+    except KeyError:
+        what, dicts = "reward", (rewards,)
     keys = ", ".join(dict.fromkeys(str(key) for each in dicts for key in each)) or "none"
-    return f"step() returned no {what} of this agent, which acted; return one for each. The keys are: {keys}"
+    raise EnvironmentFault(
+        f"{name}: step() returned no {what} of this agent, which acted; return one for each. The keys are: {keys}"
+    )
 
 
 class ParallelGroup:
@@ -230,10 +250,14 @@ class ParallelGroup:
         living = [agent for agent in env.agents if not (terminations.get(agent) or truncations.get(agent))]
         self._bury(index)
         for row, agent in acting:
-            outcome.reward[row] = self._reward(row, agent, rewards)
-            if agent not in terminations and agent not in truncations:
-                what = missing("termination and no truncation", terminations, truncations)
-                raise EnvironmentFault(f"{self._row_name(row)}: {what}")
+            if agent not in rewards or not (agent in terminations or agent in truncations):
+                check_told(self._row_name(row), agent, rewards, terminations, truncations)
+            reward = np.asarray(rewards[agent])
+            if reward.shape != () or reward.dtype.kind not in "biuf":
+                raise EnvironmentFault(
+                    f"{self._row_name(row)}: the reward is {shown(rewards[agent])}; it must be one number"
+                )
+            outcome.reward[row] = reward
             outcome.terminated[row] = bool(terminations.get(agent))
             outcome.truncated[row] = not terminations.get(agent) and agent not in living
             if agent not in living and (extras := numeric_extras(self._info_of(row, agent, infos))):
@@ -260,17 +284,6 @@ class ParallelGroup:
                 f"{self._names[index]}: agent {stays} has ended, but is still in env.agents; take it out. One that "
                 "comes back is listed again at a later step"
             )
-
-    def _reward(self, row: int, agent: Any, rewards: Mapping[Any, Any]) -> np.ndarray:
-        try:  # not get(): there may be a default
-            reward = np.asarray(rewards[agent])
-        except KeyError:
-            raise EnvironmentFault(f"{self._row_name(row)}: {missing('reward', rewards)}") from None
-        if reward.shape != () or reward.dtype.kind not in "biuf":
-            raise EnvironmentFault(
-                f"{self._row_name(row)}: the reward is {shown(rewards[agent])}; it must be one number"
-            )
-        return reward
 
     def _info_of(self, row: int, agent: Any, infos: Mapping[Any, Any]) -> Mapping[str, Any]:
         info = infos.get(agent, {})

@@ -55,6 +55,15 @@ def test_environments_that_train_well_have_no_problem(env, tmp_path):
     assert not [finding for found in findings.values() for finding in found if finding.level == "problem"]
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_masks_of_several_components_are_heeded(named, tmp_path):
+    def masked_tensors(num_envs: int, device: str) -> broken.MaskedTensors:
+        return broken.MaskedTensors(num_envs, named)
+
+    findings, _ = inspected(masked_tensors, tmp_path)
+    assert not [finding for found in findings.values() for finding in found if finding.level == "problem"], findings
+
+
 @pytest.mark.parametrize("env", [broken.Sound, broken.sound_vector, broken.Pair])
 def test_nothing_is_found_where_nothing_is_wrong(env, tmp_path):
     findings, facts = inspected(env, tmp_path)
@@ -79,6 +88,10 @@ def test_nothing_is_found_where_nothing_is_wrong(env, tmp_path):
         (broken.SeedForgotten, "determinism", "reset with the same seed differs from its first time"),
         (broken.Leaks, "memory", "memory grew steadily"),
         (broken.MistakenPair, "spaces", "shape"),
+        (broken.UnpaidPair, "random actions", "agent left: step.. returned no reward of this agent"),
+        (broken.PairOfAll, "random actions", "returned terminations of '__all__', which is not in possible_agents"),
+        (broken.LateMask, "random actions", "info has an action_mask, though the first reset.. gave none"),
+        (broken.NoInfo, "random actions", "step.. returned None as info; it must be a dict"),
         (broken.lying_vector, "autoreset", "says NEXT_STEP, but row"),
         (broken.holder, "pickling", "cannot be sent to worker processes"),
         (broken.TextActions, "construction", "action space .* is not supported"),

@@ -14,8 +14,9 @@ from sfactory.envs.factory import is_parallel, is_vector, make_environment
 from sfactory.envs.families import gymnasium as single
 from sfactory.envs.families import multiagent, tensors, vector
 from sfactory.envs.interface import EnvRequest, EnvSpec, Outcome
-from sfactory.envs.observations import mask_in, new_step_buffers
+from sfactory.envs.observations import LATE_MASK, mask_in, new_step_buffers
 from sfactory.errors import EnvironmentFault, shown
+from sfactory.spaces import MASK_KEY
 
 VECTOR_ROWS = 4
 """Environments of a vector environment that is checked."""
@@ -134,6 +135,13 @@ class _Timed:
             [np.ones(action.logits, bool) if mask is None else action.flat_mask(mask) for mask in found]
         ).reshape(len(holders), action.logits)
 
+    def _look_at_info(self, info: Any, whose: str = "") -> None:
+        """Raise EnvironmentFault if it is no dict, or has an action mask that no reset() had."""
+        if not isinstance(info, Mapping):
+            raise EnvironmentFault(f"{whose}step() returned {shown(info)} as info; it must be a dict")
+        if MASK_KEY in info and not self.spec.masked:
+            raise EnvironmentFault(f"{whose}{LATE_MASK}")
+
     def close(self) -> None:
         self.env.close()
 
@@ -169,6 +177,7 @@ class SingleSubject(_Timed):
         holder = self._seen if self.spec.observation.mask_path is not None else self._info
         (action,) = self.spec.action.rows(*random_actions(self.spec, self._masks([holder]), rng))
         self._seen, reward, terminated, truncated, self._info = self._step(action)
+        self._look_at_info(self._info)
         self._over = bool(_number("terminated", terminated) or _number("truncated", truncated))
         return Step(self._seen, np.array([_number("reward", reward)]), np.array([self._over]), np.ones(1, bool))
 
@@ -204,12 +213,13 @@ class VectorSubject(_Timed):
         if self.mode == "DISABLED" and self._ended.any():
             self._seen, self.info = self.env.reset(options={"reset_mask": self._ended})
         holder = self._seen if self.spec.observation.mask_path is not None else self.info
-        mask = mask_in(holder)
         masks = np.ones((self.rows, self.spec.action.logits), bool)
-        if isinstance(mask, np.ndarray):
-            masks = np.stack([self.spec.action.flat_mask(row) if row is not None else masks[0] for row in mask])
+        if (found := mask_in(holder)) is not None:
+            present = np.asarray(holder.get(f"_{MASK_KEY}", np.ones(self.rows, bool)))
+            masks = np.where(present[:, None], vector.flat_masks(self.spec.action, found, present), True)
         actions = self.spec.action.batch(*random_actions(self.spec, masks, rng))
         self._seen, rewards, terminated, truncated, self.info = self._step(actions)
+        self._look_at_info(self.info)
         arrays = [np.asarray(value) for value in (rewards, terminated, truncated)]
         for what, array in zip(("rewards", "terminations", "truncations"), arrays, strict=True):
             if array.shape != (self.rows,):
@@ -249,12 +259,34 @@ class ParallelSubject(_Timed):
             raise EnvironmentFault(f"step() returned {shown(result)}; it must return five dicts by agent")
         self._seen, rewards, terminations, truncations, self._infos = result
         step = Step(self._seen, np.zeros(self.rows), *np.zeros((2, self.rows), bool))
+        self._look_at_agents(acting, rewards, terminations, truncations)
+        for agent in self.env.agents:
+            self._look_at_info(self._infos.get(agent, {}), f"agent {agent}: ")
         for agent in acting:
             row = self._agents.index(agent)
-            step.rewards[row] = _number(f"the reward of {agent}", rewards.get(agent, 0.0))
+            step.rewards[row] = _number(f"the reward of {agent}", rewards[agent])
             step.acted[row] = True
             step.ended[row] = bool(terminations.get(agent) or truncations.get(agent))
         return step
+
+    def _look_at_agents(
+        self,
+        acting: list[Any],
+        rewards: Mapping[Any, Any],
+        terminations: Mapping[Any, Any],
+        truncations: Mapping[Any, Any],
+    ) -> None:
+        """Raise EnvironmentFault where step() does not tell of every agent that acted, or tells of what is none."""
+        told = {"rewards": rewards, "terminations": terminations, "truncations": truncations}
+        for agent in acting:
+            multiagent.check_told(f"agent {agent}", agent, **told)
+        for what, values in told.items():
+            for agent in values:
+                if agent not in self._agents:
+                    raise EnvironmentFault(
+                        f"step() returned {what} of {shown(agent)}, which is not in possible_agents; leave them out, "
+                        "or correct the name"
+                    )
 
     def spaces(self, observation: Any) -> Iterator[tuple[str, Any, Any]]:
         for agent, value in observation.items():
