@@ -164,6 +164,25 @@ def test_random_values_are_within_their_bounds(dimension: Dimension) -> None:
         assert 60 < sum(value < middle for value in drawn) < 140
 
 
+@pytest.mark.parametrize(
+    ("spec", "whole"),
+    [
+        ({"range": [0.0, 1.0]}, False),
+        ({"range": [0, 1]}, True),
+        ({"range": [0, 1.0]}, False),
+        ({"range": [0, 10], "step": 2.0}, False),
+        ({"log": [1.0, 8.0]}, False),
+        ({"log": [1, 8]}, True),
+    ],
+)
+def test_a_range_of_an_environments_argument_is_of_integers_only_if_it_is_written_so(
+    tmp_path: Path, spec: dict[str, Any], whole: bool
+) -> None:
+    dimension = space_of(tmp_path, base=BASE, search={"env_kwargs.noise": spec}, trials=2).search["env_kwargs.noise"]
+    assert dimension.whole is whole
+    assert {type(dimension.draw(random.Random(seed))) for seed in range(9)} == {int if whole else float}
+
+
 def test_more_random_trials_begin_with_the_same_ones(tmp_path: Path) -> None:
     search = {"optim.lr": {"log": [1e-4, 1e-2]}, "epochs": {"range": [1, 8]}}
     few, many = (space_of(tmp_path, base=BASE, search=search, sampler="random", trials=n).listed() for n in (3, 9))

@@ -359,7 +359,10 @@ def _interval(name: str, spec: Mapping[str, Any], hint: Any, problems: list[str]
             f"search.{name} is {shown(dict(spec))}; the first end must be below the second one"
             f"{', and above 0' if log else ', and step above 0'}"
         )
-    whole = float not in kinds and all(each is None or each.is_integer() for each in (low, high, step))
+    if hint is Any:  # as written: [0.0, 1.0] are numbers, [0, 1] integers
+        whole = all(type(each) is int for each in (*ends, spec.get("step", 1)))
+    else:
+        whole = float not in kinds and all(each is None or each.is_integer() for each in (low, high, step))
     if int in kinds and not whole:
         problems.append(f"search.{name}: {name} is an integer; give integers as its ends")
     number = int if whole else float
