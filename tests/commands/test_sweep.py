@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import random
 import signal
@@ -20,7 +21,8 @@ from commands import Command, wait_until
 from sfactory.commands import main
 from sfactory.commands.runs import list_runs
 from sfactory.commands.sweeps.listed import ListedTrials
-from sfactory.commands.sweeps.runs import Reports, curve
+from sfactory.commands.sweeps.runs import Reports, curve, score
+from sfactory.commands.sweeps.scheduler import write_config
 from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
 from sfactory.commands.sweeps.trials import Trial
 from sfactory.config import Config, LogConfig
@@ -81,6 +83,7 @@ def rows(sweep: Path) -> dict[str, dict[str, str]]:
         ({"parallel": 0}, "parallel is 0"),
         ({"objective": {"metric": "return_mean"}}, "objective.metric is 'return_mean', which is no column"),
         ({"objective": {"metric": "eval_return_mean"}}, "nothing is evaluated; give base.eval.every"),
+        ({"objective": {"last": 5}}, "objective.last is 5; it must be above 0 and at most 1"),
         ({"objective": {"direction": "up"}}, "objective.direction is 'up'; it must be one of maximize, minimize"),
         ({"prune": True}, "prune needs sampler tpe"),
         ({"sampler": "tpe", "trials": 2, "prune": {"factor": 1}}, "prune.factor is 1"),
@@ -115,6 +118,7 @@ def test_more_runs_than_cores_are_refused(tmp_path: Path, capsys: pytest.Capture
         ("extra/success", {}),
         ("term/curiosity", {}),
         ("eval_return_mean", {"base": BASE | {"eval": {"every": 64}}}),
+        ("eval_return_mean", {"base": BASE | {"eval": {"at_end": True}}}),
         ("eval_return_mean", {"search": {"eval.every": [64, 128]}}),
     ],
 )
@@ -192,6 +196,34 @@ def test_more_random_trials_begin_with_the_same_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("over_seeds", "value"), [("iqm", 2.5), ("mean", 27.0), ("median", 2.5), ("min", 1.0)])
 def test_the_value_of_a_trial_is_taken_over_its_seeds(over_seeds: Any, value: float) -> None:
     assert Objective(over_seeds=over_seeds).across([1.0, 102.0, 2.0, 3.0]) == value
+
+
+def test_the_value_of_a_run_does_not_depend_on_how_often_it_reports() -> None:
+    objective = Objective(last=0.2)
+    often = [(steps, float(steps > 900)) for steps in range(10, 1001, 10)]
+    assert objective.of_run(often) == objective.of_run([(900, 0.0), (1000, 1.0)]) == 0.5
+    assert objective.of_run([*often[:80], (900, 0.0), (1000, 1.0)]) == 0.5
+    assert objective.of_run(often, 950) == pytest.approx(5 / 19)
+    assert objective.of_run([(100, 3.0)], 50) == objective.of_run([(0, 3.0)]) == 3.0
+    assert math.isnan(objective.of_run([]))
+
+
+@pytest.mark.parametrize(("base", "at_end"), [({}, False), ({"eval": {"at_end": True, "episodes": 3}}, True)])
+def test_trials_are_not_evaluated_at_their_end_unless_the_space_says_so(
+    tmp_path: Path, base: dict[str, Any], at_end: bool
+) -> None:
+    space = space_of(tmp_path, **SMALL | {"base": BASE | base})
+    trial = write_config(space, tmp_path, Trial(0, space.listed()[0])) / "trial.yaml"
+    assert yaml.safe_load(trial.read_text())["eval"] == base.get("eval", {}) | {"at_end": at_end}
+
+
+def test_the_evaluation_at_the_end_is_the_value_of_a_run_without_others(tmp_path: Path) -> None:
+    objective = Objective(metric="eval_return_mean")
+    (tmp_path / "evaluation.json").write_text('{"env_steps": 256, "return_mean": 12.5}')
+    assert score(tmp_path, objective) == 12.5
+    assert math.isnan(score(tmp_path, Objective()))
+    (tmp_path / "metrics.csv").write_text("env_steps,eval_env_steps,eval_return_mean\n128,100,3\n256,200,5\n")
+    assert score(tmp_path, objective) == 5
 
 
 # What is reported

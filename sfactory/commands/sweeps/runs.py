@@ -13,9 +13,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO, cast
 
-from sfactory.commands.sweeps.space import Objective
+from sfactory.commands.sweeps.space import EVALUATIONS, Objective
 from sfactory.runs.curves import STEPS, Curve, read_table
-from sfactory.runs.run_files import METRICS, SUMMARY, read_json
+from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, read_json
 from sfactory.runtime.processes import kill_tree
 
 SAVING_S = 90.0
@@ -143,6 +143,9 @@ def unscored(seed: int, objective: Objective) -> str:
 
 
 def score(folder: Path, objective: Objective) -> float:
-    """The value of a run; NaN if nothing was reported."""
-    values = [value for _, value in curve(folder, objective.metric)[-objective.last :]]
-    return sum(values) / len(values) if values else math.nan
+    """The value of a run; NaN if nothing was reported. Of a run that was evaluated at its end alone, that counts."""
+    reports = curve(folder, objective.metric)
+    if not reports and objective.metric.startswith(EVALUATIONS):
+        final = read_json(folder / EVALUATION).get(objective.metric.removeprefix(EVALUATIONS))
+        return float(final) if isinstance(final, int | float) else math.nan
+    return objective.of_run(reports)

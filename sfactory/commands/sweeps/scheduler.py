@@ -12,7 +12,6 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import yaml
 
 from sfactory.commands.sweeps.listed import trial_folder
@@ -48,10 +47,14 @@ def core_shares(parallel: int | None) -> list[list[int]]:
 
 
 def write_config(space: Space, sweep: Path, trial: Trial) -> Path:
-    """Write the configuration of a trial into its folder, as ``--config`` reads it; gives the folder."""
+    """Write the configuration of a trial into its folder, as ``--config`` reads it; gives the folder.
+
+    Nothing is evaluated at the end of a run unless the space says so: no value would come of it.
+    """
     folder = trial_folder(sweep, trial.number)
     folder.mkdir(parents=True, exist_ok=True)
     values = space.values(trial.chosen)
+    values["eval"] = {"at_end": False} | values.get("eval", {})
     values["log"] = {"report_every_s": REPORT_EVERY_S, "tensorboard": False} | values.get("log", {})
     write_atomically(folder / TRIAL, yaml.safe_dump(values, sort_keys=False).encode())
     return folder
@@ -64,14 +67,14 @@ class _Begun:
     Attributes:
         left: Seeds that have not been started.
         living: Its runs, with the index of the cores that each has.
-        last: Env steps and value of its first run's newest report.
+        reports: Env steps and values of its first run's reports.
     """
 
     trial: Trial
     folder: Path
     left: list[int]
     living: list[tuple[Run, int]] = dataclasses.field(default_factory=list)
-    last: tuple[int, float] | None = None
+    reports: list[tuple[int, float]] = dataclasses.field(default_factory=list)
 
 
 class Scheduler:
@@ -194,13 +197,16 @@ class Scheduler:
 
     def _compare(self, begun: _Begun, run: Run) -> None:
         """Compare the trial with the others at each rung that the new reports of its first run have passed."""
-        for report in run.new_reports(self._space.objective.metric):
-            before, begun.last = begun.last or report, report
+        objective = self._space.objective
+        for report in run.new_reports(objective.metric):
+            while begun.reports and begun.reports[-1][0] >= report[0]:  # it fell back to a checkpoint
+                begun.reports.pop()
+            before = begun.reports[-1][0] if begun.reports else 0
+            begun.reports.append(report)
             for rung in self._trials.rungs:
-                passed = before[0] < rung <= report[0] or rung <= before[0] == report[0]
-                if begun.trial.state != "running" or not passed or is_complete(run.folder):
+                if begun.trial.state != "running" or not before < rung <= report[0] or is_complete(run.folder):
                     continue
-                value = float(np.interp(rung, *zip(before, report, strict=True)))
+                value = objective.of_run(begun.reports, rung)
                 if self._trials.loses(begun.trial, rung, value):
                     self._end(begun, "pruned", value, f"{value:,.4g} at {rung:,} env steps")
 

@@ -31,6 +31,8 @@ _OF_THE_SWEEP = {
     "seed": "name the seeds of every trial under seeds",
 }
 """Fields that neither the base nor the search may have."""
+EVALUATIONS = "eval_"
+"""Beginning of the names of columns of evaluations."""
 SAME_WHEN_RESUMED = ("base", "search", "seeds", "objective", "sampler")
 
 
@@ -93,15 +95,33 @@ class Objective:
 
     Attributes:
         metric: A column of metrics.csv.
-        last: The value of a run is the mean over its last so many reports.
+        last: The value of a run is the mean over this last share of its env steps, above 0 and at most 1.
         direction: Whether more or less of it is better.
         over_seeds: The value of a trial: iqm is the mean over the middle half of its runs' values.
     """
 
     metric: str = "episode_return_mean"
-    last: int = 5
+    last: float = 0.1
     direction: Literal["maximize", "minimize"] = "maximize"
     over_seeds: Literal["iqm", "mean", "median", "min"] = "iqm"
+
+    def of_run(self, reports: Sequence[tuple[int, float]], env_steps: float = math.inf) -> float:
+        """The value of a run, or what it was after so many env steps; NaN if nothing was reported.
+
+        Each report stands for the env steps since the one before it, so that the value does not depend on how often a
+        run reports.
+
+        Args:
+            reports: Env steps and values, in the order of the env steps.
+            env_steps: What came later does not count.
+        """
+        if not reports:
+            return math.nan
+        steps, values = np.array(reports, dtype=float).T
+        end = min(env_steps, steps[-1])
+        begins = np.maximum(np.append(0.0, steps[:-1]), (1 - self.last) * end)
+        weights = np.maximum(np.minimum(steps, end) - begins, 0.0)
+        return float(np.average(values, weights=weights)) if weights.any() else float(values[-1])
 
     def across(self, values: Sequence[float]) -> float:
         """The value of a trial, of those of its runs."""
@@ -232,8 +252,12 @@ def _space(
         problems.append(
             f"objective.metric is {shown(metric)}, which is no column of metrics.csv{_hint(metric, columns)}"
         )
-    if metric.startswith("eval_") and not (base.get("eval") or {}).get("every") and "eval.every" not in search:
-        problems.append(f"objective.metric is {metric}, and nothing is evaluated; give base.eval.every in env steps")
+    evaluated = any((base.get("eval") or {}).get(name) or f"eval.{name}" in search for name in ("every", "at_end"))
+    if metric.startswith(EVALUATIONS) and not evaluated:
+        problems.append(
+            f"objective.metric is {metric}, and nothing is evaluated; give base.eval.every in env steps, or "
+            "base.eval.at_end: true for the evaluation at the end alone"
+        )
     prune = _pruning(raw, sampler, problems)
     parallel = _number(raw, "parallel", 1, problems)
     if problems:
@@ -281,6 +305,11 @@ def _group(kind: type, given: Mapping[str, Any], name: str, problems: list[str])
     for key, value in given.items():
         if (hint := known.get(key)) is int and (type(value) is not int or value < 0):
             problems.append(f"{name}.{key} is {shown(value)}; it must be an integer from 0 on")
+        elif hint is float and not (type(value) in (int, float) and 0 < value <= 1):
+            problems.append(
+                f"{name}.{key} is {shown(value)}; it must be above 0 and at most 1: the share of a run's env steps, at "
+                "its end, over which its value is the mean (not a number of reports)"
+            )
         elif options := typing.get_args(hint):
             if value in options:
                 fitting[key] = value
@@ -289,8 +318,6 @@ def _group(kind: type, given: Mapping[str, Any], name: str, problems: list[str])
         elif hint is not None:
             fitting[key] = value
     group = kind(**fitting)
-    if isinstance(group, Objective) and group.last < 1:
-        problems.append("objective.last is 0; it must be an integer from 1 on")
     if isinstance(group, Pruning) and group.factor < 2:
         problems.append(f"prune.factor is {group.factor}; it must be an integer from 2 on")
     return group
