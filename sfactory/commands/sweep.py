@@ -14,13 +14,13 @@ import tyro
 import yaml
 from rich.console import Console
 
-from sfactory.commands.sweeps.listed import ListedTrials
+from sfactory.commands.sweeps.listed import ListedTrials, rescored
 from sfactory.commands.sweeps.scheduler import Scheduler, core_shares
 from sfactory.commands.sweeps.slurm import write_array_job
-from sfactory.commands.sweeps.space import Space, read_space
+from sfactory.commands.sweeps.space import Space, parse_space, read_space
 from sfactory.commands.sweeps.study import StudyTrials
 from sfactory.commands.sweeps.summary import BEST, table, write_summary
-from sfactory.commands.sweeps.trials import Trials
+from sfactory.commands.sweeps.trials import Note, Trial, Trials
 from sfactory.config import from_dict, load_yaml, resolve
 from sfactory.errors import ConfigError, counted, telling_errors
 from sfactory.files import write_atomically
@@ -69,31 +69,39 @@ def _sweep(options: Options, console: Console) -> int:
     folder = Path(options.folder or Path("runs") / f"sweep-{file.stem}")
     if options.summary and not (folder / SPACE).exists():
         raise ConfigError(f"{folder} holds no sweep (no {SPACE}); name its --folder, or begin it without --summary")
-    if not options.summary:
-        _check_runs(space, elsewhere=options.slurm)
-    shares = core_shares(space.parallel) if not (options.slurm or options.summary) else []
+    again = _begun_with(folder, space, options.summary)
+    if options.summary:  # also while a process sweeps there
+        found = _trials(space, folder).all()
+        return _conclude(space, folder, rescored(space, folder, found) if again else found, console, note)
+    _check_runs(space, elsewhere=options.slurm)
+    shares = core_shares(space.parallel) if not options.slurm else []
     lock = _open_folder(folder, fixed)
     try:
         if options.slurm:
             note(f"sbatch {write_array_job(space, file, folder)}")
             return 0
-        trials: Trials = StudyTrials(space, folder) if space.sampler == "tpe" else ListedTrials(space, folder)
-        interrupted = None
-        if not options.summary:
-            note(_opening(space, folder, trials, shares))
-            scheduler = Scheduler(space, folder, trials, shares, note)
-            scheduler.run()
-            interrupted = scheduler.signal
-        found = trials.all()
-        best = write_summary(space, folder, found, note)
+        trials = _trials(space, folder)
+        note(_opening(space, folder, trials, shares))
+        scheduler = Scheduler(space, folder, trials, shares, note)
+        scheduler.run()
+        status = _conclude(space, folder, trials.all(), console, note)
     finally:
         os.close(lock)
-    console.print(table(space, found))
-    if best is not None:
-        note(f"best: trial {best.number}, {best.value:,.4g}; python -m sfactory.train --config {folder / BEST}")
-    if interrupted is not None:
-        return 128 + interrupted
-    return 0 if best is not None else 1
+    return status if scheduler.signal is None else 128 + scheduler.signal
+
+
+def _trials(space: Space, folder: Path) -> Trials:
+    return StudyTrials(space, folder) if space.sampler == "tpe" else ListedTrials(space, folder)
+
+
+def _conclude(space: Space, folder: Path, trials: Sequence[Trial], console: Console, note: Note) -> int:
+    """Write and show what has come of the trials; gives the exit status."""
+    best = write_summary(space, folder, trials, note)
+    console.print(table(space, trials))
+    if best is None:
+        return 1
+    note(f"best: trial {best.number}, {best.value:,.4g}; python -m sfactory.train --config {folder / BEST}")
+    return 0
 
 
 def _opening(space: Space, folder: Path, trials: Trials, shares: Sequence[Sequence[int]]) -> str:
@@ -129,11 +137,49 @@ def _check_runs(space: Space, elsewhere: bool) -> None:
         make_plan(resolve(config))
 
 
+def _begun_with(folder: Path, space: Space, summary: bool) -> bool:
+    """Whether the sweep in the folder, if there is one, was begun with another objective, which is allowed where no
+    trial was, or will be, chosen by it.
+
+    Args:
+        folder: Of the sweep.
+        space: What is searched now.
+        summary: Whether nothing is to be run.
+
+    Raises:
+        ConfigError: If it was begun with other values of what may not change.
+    """
+    if not (folder / SPACE).exists():
+        return False
+    raw = load_yaml(folder / SPACE)
+    chosen = {} if (sampler := raw.get("sampler") or space.sampler) == "grid" else {"trials": 1}
+    try:
+        begun = parse_space({**chosen, **raw, "sampler": sampler}, folder / SPACE)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the sweep in {folder} was begun with a file that this version does not take ({folder / SPACE}); name "
+            "another --folder, or remove that one:",
+            *(f"  {problem}" for problem in error.problems),
+        ) from None
+    other = space.differences(begun)
+    depends = space.sampler == "tpe"
+    if set(begun.seeds) != set(space.seeds) and (depends or not set(begun.seeds) < set(space.seeds)):
+        other.append("seeds")
+    if (again := begun.objective != space.objective) and depends and not summary:
+        other.append("objective")
+    if other:
+        raise ConfigError(
+            f"the sweep in {folder} was begun with other values of {', '.join(other)} ({folder / SPACE}); name "
+            "another --folder, or remove that one"
+        )
+    return again
+
+
 def _open_folder(folder: Path, fixed: dict[str, Any]) -> int:
     """Make or reopen the sweep's folder, and lock it until the returned descriptor is closed.
 
     Raises:
-        ConfigError: If another sweep was begun there, or its process lives.
+        ConfigError: If it is no sweep's, cannot be used, or a process sweeps there.
     """
     if folder.is_dir() and any(folder.iterdir()) and not (folder / SPACE).exists():
         raise ConfigError(f"the folder {folder} is not empty and holds no sweep (no {SPACE}); name another --folder")
@@ -145,13 +191,6 @@ def _open_folder(folder: Path, fixed: dict[str, Any]) -> int:
     try:
         if not try_lock(lock, exclusive=True):
             raise ConfigError(f"another process sweeps in {folder}; wait for it, or name another --folder")
-        if (folder / SPACE).exists():
-            begun = load_yaml(folder / SPACE)
-            if other := [key for key in fixed if begun.get(key) != fixed[key]]:
-                raise ConfigError(
-                    f"the sweep in {folder} was begun with other values of {', '.join(other)} ({folder / SPACE}); name "
-                    "another --folder, or remove that one"
-                )
         write_atomically(folder / SPACE, yaml.safe_dump(fixed, sort_keys=False).encode())
     except BaseException:
         os.close(lock)

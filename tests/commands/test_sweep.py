@@ -24,9 +24,11 @@ from sfactory.commands.sweeps.listed import ListedTrials
 from sfactory.commands.sweeps.runs import Reports, curve, score
 from sfactory.commands.sweeps.scheduler import write_config
 from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
+from sfactory.commands.sweeps.study import StudyTrials
 from sfactory.commands.sweeps.trials import Trial
 from sfactory.config import Config, LogConfig
 from sfactory.config.command_line import from_command_line
+from sfactory.runs.run_files import try_lock
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.metrics_file import MetricsWriter
 
@@ -262,8 +264,6 @@ def test_what_a_killed_run_reported_beyond_its_checkpoint_does_not_count(tmp_pat
 
 def study_of(folder: Path, **changes: Any) -> Any:
     pytest.importorskip("optuna")
-    from sfactory.commands.sweeps.study import StudyTrials
-
     search = {"optim.lr": {"log": [1e-4, 1e-2]}, "model.hidden": [[8], [16, 16]], "epochs": {"range": [1, 8]}}
     values = {"base": BASE | {"steps": 900}, "search": search, "trials": 6} | changes
     return StudyTrials(space_of(folder, **values), folder)
@@ -367,6 +367,108 @@ def test_a_summary_takes_a_run_without_a_return_for_failed(tmp_path: Path, capsy
     assert [found[number]["state"] for number in "012"] == ["failed", "failed", "completed"]
     assert found["1"]["reason"] == "seed 101: no report has episode_return_mean; no episode may have ended"
     assert (found["1"]["seed 101"], found["1"]["seed 105"]) == ("", "9.0")
+
+
+class FailedRun:
+    """A run that has failed at once."""
+
+    asked = 0
+
+    def __init__(self, trial: Path, seed: int, cores: Any) -> None:
+        self.seed, self.folder = seed, trial / f"seed-{seed}"
+
+    def poll(self) -> int:
+        return 1
+
+    def reason(self) -> str:
+        return "error: no such thing"
+
+    def end(self) -> None:
+        """It has ended."""
+
+
+def test_what_the_first_trials_failed_of_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sfactory.commands.sweeps.scheduler.Run", FailedRun)
+    file, sweep = space_file(tmp_path, base=BASE, search={"optim.lr": [1e-3, 2e-3, 3e-3, 4e-3]}), tmp_path / "sweep"
+    assert main(["sweep", str(file), "--folder", str(sweep)]) == 1
+    assert "the first 3 trials have failed; seed 0: error: no such thing" in capsys.readouterr().err
+    found = rows(sweep)
+    assert [found[number]["state"] for number in "0123"] == ["failed", "failed", "failed", "unfinished"]
+    assert found["0"]["reason"] == "seed 0: error: no such thing"
+
+
+def begun_grid(folder: Path, summary: str, log: str = "") -> tuple[Path, Path]:
+    """A grid of two trials, one of which has come to its end; its file, and its folder."""
+    file, sweep = space_file(folder, **SMALL), folder / "sweep"
+    assert main(["sweep", str(file), "--folder", str(sweep), "--slurm"]) == 0
+    for number, text in enumerate(['{"status": "completed"}', summary]):
+        run = sweep / "trials" / f"{number:04d}" / "seed-0"
+        run.mkdir()
+        (run / "summary.json").write_text(text)
+        (run / "metrics.csv").write_text("env_steps,episode_return_mean,episode_length_mean\n256,9,5\n")
+    (sweep / "trials" / "0001" / "seed-0.log").write_text(log)
+    return file, sweep
+
+
+@pytest.mark.parametrize(
+    ("summary", "log", "state", "reason"),
+    [
+        ('{"status": "failed", "error": "it broke"}', "", "failed", "seed 0: it broke"),
+        ("", "starting\nerror: batch_size 100\nuse 96\n", "failed", "seed 0: error: batch_size 100\nuse 96"),
+        ('{"status": "interrupted"}', "error: of an earlier try\n", "unfinished", ""),
+        ("", "Killed\n", "unfinished", ""),
+    ],
+)
+def test_a_summary_tells_what_has_failed(tmp_path: Path, summary: str, log: str, state: str, reason: str) -> None:
+    file, sweep = begun_grid(tmp_path, summary, log)
+    assert main(["sweep", str(file), "--folder", str(sweep), "--summary"]) == 0
+    assert (rows(sweep)["1"]["state"], rows(sweep)["1"]["reason"]) == (state, reason)
+
+
+def test_a_sweep_that_goes_on_can_be_summarized(tmp_path: Path) -> None:
+    file, sweep = begun_grid(tmp_path, "{}")
+    lock = os.open(sweep / ".lock", os.O_RDWR)
+    try:
+        assert try_lock(lock, exclusive=True)
+        assert main(["sweep", str(file), "--folder", str(sweep), "--summary"]) == 0
+        assert main(["sweep", str(file), "--folder", str(sweep)]) == 2
+    finally:
+        os.close(lock)
+    assert rows(sweep)["0"]["value"] == "9.0"
+
+
+def test_a_grid_takes_another_objective_and_more_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, sweep = begun_grid(tmp_path, "{}")
+    same = {"optim.lr": ["1e-3", 0.01]}  # written in another way
+    more = space_file(tmp_path, base=BASE, search=same, seeds=[0, 7], objective={"metric": "episode_length_mean"})
+    assert main(["sweep", str(more), "--folder", str(sweep), "--summary"]) == 1
+    assert (rows(sweep)["0"]["seed 0"], rows(sweep)["0"]["seed 7"]) == ("5.0", "")
+    assert main(["sweep", str(more), "--folder", str(sweep), "--slurm"]) == 0
+    assert main(["sweep", str(space_file(tmp_path, **SMALL)), "--folder", str(sweep), "--summary"]) == 2
+    assert "begun with other values of seeds" in capsys.readouterr().err
+
+
+def test_a_summary_of_optunas_trials_takes_another_objective(tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("optuna")
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    values = {"base": BASE, "search": {"optim.lr": {"log": [1e-4, 1e-2]}}, "trials": 2, "seeds": [0]}
+    file = space_file(tmp_path, **values)
+    space, kept = read_space(file)
+    (sweep / "space.yaml").write_text(yaml.safe_dump(kept))
+    study = StudyTrials(space, sweep)
+    done = study.next()
+    done.state, done.value, done.scores = "completed", 9.0, {0: 9.0}
+    study.end(done)
+    run = sweep / "trials" / "0000" / "seed-0"
+    run.mkdir(parents=True)
+    (run / "summary.json").write_text('{"status": "completed"}')
+    (run / "metrics.csv").write_text("env_steps,episode_return_mean,episode_length_mean\n256,9,5\n")
+    other = space_file(tmp_path, **values, objective={"metric": "episode_length_mean", "direction": "minimize"})
+    assert main(["sweep", str(other), "--folder", str(sweep), "--summary"]) == 0
+    assert "best: trial 0, 5" in capsys.readouterr().out
+    assert main(["sweep", str(other), "--folder", str(sweep)]) == 2
+    assert "begun with other values of objective" in capsys.readouterr().err
 
 
 def test_a_summary_needs_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, cast
 
 from sfactory.commands.sweeps.space import EVALUATIONS, Objective
 from sfactory.runs.curves import STEPS, Curve, read_table
-from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, read_json
+from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, is_held, read_json
 from sfactory.runtime.processes import kill_tree
 
 SAVING_S = 90.0
@@ -39,6 +39,11 @@ def run_folder(trial: Path, seed: int | str) -> Path:
     return trial / f"seed-{seed}"
 
 
+def log_file(trial: Path, seed: int) -> Path:
+    """What the run with a seed prints."""
+    return trial / f"seed-{seed}.log"
+
+
 class Run:
     """A living run. It saves and ends when this process ends, however that happens.
 
@@ -54,7 +59,7 @@ class Run:
 
     def __init__(self, trial: Path, seed: int, cores: Collection[int]) -> None:
         self.seed, self.folder = seed, run_folder(trial, seed)
-        self._log = trial / f"seed-{seed}.log"
+        self._log = log_file(trial, seed)
         self.asked, self._deadline = 0, math.inf
         self._reports = Reports(self.folder)
         own = os.sched_getaffinity(0)
@@ -94,10 +99,31 @@ class Run:
 
     def reason(self) -> str:
         """The last lines of its log, which say why it has failed."""
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [at for at, line in enumerate(lines) if line.startswith("error:")]
-        begin = errors[-1] if errors else max(0, len(lines) - REASON_LINES)
-        return "\n".join(lines[begin : begin + REASON_LINES])
+        lines = log_lines(self._log)
+        return error_of(lines) or "\n".join(lines[-REASON_LINES:])
+
+
+def log_lines(log: Path) -> list[str]:
+    """The lines of a log that say anything; none if there is no log."""
+    try:
+        return [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return []
+
+
+def error_of(lines: Sequence[str]) -> str:
+    """The last error of a log; empty if it has none."""
+    errors = [at for at, line in enumerate(lines) if line.startswith("error:")]
+    return "\n".join(lines[errors[-1] :][:REASON_LINES]) if errors else ""
+
+
+def failure(trial: Path, seed: int) -> str:
+    """Why the run with a seed has failed; empty if it has not, or is tried again."""
+    folder = run_folder(trial, seed)
+    summary = read_json(folder / SUMMARY)
+    if is_held(folder) or summary.get("status", "failed") != "failed":
+        return ""
+    return error_of(log_lines(log_file(trial, seed))) or str(summary.get("error") or "")
 
 
 def is_complete(folder: Path) -> bool:

@@ -17,6 +17,7 @@ import yaml
 from sfactory.commands.sweeps.listed import trial_folder
 from sfactory.commands.sweeps.runs import TRIAL, Run, is_complete, run_folder, score, unscored
 from sfactory.commands.sweeps.space import Space
+from sfactory.commands.sweeps.summary import write_results
 from sfactory.commands.sweeps.trials import Note, Trial, Trials, value_text
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
@@ -235,6 +236,10 @@ class Scheduler:
         self._ended[state] += 1
         self._trials.end(begun.trial)
         self._note(f"trial {begun.trial.number} {state}: {text}")
+        try:
+            write_results(self._space, self._folder, self._trials.all())
+        except OSError as error:
+            self._note(f"results not written: {error}; trying again when the next trial ends")
         for run, _ in begun.living:
             run.end()
 

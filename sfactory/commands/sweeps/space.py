@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import yaml
 
-from sfactory.config import Config, check_types, from_dict, load_yaml, resolve
+from sfactory.config import Config, check_types, flattened, from_dict, load_yaml, resolve
 from sfactory.config.declaring import settings_of, types_of
 from sfactory.errors import ConfigError, shown
 from sfactory.runs.curves import OWN_COLUMNS, interquartile_mean
@@ -33,7 +33,6 @@ _OF_THE_SWEEP = {
 """Fields that neither the base nor the search may have."""
 EVALUATIONS = "eval_"
 """Beginning of the names of columns of evaluations."""
-SAME_WHEN_RESUMED = ("base", "search", "seeds", "objective", "sampler")
 
 
 @dataclass(frozen=True)
@@ -178,6 +177,21 @@ class Space:
         """The configuration of a trial as nested keys, as ``--config`` reads them."""
         return functools.reduce(lambda tree, item: _with(tree, item[0].split("."), item[1]), chosen.items(), self.base)
 
+    def differences(self, other: Space) -> list[str]:
+        """Keys in which another space would have trials other than these."""
+
+        def meant(space: Space) -> dict[str, Any]:
+            config = from_dict(space.base)
+            base = {name: operator.attrgetter(name)(config) for name in flattened(space.base)}
+            search = {
+                name: dataclasses.replace(dimension, choices=tuple(parsed(name, value) for value in dimension.choices))
+                for name, dimension in space.search.items()
+            }
+            return {"base": base, "search": search, "sampler": space.sampler}
+
+        mine, others = meant(self), meant(other)
+        return [key for key, value in mine.items() if others[key] != value]
+
     def listed(self) -> list[dict[str, Any]]:
         """The configurations of a grid, or those drawn at random, which are the same every time."""
         if self.sampler == "grid":
@@ -185,6 +199,16 @@ class Space:
             return [dict(zip(self.search, values, strict=True)) for values in combinations]
         generator = random.Random(0)
         return [{name: dim.draw(generator) for name, dim in self.search.items()} for _ in range(self.trials)]
+
+
+def parsed(name: str, value: Any) -> Any:
+    """What a value of a searched field means, as a configuration has it: 1e-3, without a point, is a string in YAML."""
+    if name not in settings_of(Config):
+        return value
+    try:
+        return operator.attrgetter(name)(from_dict(_with({}, name.split("."), value)))
+    except ConfigError:
+        return value
 
 
 def _with(tree: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
@@ -198,13 +222,26 @@ def read_space(path: str | Path) -> tuple[Space, dict[str, Any]]:
     """Read and check a file.
 
     Returns:
-        The space, and the file's own keys and values.
+        The space, and what the folder of a sweep keeps of it, which :func:`parse_space` reads.
 
     Raises:
         ConfigError: With every problem: unknown keys and fields, with the nearest known ones; values that a field
             cannot have; ranges that are none.
     """
     raw = load_yaml(path)
+    space = parse_space(raw, path)
+    kept = {key: raw[key] for key in ("base", "search", "objective") if raw.get(key) is not None}
+    trials = {} if space.sampler == "grid" else {"trials": space.trials}
+    return space, {**kept, "seeds": list(space.seeds), "sampler": space.sampler, **trials}
+
+
+def parse_space(raw: Mapping[str, Any], path: str | Path) -> Space:
+    """Check the keys and values of a file.
+
+    Raises:
+        ConfigError: As :func:`read_space`.
+    """
+    raw = {key: value for key, value in raw.items() if value is not None}
     problems: list[str] = []
     known = [f.name for f in dataclasses.fields(Space)]
     problems += [f"{path}: unknown key {key}{_hint(key, known)}" for key in raw if key not in known]
@@ -221,7 +258,7 @@ def read_space(path: str | Path) -> tuple[Space, dict[str, Any]]:
         problems += _value_problems(space)
     if problems or space is None:
         raise ConfigError(*problems)
-    return space, {key: raw.get(key) for key in SAME_WHEN_RESUMED}
+    return space
 
 
 def _space(

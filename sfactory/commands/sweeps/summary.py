@@ -43,6 +43,14 @@ def write_summary(space: Space, folder: Path, trials: Sequence[Trial], note: Not
     Returns:
         The best trial, or None if none is complete.
     """
+    best = write_results(space, folder, trials)
+    if best is not None:
+        _draw(space, folder, trials, note)
+    return best
+
+
+def write_results(space: Space, folder: Path, trials: Sequence[Trial]) -> Trial | None:
+    """The same without the plots, which take long."""
     ordered = best_first(space, trials)
     write_atomically(folder / TRIALS, _csv(space, ordered).encode())
     complete = [trial for trial in ordered if trial.state == "completed"]
@@ -52,7 +60,6 @@ def write_summary(space: Space, folder: Path, trials: Sequence[Trial], note: Not
     head = f"# trial {best.number} of {folder}: {space.objective.metric} {best.value:,.6g} ({_seeds(best)})\n"
     values = yaml.safe_dump(space.values(best.chosen), sort_keys=False)
     write_atomically(folder / BEST, (head + values).encode())
-    _draw(space, folder, trials, note)
     return best
 
 
