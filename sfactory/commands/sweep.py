@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from sfactory.commands.sweeps.study import StudyTrials
 from sfactory.commands.sweeps.summary import BEST, table, write_summary
 from sfactory.commands.sweeps.trials import Note, Trial, Trials
 from sfactory.config import from_dict, load_yaml, resolve
-from sfactory.errors import ConfigError, counted, telling_errors
+from sfactory.errors import ConfigError, counted, shown, telling_errors
 from sfactory.files import write_atomically
 from sfactory.runs.run_files import try_lock
 from sfactory.telemetry.console import new_console
@@ -31,6 +32,8 @@ DESCRIPTION = """Search for good values of some fields of the configuration by m
 of its own. SPACE.yaml says what is searched (docs/sweeps.md). The same command again goes on with the sweep in its
 folder. Ctrl-C saves and ends all runs; a second one ends them at once."""
 SPACE, LOCK = "space.yaml", ".lock"
+PLANNED = re.compile(r"(env|env_kwargs(\..*)?|model\..*|loss\.terms)$")
+"""Names of the fields of which each choice is planned beforehand: only a plan tells whether it works."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,8 @@ def _opening(space: Space, folder: Path, trials: Trials, shares: Sequence[Sequen
 
 
 def _check_runs(space: Space, elsewhere: bool) -> None:
-    """Make the plan of a run with the first value of each field, and of one in every other environment that is
-    searched, so that what is wrong with all of them is told before any begins.
+    """Make the plan of a run with the first value of each field, and of one with every other choice of an environment,
+    of its arguments, of a model and of loss terms, so that what is wrong with them is told before any begins.
 
     Args:
         space: What is searched.
@@ -127,14 +130,24 @@ def _check_runs(space: Space, elsewhere: bool) -> None:
     from sfactory.runtime.planning import make_plan
 
     first = {name: dimension.ends[0] for name, dimension in space.search.items()}
-    environments = space.search["env"].choices if "env" in space.search else (None,)
-    for env in environments:
-        chosen: dict[str, Any] = first if env is None else {**first, "env": env}
-        config = from_dict(space.values(chosen))
+    others = [
+        {name: value} for name, dimension in space.search.items() if PLANNED.match(name) for value in dimension.ends[1:]
+    ]
+    problems: list[str] = []
+    for change in [{}, *others]:
+        config = from_dict(space.values({**first, **change}))
         if elsewhere:
             runtime = dataclasses.replace(config.runtime, inference_device=None)
             config = dataclasses.replace(config, device="cpu", runtime=runtime)
-        make_plan(resolve(config))
+        try:
+            make_plan(resolve(config))
+        except ConfigError as error:
+            if not change:  # what all runs share
+                raise
+            [(name, value)] = change.items()
+            problems += [f"search.{name} {shown(value)}: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _begun_with(folder: Path, space: Space, summary: bool) -> bool:

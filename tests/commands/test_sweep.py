@@ -82,6 +82,8 @@ def rows(sweep: Path) -> dict[str, dict[str, str]]:
         ({"base": {"run": "here"}}, "base.run: each run has a folder of its own"),
         ({"seeds": [1, 1]}, "seeds is [1, 1]"),
         ({"seeds": "three"}, "seeds is 'three'"),
+        ({"seeds": [0, 2**60]}, "it must be a list of different integers from 0 to 2**53"),
+        ({"seeds": 20_261_129}, "seeds is 20261129"),
         ({"parallel": 0}, "parallel is 0"),
         ({"objective": {"metric": "return_mean"}}, "objective.metric is 'return_mean', which is no column"),
         ({"objective": {"metric": "eval_return_mean"}}, "nothing is evaluated; give base.eval.every"),
@@ -106,6 +108,24 @@ def test_an_environment_that_cannot_be_made_is_told_before_anything_starts(
     file = space_file(tmp_path, **SMALL | {"base": BASE | {"env": "CartPol-v1"}})
     assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep")]) == 2
     assert "did you mean CartPole-v1" in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "choices", "message"),
+    [
+        ("model.encoder", ["auto", "no_such_module:Encoder"], "search.model.encoder 'no_such_module:Encoder': "),
+        ("loss.terms", ["none", "no_such_module:term"], "search.loss.terms 'no_such_module:term': "),
+        ("env_kwargs", [{}, {"no_such": 1}], "search.env_kwargs {'no_such': 1}: "),
+        ("env", ["CartPole-v1", "CartPol-v1"], "search.env 'CartPol-v1': "),
+    ],
+)
+def test_each_choice_of_what_only_a_plan_can_tell_is_planned(
+    tmp_path: Path, name: str, choices: list[Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = space_file(tmp_path, base=BASE, search={"model.hidden": [[8], [16]], name: choices})
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep")]) == 2
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
 
 

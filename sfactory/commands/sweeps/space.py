@@ -19,6 +19,7 @@ import numpy as np
 import yaml
 
 from sfactory.config import Config, check_types, flattened, from_dict, load_yaml, resolve
+from sfactory.config.checking import LARGEST
 from sfactory.config.declaring import settings_of, types_of
 from sfactory.errors import ConfigError, shown
 from sfactory.runs.curves import OWN_COLUMNS, interquartile_mean
@@ -31,6 +32,8 @@ _OF_THE_SWEEP = {
     "seed": "name the seeds of every trial under seeds",
 }
 """Fields that neither the base nor the search may have."""
+MOST_SEEDS = 10_000
+"""Beyond it, a number of seeds is taken for a mistake: a seed, which belongs into a list."""
 EVALUATIONS = "eval_"
 """Beginning of the names of columns of evaluations."""
 
@@ -280,9 +283,11 @@ def _space(
     if sampler != "grid" and not search:
         problems.append("search is empty; name the fields to search, or leave trials out to run the seeds alone")
     seeds = raw.get("seeds", [0])
-    seeds = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
+    seeds = list(range(seeds)) if type(seeds) is int and seeds <= MOST_SEEDS else seeds
     if not _is_list_of_seeds(seeds):
-        problems.append(f"seeds is {shown(raw['seeds'])}; it must be a list of different integers, or how many")
+        problems.append(
+            f"seeds is {shown(raw['seeds'])}; it must be a list of different integers from 0 to 2**53, or how many"
+        )
     objective = _group(Objective, _mapping(raw, "objective", problems), "objective", problems)
     columns, metric = [each.name for each in METRICS if each.csv], str(objective.metric)
     if metric not in columns and not metric.startswith(OWN_COLUMNS):
@@ -312,7 +317,7 @@ def _pruning(raw: Mapping[str, Any], sampler: str, problems: list[str]) -> Pruni
 
 
 def _is_list_of_seeds(seeds: Any) -> bool:
-    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    whole = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed <= LARGEST for seed in seeds)
     return whole and len(seeds) > 0 and len(set(seeds)) == len(seeds)
 
 
