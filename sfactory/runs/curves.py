@@ -19,7 +19,7 @@ import numpy as np
 
 from sfactory.config import flattened, load_yaml
 from sfactory.errors import ConfigError
-from sfactory.runs.run_files import CONFIG, METRICS, is_held
+from sfactory.runs.run_files import CONFIG, METRICS, is_held, run_name
 
 STEPS, RETURN, EVALUATED = "env_steps", "episode_return_mean", "eval_env_steps"
 OWN_COLUMNS = ("extra/", "term/")
@@ -37,7 +37,7 @@ class Curve:
     """The reports of a run, or of a CSV file.
 
     Attributes:
-        name: Name of the folder, or of the file without its suffix.
+        name: Of the run (:func:`sfactory.runs.run_files.run_name`), or of the file without its suffix.
         columns: float64 ``[rows]`` by name, NaN for an empty cell; rows in the order of their env steps.
         settings: The config of a run folder by dotted names; empty for a file.
         living: Whether the run still goes on.
@@ -77,7 +77,7 @@ def read_curve(path: str | Path) -> Curve:
         if not (path / CONFIG).exists() and not (path / METRICS).exists():
             raise ConfigError(f"{path} holds no run (no {CONFIG}, no {METRICS}); name run folders or CSV files")
         settings = flattened(load_yaml(path / CONFIG)) if (path / CONFIG).exists() else {}
-        return Curve(path.resolve().name, read_table(path / METRICS), settings, is_held(path))
+        return Curve(run_name(path), read_table(path / METRICS), settings, is_held(path))
     if path.suffix != ".csv" or not path.exists():
         raise ConfigError(f"{path} is no run folder and no CSV file; name run folders or CSV files with {STEPS}")
     return Curve(path.stem, read_table(path))

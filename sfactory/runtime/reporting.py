@@ -231,7 +231,7 @@ class Reporter:
             ).write(self._folder.summary)  # fmt: skip
         except OSError as cause:
             self.note(f"summary not written: {cause}")
-        self._loggers.close()
+        self._loggers.close(status)
         return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path, self._kernels)
 
     def close(self) -> None:

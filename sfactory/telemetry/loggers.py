@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import os
 import queue
 import re
@@ -21,6 +22,7 @@ from sfactory.config import Config, env_name, flattened, to_dict
 from sfactory.config.importing import load_object
 from sfactory.errors import ConfigError, installing, said
 from sfactory.files import LOGGER_ID, write_atomically
+from sfactory.runs.run_files import run_name
 from sfactory.telemetry.metrics import Report, scalars
 
 MOST_PARAMS = 100
@@ -32,7 +34,10 @@ _MOST_WAITING = 1000
 
 
 class Logger(Protocol):
-    """What a logger must have. All three are called in one thread, in this order; `write` once for each report."""
+    """What a logger must have. All three are called in one thread, in this order; `write` once for each report.
+
+    `close` may have a parameter `status`, and is then told how the run ended: completed, interrupted or failed.
+    """
 
     def start(self, config: Config, run_dir: Path) -> None:
         """A run begins, or goes on after it was resumed."""
@@ -57,9 +62,9 @@ class WandbLogger:
         import wandb
 
         self._alone = wandb.run is None
-        project = os.environ.get("WANDB_PROJECT", "sfactory")
+        project, name = os.environ.get("WANDB_PROJECT", "sfactory"), run_name(run_dir)
         self._run = wandb.init(
-            project=project, name=run_dir.name, dir=str(run_dir), config=to_dict(config),
+            project=project, name=name, group=name.rpartition("/")[0] or None, dir=str(run_dir), config=to_dict(config),
             id=kept_id(run_dir, "wandb", lambda: uuid.uuid4().hex), resume="allow",
             settings=wandb.Settings(console="off"),  # the terminal is the display's
         )  # fmt: skip
@@ -68,10 +73,10 @@ class WandbLogger:
     def write(self, report: Report) -> None:
         self._run.log({"env_steps": report.env_steps, **dict(scalars(report))})
 
-    def close(self) -> None:
+    def close(self, status: str = "completed") -> None:
         import wandb
 
-        self._run.finish()
+        self._run.finish(exit_code=int(status == "failed"))
         if self._alone:  # else a run of the user's own needs the service's process
             wandb.teardown()
 
@@ -86,7 +91,8 @@ class TrackioLogger:
     def start(self, config: Config, run_dir: Path) -> None:
         import trackio
 
-        name = kept_id(run_dir, "trackio", lambda: f"{run_dir.name}-{uuid.uuid4().hex[:8]}")  # a run is found by name
+        told = run_name(run_dir).replace("/", "-")
+        name = kept_id(run_dir, "trackio", lambda: f"{told}-{uuid.uuid4().hex[:8]}")  # a run is found by name
         project = os.environ.get("TRACKIO_PROJECT", "sfactory")
         self._run = trackio.init(project=project, name=name, config=to_dict(config), resume="allow", embed=False)
 
@@ -111,30 +117,30 @@ class MlflowLogger:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "sfactory")
         found = self._client.get_experiment_by_name(name)
         experiment = self._client.create_experiment(name) if found is None else found.experiment_id
-        new = False
-
-        def create() -> str:
-            nonlocal new
-            new = True
-            return self._client.create_run(experiment, run_name=run_dir.name).info.run_id
-
-        self._id = kept_id(run_dir, "mlflow", create)
-        if new:
-            params = [Param(key, str(value)) for key, value in flattened(to_dict(config), whole=True).items()]
-            for begin in range(0, len(params), MOST_PARAMS):
-                self._client.log_batch(self._id, params=params[begin : begin + MOST_PARAMS])
+        self._id = kept_id(
+            run_dir, "mlflow", lambda: self._client.create_run(experiment, run_name=run_name(run_dir)).info.run_id
+        )
+        self._client.update_run(self._id, status="RUNNING")
+        known = self._client.get_run(self._id).data.params  # of a resumed run
+        values = {_mlflow_key(key): str(value) for key, value in flattened(to_dict(config), whole=True).items()}
+        params = [Param(key, value) for key, value in values.items() if key not in known]
+        for begin in range(0, len(params), MOST_PARAMS):
+            self._client.log_batch(self._id, params=params[begin : begin + MOST_PARAMS])
 
     def write(self, report: Report) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [
-            Metric(re.sub(r"[^\w\-./ ]", "_", tag), value, now, report.env_steps) for tag, value in scalars(report)
-        ]
+        metrics = [Metric(_mlflow_key(tag), value, now, report.env_steps) for tag, value in scalars(report)]
         self._client.log_batch(self._id, metrics=metrics)
 
-    def close(self) -> None:
-        self._client.set_terminated(self._id)
+    def close(self, status: str = "completed") -> None:
+        self._client.set_terminated(self._id, {"interrupted": "KILLED", "failed": "FAILED"}.get(status, "FINISHED"))
+
+
+def _mlflow_key(name: str) -> str:
+    """A name with the characters that MLflow allows."""
+    return re.sub(r"[^\w\-./ ]", "_", name)
 
 
 BUILT_IN: dict[str, Callable[[], Logger]] = {"wandb": WandbLogger, "trackio": TrackioLogger, "mlflow": MlflowLogger}
@@ -150,10 +156,12 @@ class Loggers:
         note: Shows the user a line.
 
     Raises:
-        ConfigError: If one cannot be made, or is no :class:`Logger`.
+        ConfigError: If one cannot be made, is no :class:`Logger`, or is a built-in one that is named twice.
     """
 
     def __init__(self, config: Config, run_dir: Path, note: Callable[[str], None]) -> None:
+        if twice := [name for name in BUILT_IN if config.log.loggers.count(name) > 1]:
+            raise ConfigError(*(f"log.loggers has {name} more than once; name it once" for name in twice))
         self._threads = [_LoggerThread(name, make_logger(name), config, run_dir) for name in config.log.loggers]
         self._note = note
 
@@ -163,11 +171,11 @@ class Loggers:
             each.write(report)
         self._tell()
 
-    def close(self) -> None:
-        """Let all finish, for a while."""
+    def close(self, status: str = "completed") -> None:
+        """Let all finish, for a while, and tell those that ask how the run ended."""
         deadline = time.monotonic() + LONGEST_END_S
         for each in self._threads:
-            each.end(deadline)
+            each.end(status, deadline)
         self._tell()
 
     def _tell(self) -> None:
@@ -195,7 +203,7 @@ class _LoggerThread:
         self._logger, self._config, self._run_dir = logger, config, run_dir
         self._reports: queue.Queue[Report | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._run, name=f"logger {self.name}", daemon=True)
-        self._failed = False
+        self._failed, self._status = False, "completed"
 
     def write(self, report: Report) -> None:
         """Hand over a report, without waiting."""
@@ -208,8 +216,9 @@ class _LoggerThread:
         except queue.Full:
             self._failed, self.problem = True, f"has not taken {_MOST_WAITING} reports"
 
-    def end(self, deadline: float) -> None:
+    def end(self, status: str, deadline: float) -> None:
         """Let it finish until a time in monotonic seconds."""
+        self._status = status
         if self._failed or not self._thread.is_alive():
             return
         with contextlib.suppress(queue.Full):
@@ -226,10 +235,18 @@ class _LoggerThread:
                 doing = "write"
                 self._logger.write(report)
             doing = "close"
-            self._logger.close()
-        except (Exception, SystemExit) as error:
+            self._close()
+        except BaseException as error:  # the user's Ctrl-C reaches the main thread alone
             first_line = said(error).strip().partition("\n")[0]
             self._failed, self.problem = True, f"has failed in {doing}(): {type(error).__name__}: {first_line}"
+
+    def _close(self) -> None:
+        close: Callable[..., None] = self._logger.close
+        try:
+            asks = "status" in inspect.signature(close).parameters
+        except (TypeError, ValueError):  # it is not of Python
+            asks = False
+        close(**({"status": self._status} if asks else {}))
 
 
 def make_logger(name: Any) -> Logger:

@@ -113,3 +113,12 @@ def test_settings_have_dotted_names_and_mappings_of_the_user_stay_whole() -> Non
     values = {"env": "A", "env_kwargs": {"size": 3}, "optim": {"lr": 1.0}, "model": {"kwargs": {"width": 2}}}
     expected = {"env": "A", "env_kwargs": {"size": 3}, "optim.lr": 1.0, "model.kwargs": {"width": 2}}
     assert flattened(values) == expected
+
+
+def test_a_sweeps_runs_are_told_apart(tmp_path: Path) -> None:
+    run = tmp_path / "sweep-x" / "trials" / "0003" / "seed-0"
+    run.mkdir(parents=True)
+    (run / "metrics.csv").write_text("env_steps\n1\n")
+    assert read_curve(run).name == "seed-0"
+    (run.parent / "trial.yaml").touch()
+    assert read_curve(run).name == "sweep-x/0003/seed-0"

@@ -45,14 +45,29 @@ class Kept:
         self.calls.append("close")
 
 
-def hand_over(tmp_path: Path, *names: Any, notes: Callable[[str], None] = print) -> None:
+class Told(Kept):
+    """Is told how the run ended, too."""
+
+    def close(self, status: str) -> None:
+        self.calls.append(status)
+
+
+def hand_over(tmp_path: Path, *names: Any, notes: Callable[[str], None] = print, status: str = "completed") -> None:
     """Let loggers take two reports."""
     many = {f"argument_{number}": number for number in range(100)}  # more than one request of MLflow's takes
+    many["one [m]"] = 1
     config = Config(env="CartPole-v1", env_kwargs=many, log=LogConfig(loggers=names))
     several = Loggers(config, tmp_path, notes)
     several.write(FIRST)
     several.write(SECOND)
-    several.close()
+    several.close(status)
+
+
+def test_a_logger_that_asks_is_told_how_the_run_ended(tmp_path: Path) -> None:
+    hand_over(tmp_path, Told, status="failed")
+    assert Kept.calls[-1] == "failed"
+    hand_over(tmp_path, Kept, status="failed")
+    assert Kept.calls[-1] == "close"
 
 
 def test_a_run_tells_its_loggers_every_report(tmp_path: Path) -> None:
@@ -69,13 +84,17 @@ def test_loggers_are_named_on_the_command_line() -> None:
     assert from_command_line(["--env", "CartPole-v1"], "train").log.loggers == ()
 
 
-@pytest.mark.parametrize("where", ["start", "write", "close"])
-def test_a_logger_that_fails_is_left_out_with_one_line(tmp_path: Path, monkeypatch: Any, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "error"), [("start", RuntimeError), ("write", KeyboardInterrupt), ("close", RuntimeError)]
+)
+def test_a_logger_that_fails_is_left_out_with_one_line(
+    tmp_path: Path, monkeypatch: Any, where: str, error: type[BaseException]
+) -> None:
     notes: list[str] = []
     made: Logger = Kept()
 
     def fail(*_: Any) -> None:
-        raise RuntimeError("no route to host\nand more")
+        raise error("no route to host\nand more")
 
     monkeypatch.setattr(made, where, fail, raising=True)
     several = Loggers(Config(log=LogConfig(loggers=(lambda: made,))), tmp_path, notes.append)
@@ -85,7 +104,7 @@ def test_a_logger_that_fails_is_left_out_with_one_line(tmp_path: Path, monkeypat
     several.write(SECOND)
     several.close()
     [line] = notes
-    assert f"has failed in {where}(): RuntimeError: no route to host; the run goes on" in line
+    assert f"has failed in {where}(): {error.__name__}: no route to host; the run goes on" in line
 
 
 def test_a_logger_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +130,11 @@ def test_a_logger_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytes
 def test_what_is_no_logger_is_refused_before_anything_starts(tmp_path: Path, name: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         hand_over(tmp_path, name)
+
+
+def test_a_built_in_logger_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"log\.loggers has wandb more than once; name it once"):
+        hand_over(tmp_path, "wandb", Kept, "wandb")
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -187,15 +211,15 @@ def test_mlflow_in_a_folder_has_the_reports(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "records").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     notes: list[str] = []
-    for _ in range(2):  # the second time as a resumed run, in the same record
-        hand_over(tmp_path, "mlflow", notes=notes.append)
+    for status in ("interrupted", "failed"):  # the second time as a resumed run, in the same record
+        hand_over(tmp_path, "mlflow", notes=notes.append, status=status)
     assert not notes
     from mlflow import MlflowClient
 
     client = MlflowClient()
     [run] = client.search_runs([client.get_experiment_by_name("sfactory").experiment_id])
-    assert run.info.status == "FINISHED" and run.data.params["optim.lr"] == "0.0003"
-    assert len(run.data.params) > 150
+    assert run.info.status == "FAILED" and run.data.params["optim.lr"] == "0.0003"
+    assert len(run.data.params) > 150 and run.data.params["env_kwargs.one _m_"] == "1"
     history = client.get_metric_history(run.info.run_id, "episode/episode_return_mean")
     assert {(metric.step, metric.value) for metric in history} == {(256, 20.0), (512, 25.0)}
     assert run.data.metrics["extra/speed/max _m s_"] == 3.0

@@ -10,6 +10,7 @@ from pathlib import Path
 from sfactory.commands.sweeps.runs import failure, is_complete, run_folder, score, unscored
 from sfactory.commands.sweeps.space import Space
 from sfactory.commands.sweeps.trials import Trial
+from sfactory.runs.run_files import TRIALS
 
 
 class ListedTrials:
@@ -76,4 +77,4 @@ def rescored(space: Space, sweep: Path, trials: Sequence[Trial]) -> list[Trial]:
 
 def trial_folder(sweep: Path, number: int) -> Path:
     """The folder of a trial."""
-    return sweep / "trials" / f"{number:04d}"
+    return sweep / TRIALS / f"{number:04d}"

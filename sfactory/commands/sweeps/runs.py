@@ -15,7 +15,7 @@ from typing import IO, cast
 
 from sfactory.commands.sweeps.space import EVALUATIONS, Objective
 from sfactory.runs.curves import STEPS, Curve, read_table
-from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, is_held, read_json
+from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, TRIAL, is_held, read_json
 from sfactory.runtime.processes import kill_tree
 
 SAVING_S = 90.0
@@ -23,8 +23,6 @@ SAVING_S = 90.0
 REASON_LINES = 3
 """Lines of a failed run's log that are told."""
 GUARD = "sfactory.commands.sweeps.guard"
-TRIAL = "trial.yaml"
-"""The configuration in a trial's folder, which is no run folder, so that it has another name than a run's."""
 
 
 def command(trial: Path, seed: int | str) -> list[str]:
