@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def _sweep(options: Options, console: Console) -> int:
     lock = _open_folder(folder, fixed)
     try:
         if options.slurm:
-            note(f"sbatch {write_array_job(space, file, folder)}")
+            note(f"sbatch {shlex.quote(str(write_array_job(space, file, folder)))}")
             return 0
         trials = _trials(space, folder)
         note(_opening(space, folder, trials, shares))
@@ -103,7 +104,8 @@ def _conclude(space: Space, folder: Path, trials: Sequence[Trial], console: Cons
     console.print(table(space, trials))
     if best is None:
         return 1
-    note(f"best: trial {best.number}, {best.value:,.4g}; python -m sfactory.train --config {folder / BEST}")
+    config = shlex.quote(str(folder / BEST))
+    note(f"best: trial {best.number}, {best.value:,.4g}; python -m sfactory.train --config {config}")
     return 0
 
 

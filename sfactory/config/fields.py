@@ -26,7 +26,7 @@ from sfactory.config.declaring import (
     warned,
 )
 from sfactory.config.env_source import folder_name
-from sfactory.config.flags import Count, Id, Mapped, Name
+from sfactory.config.flags import Count, Id, Listed, Mapped, Name
 
 _TASK = refused("another task")
 _WEIGHTS = refused("the network has other weights")
@@ -245,7 +245,7 @@ class LogConfig(Settings):
     """Reported returns and lengths are means over at least this many of the last episodes."""
     tensorboard: bool = setting(True, resume=_REPORTS)
     """Write TensorBoard files."""
-    loggers: tuple[Name, ...] = setting((), resume=_REPORTS)
+    loggers: tuple[Listed, ...] = setting((), resume=_REPORTS)
     """Where reports go besides: wandb, trackio, mlflow, or a callable / module:Class that makes a logger
     (sfactory.telemetry.loggers.Logger)."""
     report: bool = setting(True, resume=_REPORTS)

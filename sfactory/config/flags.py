@@ -10,6 +10,10 @@ MOST_YAML_NODES = 100_000
 """Most entries that a YAML text may have, aliases written out."""
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+"""Tag of the key << of YAML, which may come several times."""
+
+
 def _flag(metavar: str, parse: Callable[[str], Any]) -> Any:
     """How tyro reads and shows such a field. A process that only plays a saved policy does without tyro."""
     try:
@@ -49,8 +53,21 @@ def plain_yaml(text: str) -> Any:
     """
     import yaml  # here, so that a policy is loaded without it
 
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that comes twice in a mapping; of YAML's own, the last one would win."""
+
+        def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+            node: yaml.MappingNode = super().compose_mapping_node(anchor)
+            seen: set[tuple[str, str]] = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE):
+                if (key.tag, key.value) in seen:
+                    line = key.start_mark.line + 1
+                    raise ValueError(f"line {line} has the key {key.value} again; keep one of them")
+                seen.add((key.tag, key.value))
+            return node
+
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader)
     except yaml.constructor.ConstructorError as error:
         raise ValueError(
             f"{error.problem}; only numbers, strings, lists and mappings are read, and code is named as module:Name"
@@ -70,6 +87,8 @@ Id = Annotated[Any, _flag("ID", str)]
 """An environment's id on the command line and in YAML; in Python also a callable."""
 Name = Annotated[Any, _flag("NAME", str)]
 """A name on the command line and in YAML; in Python also the object itself."""
+Listed = Annotated[object, _flag("NAME", str)]
+"""The same in a list, where tyro checks what a file has given, and cannot check Any."""
 Count = Annotated[int, _flag("INT", _count)]
 """A number of env steps, which may be long."""
 Mapped = Annotated[dict[str, Any], _flag("{KEY: VALUE}", _yaml_mapping)]

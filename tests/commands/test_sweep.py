@@ -89,6 +89,17 @@ def rows(sweep: Path) -> dict[str, dict[str, str]]:
         ({"objective": {"metric": "eval_return_mean"}}, "nothing is evaluated; give base.eval.every"),
         ({"objective": {"last": 5}}, "objective.last is 5; it must be above 0 and at most 1"),
         ({"objective": {"direction": "up"}}, "objective.direction is 'up'; it must be one of maximize, minimize"),
+        ({"search": {"env_kwargs": [{}], "env_kwargs.g": [9.8]}}, "search has env_kwargs and its entry env_kwargs.g"),
+        ({"search": {"optim.lr": [0.001, "1e-3"]}}, "search.optim.lr has 0.001 more than once"),
+        (
+            {"search": {"epochs": {"range": [1, 3], "step": 4}}, "trials": 2},
+            "has step 4, which is wider than its range",
+        ),
+        (
+            {"objective": {"over_seeds": "min", "direction": "minimize"}},
+            "which of a metric to minimize is the best seed",
+        ),
+        ({"sampler": "tpe", "trials": 2, "prune": {"first": 256}}, "prune.first is 256, and runs have 256 env steps"),
         ({"prune": True}, "prune needs sampler tpe"),
         ({"sampler": "tpe", "trials": 2, "prune": {"factor": 1}}, "prune.factor is 1"),
     ],
@@ -300,6 +311,13 @@ def test_a_trial_that_is_behind_at_a_rung_ends_early(tmp_path: Path) -> None:
     assert [(trial.state, trial.value) for trial in study.all()] == [("running", 50.0), ("pruned", 10.0)]
 
 
+def test_a_study_is_kept_where_its_folder_says(tmp_path: Path) -> None:
+    folder = tmp_path / "what? #1 of 100%25"
+    folder.mkdir()
+    assert study_of(folder).next().number == 0
+    assert (folder / "study.db").exists() and not list(tmp_path.glob("what"))
+
+
 def test_trials_are_compared_where_less_is_better(tmp_path: Path) -> None:
     study = study_of(tmp_path, objective={"direction": "minimize"})
     good, bad = study.next(), study.next()
@@ -362,7 +380,9 @@ def test_an_array_job_trains_its_tasks_and_the_summary_counts_them(
     file = space_file(tmp_path, **SMALL, seeds=[101, 105])
     assert main(["sweep", str(file), "--folder", str(sweep), "--slurm"]) == 0
     script = sweep / "array.sbatch"
-    assert str(script) in capsys.readouterr().out
+    assert f"sbatch '{script}'\n" in capsys.readouterr().out
+    assert f'#SBATCH --output="{sweep}/slurm/%a.log"\n' in script.read_text()
+    assert "#SBATCH --job-name=a_sweep\n" in script.read_text()
     assert "#SBATCH --array=0-3\n" in script.read_text()
     environment = commands.ENVIRONMENT | {"SLURM_ARRAY_TASK_ID": "3"}
     done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)

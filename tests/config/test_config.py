@@ -1,5 +1,6 @@
 import dataclasses
 import pickle
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from sfactory.config import (
     devices,
     fitted,
     from_dict,
+    load_yaml,
     merged,
     resolve,
     to_dict,
@@ -472,3 +474,21 @@ def test_what_is_no_number_of_env_steps_is_refused(text: str, capsys) -> None:
     with pytest.raises(SystemExit):
         from_command_line(["--env", "CartPole-v1", "--steps", text], "train")
     assert "is not a whole number" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_key_that_comes_twice_in_a_file_is_refused(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("env: CartPole-v1\noptim:\n  lr: 1.0e-3\n  lr: 1.0e-2\n")
+    with pytest.raises(ConfigError, match="line 4 has the key lr again; keep one of them"):
+        load_yaml(file)
+    file.write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, <<: *a, z: 4}\n")
+    assert load_yaml(file)["b"] == {"x": 3, "y": 2}
+
+
+def test_loggers_of_a_file_warn_of_nothing(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("env: CartPole-v1\nlog: {loggers: [wandb, 'my_code:Logger']}\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = from_command_line(["--config", str(file)], "train")
+    assert config.log.loggers == ("wandb", "my_code:Logger")

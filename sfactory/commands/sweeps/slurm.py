@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -52,14 +53,15 @@ def _script(space: Space, file: Path, folder: Path, trials: int) -> str:
     place = trial_folder(folder, 0).parent
     words = " ".join(f'"{word}"' if "$" in word else word for word in command(Path("$TRIAL"), "$SEED"))
     after = f"sfactory sweep {shlex.quote(str(file))} --folder {shlex.quote(str(folder))} --summary"
+    name = re.sub(r"[^\w.-]", "_", folder.name)
     return f"""#!/bin/bash
-#SBATCH --job-name={folder.name}
+#SBATCH --job-name={name}
 #SBATCH --array=0-{runs - 1}{limit}
 #SBATCH --cpus-per-task={CORES}
 #SBATCH --time=24:00:00
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@{SAVING_S}
-#SBATCH --output={folder}/{LOGS}/%a.log
+#SBATCH --output={_sbatch_path(folder / LOGS, "%a.log")}
 # {trials} trials with {seeds} seeds each. Change the resources above to what your cluster has. Afterwards:
 #   {after}
 set -euo pipefail
@@ -69,3 +71,9 @@ TRIAL={shlex.quote(str(place))}/$(printf %04d $((SLURM_ARRAY_TASK_ID / {seeds}))
 SEED=${{SEEDS[$((SLURM_ARRAY_TASK_ID % {seeds}))]}}
 exec {shlex.quote(sys.executable)} {words}
 """
+
+
+def _sbatch_path(folder: Path, file: str) -> str:
+    """An absolute path as a line of ``#SBATCH`` takes it: in quotes if it has spaces, and patterns in the file alone."""
+    text = f"{str(folder.absolute()).replace('%', '%%')}/{file}"
+    return text if re.fullmatch(r"[\w./%+-]+", text) else f'"{text}"'

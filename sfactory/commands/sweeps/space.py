@@ -176,6 +176,13 @@ class Space:
     prune: Pruning | None = None
     parallel: int | None = None
 
+    @property
+    def least_steps(self) -> int:
+        """Env steps of the shortest run."""
+        if "steps" in self.search:
+            return min(int(parsed("steps", end)) for end in self.search["steps"].ends)
+        return from_dict(self.base).steps
+
     def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """The configuration of a trial as nested keys, as ``--config`` reads them."""
         return functools.reduce(lambda tree, item: _with(tree, item[0].split("."), item[1]), chosen.items(), self.base)
@@ -256,9 +263,20 @@ def parse_space(raw: Mapping[str, Any], path: str | Path) -> Space:
     except ConfigError as error:
         raise ConfigError(*problems, *(f"base: {problem}" for problem in error.problems)) from None
     dimensions = {name: found for name, spec in search.items() if (found := _dimension(name, spec, problems))}
+    problems += [
+        f"search has {name} and its entry {entry}, and one would undo the other; search one of them"
+        for name in search
+        for entry in search
+        if str(entry).startswith(f"{name}.")
+    ]
     space = _space(raw, base, dimensions, problems)
     if not problems and space is not None:
         problems += _value_problems(space)
+    if not problems and space is not None and space.prune is not None and space.prune.first >= space.least_steps:
+        problems.append(
+            f"prune.first is {space.prune.first:,}, and runs have {space.least_steps:,} env steps, so that no trial is "
+            "compared; give a smaller one, or prune: false"
+        )
     if problems or space is None:
         raise ConfigError(*problems)
     return space
@@ -299,6 +317,10 @@ def _space(
         problems.append(
             f"objective.metric is {metric}, and nothing is evaluated; give base.eval.every in env steps, or "
             "base.eval.at_end: true for the evaluation at the end alone"
+        )
+    if objective.over_seeds == "min" and objective.direction == "minimize":
+        problems.append(
+            "objective.over_seeds is min, which of a metric to minimize is the best seed; write iqm, mean or median"
         )
     prune = _pruning(raw, sampler, problems)
     parallel = _number(raw, "parallel", 1, problems)
@@ -383,6 +405,9 @@ def _dimension(name: Any, spec: Any, problems: list[str]) -> Dimension | None:
         return None
     choices = spec.get("choice") if isinstance(spec, dict) else spec
     if isinstance(choices, list) and choices and (isinstance(spec, list) or len(spec) == 1):
+        meant = [parsed(name, choice) for choice in choices]
+        if again := next((choice for at, choice in enumerate(meant) if _is_among(choice, meant[:at])), None):
+            problems.append(f"search.{name} has {shown(again)} more than once; leave one out")
         return Dimension(name, tuple(choices))
     interval = _interval(name, spec, hint, problems) if isinstance(spec, dict) else None
     if interval is None:
@@ -391,6 +416,11 @@ def _dimension(name: Any, spec: Any, problems: list[str]) -> Dimension | None:
             "like), or {log: [low, high]}"
         )
     return interval
+
+
+def _is_among(value: Any, others: Iterable[Any]) -> bool:
+    """Whether it is one of them; true is not 1, while 1 and 1.0 are the same."""
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in others)
 
 
 def _type_of(name: Any) -> Any:
@@ -428,6 +458,8 @@ def _interval(name: str, spec: Mapping[str, Any], hint: Any, problems: list[str]
             f"search.{name} is {shown(dict(spec))}; the first end must be below the second one"
             f"{', and above 0' if log else ', and step above 0'}"
         )
+    elif step is not None and step > high - low:
+        problems.append(f"search.{name} has step {step:g}, which is wider than its range; give a smaller one")
     if hint is Any:  # as written: [0.0, 1.0] are numbers, [0, 1] integers
         whole = all(type(each) is int for each in (*ends, spec.get("step", 1)))
     else:

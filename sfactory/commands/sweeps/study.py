@@ -8,7 +8,6 @@ from typing import Any
 
 from sfactory.commands.sweeps.space import Dimension, Space
 from sfactory.commands.sweeps.trials import Trial
-from sfactory.config import from_dict
 from sfactory.errors import ConfigError, installing
 
 DATABASE, STUDY = "study.db", "sweep"
@@ -38,7 +37,7 @@ class StudyTrials:
             ) from error
         self._space, self.rungs = space, rungs(space)
         self._distributions = {name: distribution(dimension) for name, dimension in space.search.items()}
-        self._storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / DATABASE).resolve()}")
+        self._storage = optuna.storages.RDBStorage(_url(folder / DATABASE))
         self._study = optuna.create_study(
             storage=self._storage, study_name=STUDY, load_if_exists=True, direction=space.objective.direction,
             pruner=_pruner(space, self.rungs),
@@ -97,6 +96,13 @@ class StudyTrials:
         )  # fmt: skip
 
 
+def _url(file: Path) -> str:
+    """The address of an SQLite file, whose path may have characters that mean something in addresses."""
+    from sqlalchemy import URL  # Optuna needs it
+
+    return URL.create("sqlite", database=str(file.resolve())).render_as_string()
+
+
 def load_optuna() -> Any:
     """Optuna, with its warnings alone."""
     import optuna
@@ -129,8 +135,7 @@ def rungs(space: Space) -> list[int]:
     """Env steps at which trials are compared, below those of a whole run."""
     if space.prune is None:
         return []
-    steps = min(space.search["steps"].ends) if "steps" in space.search else from_dict(space.base).steps
-    found = [space.prune.first or max(1, steps // FIRST_RUNG)]
-    while found[-1] < steps:
+    found = [space.prune.first or max(1, space.least_steps // FIRST_RUNG)]
+    while found[-1] < space.least_steps:
         found.append(found[-1] * space.prune.factor)
     return found[:-1]
