@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
+from sfactory.commands.runs import run_folders
 from sfactory.errors import ConfigError, installing, telling_errors
 from sfactory.runs.curves import (
     STEPS,
@@ -22,6 +24,7 @@ from sfactory.runs.curves import (
     read_curve,
     smoothed,
 )
+from sfactory.runs.run_files import METRICS
 
 DESCRIPTION = """Draw curves of run folders and CSV files. Runs of one group are seeds: the line is their interquartile
 mean (with less than four, their mean), the band its 95 % interval by a stratified bootstrap."""
@@ -44,7 +47,7 @@ class Options:
     """What the command takes."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]
-    """Run folders, and CSV files with a column env_steps."""
+    """Run folders, folders of runs, and CSV files with a column env_steps."""
     x: Literal["env_steps", "time"] = "env_steps"
     """The horizontal axis: env steps, or the wall time of training."""
     y: tuple[str, ...] = ("return_mean",)
@@ -100,7 +103,7 @@ def plot(options: Options) -> list[Path]:
         ConfigError: If an option cannot work, or no run has anything to draw.
     """
     files = _files(options)
-    curves = _filled([read_curve(run) for run in options.runs])
+    curves = _filled(_read(options.runs))
     groups = grouped(curves, options.group)
     _draw(_panels(groups, options), options.x, files)
     return files
@@ -126,6 +129,28 @@ def _files(options: Options) -> list[Path]:
     except ImportError as error:
         raise ConfigError(f"plot needs matplotlib: {error}; {installing('plot')}") from error
     return [path] if path.suffix else [path.with_name(f"{path.name}{suffix}") for suffix in TYPES[:2]]
+
+
+def _read(names: Sequence[str]) -> list[Curve]:
+    """The curves of runs, of those below a folder that is none, and of files. What is neither is left out.
+
+    Raises:
+        ConfigError: If nothing is left.
+    """
+    curves, problems = [], []
+    for name in names:
+        path = Path(name)
+        alone = not path.is_dir() or (path / METRICS).exists()
+        for run in [path] if alone else sorted(run_folders(path)) or [path]:
+            try:
+                curves.append(read_curve(run))
+            except ConfigError as error:
+                problems += error.problems
+    if not curves:
+        raise ConfigError(*problems)
+    for problem in problems:
+        _say(f"{problem.splitlines()[0].partition('; name ')[0]}; it is left out")
+    return curves
 
 
 def _filled(curves: Sequence[Curve]) -> list[Curve]:
@@ -290,7 +315,7 @@ def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
             if band.interval is not None:
                 one.fill_between(band.x / scale, *band.interval, color=colour, alpha=0.2, linewidth=0)
         one.set_xlabel(f"wall time, {unit}" if x == "time" else "env steps")
-        one.set_ylabel(y.replace("_", " "))
+        one.set_ylabel(y.replace("_", " "), parse_math=False)
         if x != "time":
             one.xaxis.set_major_formatter(EngFormatter(sep=""))
         one.spines[["top", "right"]].set_visible(False)
@@ -301,10 +326,14 @@ def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
         Line2D([], [], color=colours[label], label=f"{label} ({count} runs)" if count > 1 else label)
         for label, count in _run_counts(panels).items()
     ]
-    figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=8)
+    legend = figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=8)
+    for text in legend.get_texts():  # a name with dollar signs is no formula
+        text.set_parse_math(False)
     for file in files:
         try:
-            figure.savefig(file, dpi=150)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Glyph .* missing from")
+                figure.savefig(file, dpi=150)
         except OSError as error:
             raise ConfigError(f"cannot write {file}: {error.strerror}; name another file with --out") from error
 

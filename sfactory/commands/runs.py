@@ -19,7 +19,7 @@ from rich.text import Text
 from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, SfactoryError, telling_errors
 from sfactory.runs.curves import last_known, read_table
-from sfactory.runs.run_files import CONFIG, METRICS, read_config
+from sfactory.runs.run_files import CONFIG, METRICS, is_number, read_config
 from sfactory.status import status
 from sfactory.telemetry.console import new_console
 
@@ -94,10 +94,10 @@ def list_runs(folder: Path) -> list[Run]:
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; name one that holds runs, for example sfactory runs my/runs")
-    return sorted(map(_described, _run_folders(folder)), key=lambda run: run.changed)
+    return sorted(map(_described, run_folders(folder)), key=lambda run: run.changed)
 
 
-def _run_folders(folder: Path) -> Iterator[Path]:
+def run_folders(folder: Path) -> Iterator[Path]:
     """Folders with the configuration of a run. Nothing is looked for inside of one."""
     for path, folders, files in os.walk(folder):
         if CONFIG in files:
@@ -112,11 +112,13 @@ def _described(folder: Path) -> Run:
         config, found = read_config(folder), status(folder)
     except SfactoryError:
         return Run(str(folder), "damaged", changed=changed)
-    last = _last_figures(metrics) or {n: value for n, value in found.summary.items() if isinstance(value, int | float)}
+    last = _last_figures(metrics) or {n: value for n, value in found.summary.items() if is_number(value)}
     env_steps, wall_s = int(last.get("env_steps", 0)), last.get("wall_s")
     fps = env_steps / wall_s if wall_s else None
     episode_return = last.get("episode_return_mean")
-    return Run(str(folder), found.word, config.env, config.seed, env_steps, config.steps, episode_return, fps, changed)
+    return Run(
+        str(folder), str(found.word), config.env, config.seed, env_steps, config.steps, episode_return, fps, changed
+    )
 
 
 def _last_figures(metrics: Path) -> dict[str, float]:

@@ -17,7 +17,7 @@ from sfactory.errors import ConfigError, clock, thousands
 from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
 from sfactory.runs.curves import OWN_COLUMNS, Curve, last_known, read_curve
-from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS, read_json, require_run
+from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS, is_number, read_json, require_run
 
 MOST_VIDEO_BYTES = 16 * 2**20
 """Videos beyond this are linked: they show only beside their files."""
@@ -106,7 +106,8 @@ def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:
     """What the run has come to, in a line."""
     last = dict.fromkeys(("env_steps", "wall_s", "episode_return_mean"), np.nan) | last_known(curve.columns)
     status = "still training" if living else summary.get("status", "ended without a summary")
-    steps, wall_s = summary.get("env_steps") or last["env_steps"], summary.get("wall_s") or last["wall_s"]
+    told = {name: value for name, value in summary.items() if is_number(value)}
+    steps, wall_s = told.get("env_steps") or last["env_steps"], told.get("wall_s") or last["wall_s"]
     facts = {
         "status": str(status),
         "env steps": thousands(steps),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,11 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a JSON file, which anyone may have edited, is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def exported(folder: str | os.PathLike[str]) -> dict[str, Any]:

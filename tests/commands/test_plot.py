@@ -116,6 +116,31 @@ def test_runs_without_reports_are_left_out_with_a_word(tmp_path: Path, capsys: p
     assert "none of these runs has a report; name others" in capsys.readouterr().err
 
 
+def test_what_is_no_run_is_left_out_and_a_folder_of_runs_is_searched(tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "sweep" / "trials" / "0000" / "seed-3"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("env: A\n")
+    (run / "metrics.csv").write_text("env_steps,episode_return_mean\n10,1\n20,2\n")
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.yaml").write_text("env: [")
+    others = [str(tmp_path / name) for name in ("notes.txt", "empty", "damaged")]
+    assert main(["plot", *others, str(tmp_path / "sweep"), "--out", str(tmp_path / "out.svg")]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line.startswith("note: ") and line.endswith("; it is left out") for line in said] == [True] * 3
+    assert "notes.txt is no run folder and no CSV file" in said[0]
+    assert main(["plot", *others]) == 2
+    assert len(capsys.readouterr().err.splitlines()) >= 3
+
+
+def test_dollar_signs_and_missing_glyphs_in_names_are_no_matter(tmp_path: Path, recwarn: Any) -> None:
+    names = ["$a_{b$", "\N{CJK UNIFIED IDEOGRAPH-4E2D}"]
+    runs = files(tmp_path, **{name: [(10, 1), (20, 2)] for name in names})
+    assert main(["plot", *runs, "--group", "none", "--out", str(tmp_path / "out.png")]) == 0
+    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [

@@ -75,3 +75,13 @@ def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path, capsys):
     assert "there is no run below" in capsys.readouterr().out
     assert main(["runs", str(tmp_path / "missing")]) == 2
     assert "is not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("summary", ['{"env_steps": "many", "wall_s": [1], "status": ["x"]}', '{"env_steps": NaN}'])
+def test_an_edited_summary_hides_no_run(tmp_path, summary):
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    (run / "summary.json").write_text(summary)
+    assert main(["report", str(run)]) == 0
+    (run / "metrics.csv").unlink()
+    assert main(["runs", str(tmp_path)]) == 0
+    assert [found.env_steps for found in list_runs(tmp_path)] == [0]

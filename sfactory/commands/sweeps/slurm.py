@@ -74,6 +74,6 @@ exec {shlex.quote(sys.executable)} {words}
 
 
 def _sbatch_path(folder: Path, file: str) -> str:
-    """An absolute path as a line of ``#SBATCH`` takes it: in quotes if it has spaces, and patterns in the file alone."""
+    """An absolute path as a line of ``#SBATCH`` takes it: in quotes if it has spaces; patterns in the file alone."""
     text = f"{str(folder.absolute()).replace('%', '%%')}/{file}"
     return text if re.fullmatch(r"[\w./%+-]+", text) else f'"{text}"'
