@@ -137,7 +137,8 @@ def _read(names: Sequence[str]) -> list[Curve]:
     Raises:
         ConfigError: If nothing is left.
     """
-    curves, problems = [], []
+    curves: list[Curve] = []
+    problems: list[str] = []
     for name in names:
         path = Path(name)
         alone = not path.is_dir() or (path / METRICS).exists()

@@ -56,7 +56,7 @@ def plain_yaml(text: str) -> Any:
     class Loader(yaml.SafeLoader):
         """Refuses a key that comes twice in a mapping; of YAML's own, the last one would win."""
 
-        def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             node: yaml.MappingNode = super().compose_mapping_node(anchor)
             seen: set[tuple[str, str]] = set()
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE):
