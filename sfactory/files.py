@@ -1,6 +1,6 @@
 """Files that are whole or absent: written under a temporary name, synced to the disk, then renamed; and whole additions
 to others. Temporary folders of this process, which are removed even if an interrupt ends it at once. Compiled code that
-is older than its source. Values as JSON has them."""
+is older than its source. Values as JSON has them. The names of runs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ TEMPORARY = ".tmp-"
 """Prefix of temporary names; no pattern for finished files matches it."""
 ELSEWHERE = "elsewhere"
 """Name of a file in a temporary folder that lists files outside of it, a path a line, which are removed with it."""
+TRIALS, TRIAL = "trials", "trial.yaml"
+"""Of a sweep: the folder of its trials, and the configuration in each of their folders, which are no run folders."""
 _temporary: set[Path] = set()
 
 
@@ -160,3 +162,13 @@ def forget_stale_kernels(package: Path) -> None:
                 kept.unlink(missing_ok=True)
             stamp.parent.mkdir(exist_ok=True)
             stamp.write_text(digest.hexdigest())
+
+
+def run_name(folder: str | os.PathLike[str]) -> str:
+    """What tells a run from others: the name of its folder; of a sweep's runs, which are all named after their seeds,
+    also the names of sweep and trial, as in sweep-x/0003/seed-0."""
+    path = Path(folder).resolve()
+    trial = path.parent
+    if trial.parent.name == TRIALS and (trial / TRIAL).exists():
+        return f"{trial.parent.parent.name}/{trial.name}/{path.name}"
+    return path.name

@@ -19,7 +19,8 @@ import numpy as np
 
 from sfactory.config import flattened, load_yaml
 from sfactory.errors import ConfigError
-from sfactory.runs.run_files import CONFIG, METRICS, is_held, run_name
+from sfactory.files import run_name
+from sfactory.runs.run_files import CONFIG, METRICS, is_held
 
 STEPS, RETURN, EVALUATED = "env_steps", "episode_return_mean", "eval_env_steps"
 OWN_COLUMNS = ("extra/", "term/")
@@ -37,7 +38,7 @@ class Curve:
     """The reports of a run, or of a CSV file.
 
     Attributes:
-        name: Of the run (:func:`sfactory.runs.run_files.run_name`), or of the file without its suffix.
+        name: Of the run (:func:`sfactory.files.run_name`), or of the file without its suffix.
         columns: float64 ``[rows]`` by name, NaN for an empty cell; rows in the order of their env steps.
         settings: The config of a run folder by dotted names; empty for a file.
         living: Whether the run still goes on.

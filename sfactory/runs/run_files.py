@@ -20,8 +20,6 @@ TRAINER = ".opt.pt"
 STATUS, STACKS = "status.json", "stall-*.txt"
 METRICS, TENSORBOARD, LOGGER_IDS = METRICS_FILE, f"{EVENTS}.*", LOGGER_ID.format("*")
 PAGE, EVALUATION, VIDEOS, OUTPUT = "report.html", "evaluation.json", "videos", "output.log"
-TRIALS, TRIAL = "trials", "trial.yaml"
-"""Of a sweep: the folder of its trials, and the configuration in each of their folders, which are no run folders."""
 FILES = (SPACES, METRICS, SUMMARY, STATUS, PAGE, EVALUATION, OUTPUT)
 """What a run writes beside its config, folders, and the lock."""
 PATTERNS = (STACKS, TENSORBOARD, LOGGER_IDS)
@@ -38,16 +36,6 @@ def require_run(folder: str | os.PathLike[str]) -> Path:
     if not (path / CONFIG).exists():
         raise ConfigError(f"{path} holds no run (no {CONFIG}); name a run folder, for example runs/cartpole")
     return path
-
-
-def run_name(folder: str | os.PathLike[str]) -> str:
-    """What tells a run from others: the name of its folder; of a sweep's runs, which are all named after their seeds,
-    also the names of sweep and trial, as in sweep-x/0003/seed-0."""
-    path = Path(folder).resolve()
-    trial = path.parent
-    if trial.parent.name == TRIALS and (trial / TRIAL).exists():
-        return f"{trial.parent.parent.name}/{trial.name}/{path.name}"
-    return path.name
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from typing import Any, Protocol
 from sfactory.config import Config, env_name, flattened, to_dict
 from sfactory.config.importing import load_object
 from sfactory.errors import ConfigError, installing, said
-from sfactory.files import LOGGER_ID, write_atomically
-from sfactory.runs.run_files import run_name
+from sfactory.files import LOGGER_ID, run_name, write_atomically
 from sfactory.telemetry.metrics import Report, scalars
 
 MOST_PARAMS = 100

@@ -10,7 +10,7 @@ from pathlib import Path
 from sfactory.commands.sweeps.runs import failure, is_complete, run_folder, score, unscored
 from sfactory.commands.sweeps.space import Space
 from sfactory.commands.sweeps.trials import Trial
-from sfactory.runs.run_files import TRIALS
+from sfactory.files import TRIALS
 
 
 class ListedTrials:

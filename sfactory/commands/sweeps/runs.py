@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import IO, cast
 
 from sfactory.commands.sweeps.space import EVALUATIONS, Objective
+from sfactory.files import TRIAL
 from sfactory.runs.curves import STEPS, Curve, read_table
-from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, TRIAL, is_held, read_json
+from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, is_held, read_json
 from sfactory.runtime.processes import kill_tree
 
 SAVING_S = 90.0

@@ -20,8 +20,8 @@ from sfactory.commands.sweeps.space import Space
 from sfactory.commands.sweeps.summary import write_results
 from sfactory.commands.sweeps.trials import Note, Trial, Trials, value_text
 from sfactory.errors import ConfigError, RunFailed
-from sfactory.files import write_atomically
-from sfactory.runs.run_files import TRIAL, is_held
+from sfactory.files import TRIAL, write_atomically
+from sfactory.runs.run_files import is_held
 from sfactory.runtime.interrupts import handling
 
 POLL_S = 0.2
