@@ -127,6 +127,8 @@ class Report:
     """KL divergence of the proximal policy from the behaviour policy, which sampled: what the policy lag amounts to."""
     clip_fraction: float = metric("losses", "share", section="learner")
     """Share of samples whose ratio PPO's clip cut off."""
+    valid_fraction: float = metric("losses", "share", section="learner")
+    """Share of a batch's samples that are learned from. Those of dead agents and of rows that rest are not."""
     explained_variance: float = metric("losses", section="learner")
     """1 - Var(return - value) / Var(return)."""
     grad_norm: float = metric("losses", section="learner")

@@ -74,6 +74,13 @@ def test_a_report_is_of_all_updates_since_the_last_one_however_often_the_learner
         assert float(often[name]) == pytest.approx(float(once[name]), rel=1e-5, abs=1e-9), name
 
 
+def test_a_report_tells_the_share_of_a_batch_that_counts(tmp_path: Path) -> None:
+    config = config_for(tmp_path, Brief, serial=True)
+    train(config)
+    shares = [float(row["valid_fraction"]) for row in rows(config.run_dir) if row["valid_fraction"]]
+    assert shares and set(shares) == {0.5}, "every other step is a rest"
+
+
 class Noise(gymnasium.Env):
     """Rewards that nobody can foresee."""
 
@@ -90,6 +97,13 @@ class Noise(gymnasium.Env):
 
     def _observe(self) -> np.ndarray:
         return self.np_random.uniform(-1, 1, 4).astype(np.float32)
+
+
+class Brief(Noise):
+    """Is truncated by its first step."""
+
+    def step(self, action):
+        return *super().step(action)[:2], False, True, {}
 
 
 class Saturated(nn.Module):

@@ -41,7 +41,7 @@ def test_the_columns_are_the_documented_ones_in_their_order(tmp_path: Path) -> N
     assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == (
         "wall_s,env_steps,frames,fps,frames_per_s,episodes,episode_return_mean,episode_return_min,episode_return_max,episode_length_mean,"
         "eval_env_steps,eval_return_mean,eval_return_std,eval_return_min,eval_return_max,eval_length_mean,"
-        "policy_lag_mean,policy_lag_max,learner_updates,skipped_updates,loss,policy_loss,value_loss,entropy,kl,behaviour_kl,clip_fraction,explained_variance,grad_norm,"
+        "policy_lag_mean,policy_lag_max,learner_updates,skipped_updates,loss,policy_loss,value_loss,entropy,kl,behaviour_kl,clip_fraction,valid_fraction,explained_variance,grad_norm,"
         "lr,rollout_busy,policy_busy,learner_busy,batch_fill,free_slots,finished_slots,queue_full_waits,restarts,env_faults,rss_mb"
     )
 
