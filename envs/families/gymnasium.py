@@ -12,7 +12,7 @@ from sfactory.envs.factory import Maker, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
 from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
 from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
-from sfactory.envs.observations import ObservationWriter, mask_in, numeric_extras
+from sfactory.envs.observations import LATE_MASK, ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
@@ -78,6 +78,7 @@ class SingleGroup:
         self._names = [environment_name(request, first_index + row) for row in range(self.rows)]
         self._first_index, self._seed = first_index, seed
         self._action = spec.action
+        self._masked = spec.masked
         self._mask_in_observation = spec.observation.mask_path is not None
         self._writer = ObservationWriter(spec, self._names.__getitem__, request.validate, request.compiled)
         self._wakers = [self._waker(row) for row in range(self.rows)]
@@ -173,6 +174,10 @@ class SingleGroup:
                 fault = EnvironmentFault(
                     f"{self._names[row]}: step() returned {shown(infos[row])} as info; it must be a dict", row
                 )
+                observations[row], infos[row] = self._remake(fault)
+                continue
+            if MASK_KEY in infos[row] and not self._masked:
+                fault = EnvironmentFault(f"{self._names[row]}: {LATE_MASK}", row)
                 observations[row], infos[row] = self._remake(fault)
                 continue
             goes_on[row] = outcome.terminated[row] and bool(infos[row].get(GOES_ON_KEY))

@@ -527,6 +527,23 @@ def test_a_callable_that_returns_one_environment_again_is_refused():
         group_of(lambda: env, count=2)
 
 
+def test_a_mask_that_first_comes_with_a_step_is_a_fault_when_an_episode_ends():
+    class Late(Counting):
+        def step(self, action):
+            return (*super().step(action)[:4], {"action_mask": np.ones(3, bool)})
+
+    spec, group = group_of(Late)
+    after, outcome = new_step_buffers(spec, 1), Outcome(np.zeros(1, np.float32), np.zeros(1, bool), np.zeros(1, bool))
+    group.reset(after)
+
+    def play() -> None:
+        for _ in range(12):
+            group.step(np.zeros((1, 1), np.int32), np.zeros((1, 0), np.float32), outcome, after)
+
+    with pytest.raises(EnvironmentFault, match="info has an action_mask, though"):
+        play()
+
+
 def test_environments_are_closed_where_a_later_one_cannot_be_made():
     made, closed = [], []
 
