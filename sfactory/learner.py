@@ -97,7 +97,6 @@ class Learner:
         self._statistics: list[Tensor] = []
         self._batch_statistics: list[Tensor] = []
         self._lags: list[tuple[float, int]] = []
-        self._shares: list[float] = []
         self._reported = time.monotonic()
 
     def start(self) -> None:
@@ -146,13 +145,12 @@ class Learner:
             means = torch.cat([part.mean(0) for part in parts]).tolist()
             names = (*vars(updates), "grad_norm", *(f.name for f in fields(BatchStats)))
             losses = dict(zip((*names, *(TERM + name for name in self._objective.term_names)), means, strict=True))
-            losses["valid_fraction"] = float(np.mean(self._shares))
             for name in self._objective.term_names:
                 losses["loss"] += self._config.loss.term_coefs.get(name, 1.0) * losses[TERM + name]
         lag_mean = float(np.mean([mean for mean, _ in self._lags])) if self._lags else float("nan")
         lag_max = float(max(high for _, high in self._lags)) if self._lags else float("nan")
         lr = float(self._optimizer.lr)
-        self._statistics, self._batch_statistics, self._lags, self._shares = [], [], [], []
+        self._statistics, self._batch_statistics, self._lags = [], [], []
         self._emit(Progress(self.env_steps, self.updates, lag_mean, lag_max, losses, lr, int(self._update.skipped)))
 
     def publish_to(self, published: PublishedWeights, version: int) -> None:
@@ -184,7 +182,6 @@ class Learner:
         are those of the fresh samples."""
         config = self._config
         self._lags.append((fresh.lag_mean, fresh.lag_max + config.updates_per_batch - 1))
-        self._shares.append(fresh.samples / fresh.batch.reward.numel())
         batch = self._source(fresh.batch)
         self._watch.lap("copying")
         self._set_learning_rate()

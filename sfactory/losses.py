@@ -70,10 +70,12 @@ class BatchStats(_Stacked):
         behaviour_kl: KL divergence of the proximal policy from the behaviour policy mu, which sampled; estimated as
             ``LossStats.kl`` is.
         weight_max: The largest importance weight pi_prox(a_t|x_t) / mu(a_t|x_t), before any truncation.
+        valid_fraction: Share of samples that are valid.
     """
 
     behaviour_kl: Tensor
     weight_max: Tensor
+    valid_fraction: Tensor
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ def batch_stats(log_weights: Tensor, valid: Tensor) -> BatchStats:
     return BatchStats(
         behaviour_kl=(excess - log_weights).sum() * scale,
         weight_max=torch.where(count > 0, 1.0 + torch.where(valid, excess, -torch.inf).amax(), 1.0),
+        valid_fraction=count.double() / valid.numel(),
     )
 
 

@@ -300,4 +300,5 @@ def test_the_statistics_of_a_batch_are_those_of_its_valid_weights() -> None:
     torch.testing.assert_close(stats.weight_max, weights.max())
     torch.testing.assert_close(stats.behaviour_kl, (weights - 1 - weights.log()).mean())
     nothing = batch_stats(log_weights, torch.zeros_like(valid))
-    assert nothing.stacked().tolist() == [0, 1]
+    assert stats.valid_fraction == 0.75
+    assert nothing.stacked().tolist() == [0, 1, 0]
