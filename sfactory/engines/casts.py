@@ -1,6 +1,6 @@
 """Low-precision copies of weights at fixed addresses, for recorded forward passes. They are refreshed once per policy
-version instead of in every pass. On the CPU, modules of sfactory's own keep copies in
-oneDNN's order (:mod:`sfactory.kernels.lowered`).
+version instead of in every pass. On the CPU, modules of sfactory's own keep copies in oneDNN's order
+(:mod:`sfactory.kernels.lowered`).
 """
 
 from __future__ import annotations
