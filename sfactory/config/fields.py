@@ -218,8 +218,8 @@ class RuntimeConfig(Settings):
     """Training batches' worth of slots beyond those being filled: more keeps workers busier and raises the lag. With 0
     no group of environments is ahead of the others: those that are done wait for the batch."""
     step_timeout_s: float = setting(300.0, above(0), resume=_GIVE_UP)
-    """A rollout worker that has shown no sign of life for this long, as when an environment hangs, is replaced. One step of all
-    environments of a group, which take turns, must be shorter."""
+    """A rollout worker that has shown no sign of life for this long, as when an environment hangs, is replaced. One
+    step of all environments of a group, which take turns, must be shorter."""
     restarts: int = setting(10, at_least(0), resume=_GIVE_UP)
     """How often in a row processes that died or hung are started anew without any progress in between; then the run
     fails, saved."""
