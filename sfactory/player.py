@@ -164,8 +164,8 @@ class Player:
     ) -> Evaluation:
         """Play episodes in environments that begin with the same seeds each time; one at a time with a viewer.
 
-        Whole games are played, as many as have `episodes` where all agents live, and then more of them until there are
-        so many. None is stopped for that, which would prefer short episodes.
+        Plays whole games: first as many as give `episodes` if all agents live, then more until there are enough. No
+        game is cut short for that, which would favour short episodes.
         """
         spec, tally = self._spec, _Tally()
         games, played, first_index = -(-episodes // spec.agents), 0, 0
