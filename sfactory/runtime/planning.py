@@ -127,6 +127,8 @@ def notes_on(plan: Plan) -> list[str]:
     if plan.device_reason:
         other = "cpu" if config.device == "cuda" else "cuda"
         notes.append(f"trains on {config.device}, since {plan.device_reason}; --device {other} takes the other")
+    if text := plan.env.observation.ignored:
+        notes.append(f"the policy does not see {', '.join(text)} of the observation, which is text")
     on_cpu = devices.learner_device(config).type == "cpu"
     if config.runtime.kernels != "off" and on_cpu and not _kernels_are_compiled():
         notes.append(

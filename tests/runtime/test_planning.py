@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from environments import Pixels
@@ -131,6 +132,22 @@ def test_a_device_that_is_left_open_is_chosen_by_the_model_and_told_with_its_rea
     assert reason in note and f"trains on {device}" in note and "--device" in note
     workers = plan.config.runtime.policy_workers
     assert workers == (1 if device == "cuda" or plan.config.workers == 1 else 0)
+
+
+class Told(gymnasium.Env):
+    """Says in words what is to be done."""
+
+    observation_space = spaces.Dict({"place": spaces.Box(0.0, 1.0, (2,)), "task": spaces.Dict(mission=spaces.Text(9))})
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        return {"place": np.zeros(2, np.float32), "task": {"mission": "go"}}, {}
+
+
+def test_text_that_is_left_out_is_told() -> None:
+    notes = notes_on(make_plan(resolve(Config(env=Told))))
+    assert "the policy does not see task/mission of the observation, which is text" in notes
+    assert not [note for note in notes_on(make_plan(resolve(Config(env="CartPole-v1")))) if "text" in note]
 
 
 def test_what_a_plan_decides_does_not_count_as_given_by_the_user() -> None:
