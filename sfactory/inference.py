@@ -45,6 +45,7 @@ class PolicyWorker:
     ) -> None:
         self._arena, self._weights, self._requests = plane.arena, plane.weights, plane.requests[index]
         self._ready, self._watch = [plane.ready_of(group) for group in range(plane.groups)], watch
+        watch.queues = set(self._ready)
         self._engine = _engine_for(index, model.eval(), kernels, plane, watch)
         self._sample = kernels.sampler(seed)
         self.choice = kernels.choice
@@ -79,7 +80,6 @@ class PolicyWorker:
             answers[self._ready[group]].append(group)
         for queue, groups in answers.items():
             queue.put_many(groups)
-        self._watch.full_waits = sum(queue.full_waits for queue in set(self._ready))
         self._watch.lap("queue")
 
     def _write_answer(self, request: Request, params: np.ndarray, value: np.ndarray) -> None:

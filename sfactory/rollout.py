@@ -119,6 +119,7 @@ class RolloutWorker:
         self._ready = plane.ready[index]
         self._requests = {i: plane.requests_of(i) for i in groups}
         self._emit, self._watch = plane.events.put, watch
+        watch.queues = {self._finished, *self._requests.values()}
         self._running = {
             i: RunningGroup(i, group, copy.deepcopy(plane.arena.step_buffers(0, 0)), EpisodeLog(group.rows))
             for i, group in groups.items()
@@ -154,7 +155,6 @@ class RolloutWorker:
         now = time.monotonic()
         if now - self._reported > PROGRESS_EVERY_S:
             self._reported = now
-            self._watch.full_waits = self._finished.full_waits + sum(q.full_waits for q in set(self._requests.values()))
             self.report()
             self._watch.lap("reporting")
 

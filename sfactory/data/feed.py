@@ -171,7 +171,6 @@ class SlotFeed:
         if self._kept:
             self._give_back(self._kept)
             self._kept = []
-        self._watch.full_waits = self._free.full_waits
         self._releaser.batch_wanted(time.monotonic())
 
     def close(self) -> None:

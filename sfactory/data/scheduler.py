@@ -64,7 +64,7 @@ class SlotScheduler:
         """
         if len(self.finished) < self._per_batch:
             return None
-        fence()  # the version was published before: whoever does not see it is seen below
+        fence()  # a rollout worker that began a slot before it saw the last published version shows below
         begun = self._arena.begun
         by_age = sorted(self.finished, key=lambda slot: begun[slot])
         batch, rest = by_age[: self._per_batch], by_age[self._per_batch :]

@@ -5,8 +5,8 @@ What a run computes is written in plain PyTorch: :mod:`sfactory.model`, :mod:`sf
 :mod:`sfactory.losses`, :mod:`sfactory.distributions`, :mod:`sfactory.vtrace`. A :class:`Kernels` object, of which every
 worker has one, puts kernels in the place of such callables, and nothing outside this package imports its insides. A
 kernel is taken only for exactly the built-in callable that it stands for, and only after a small chunk has given the
-same numbers both ways within the kernel's tolerance. Edited or custom code is therefore used as written. An
-edit that changes results only in rare cases may go unnoticed. ``--runtime.kernels off`` takes none.
+same numbers both ways within the kernel's tolerance. Edited or custom code is therefore used as written. An edit
+that changes results only in rare cases may go unnoticed. ``--runtime.kernels off`` takes none.
 """
 
 from pathlib import Path

@@ -28,6 +28,7 @@ class NullTraining:
 
     def __init__(self, plan: Plan, wires: Wires) -> None:
         self._wires, self._watch, self._steps = wires, wires.control.stopwatch("learner"), plan.config.steps
+        self._watch.queues = {wires.free}
         torch.manual_seed(plan.config.seed)
         model = build_model(plan.env.observation, plan.env.action, plan.config.model)
         wires.weights.publish(FlatWeights(model).vector, 0)
@@ -52,7 +53,6 @@ class NullTraining:
             wires.arena.state[slots] = FREE
             self._watch.lap("copying")
             wires.free.put_many(slots)
-            self._watch.full_waits = wires.free.full_waits
             self._env_steps += samples
             self._watch.lap("queue")
             self._watch.count(samples)

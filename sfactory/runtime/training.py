@@ -50,6 +50,7 @@ class Training:
 
     def __init__(self, plan: Plan, wires: Wires, store: CheckpointStore) -> None:
         config, self._watch = plan.config, wires.control.stopwatch("learner")
+        self._watch.queues = {wires.free}
         device = devices.learner_device(config)
         devices.prepare_device(device, config)
         torch.manual_seed(config.seed)

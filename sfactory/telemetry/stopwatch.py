@@ -8,8 +8,10 @@ it.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from time import monotonic, process_time
+from typing import Protocol
 
 import numpy as np
 
@@ -75,6 +77,12 @@ class ProcessBusyTime:
     busy_s: float = 0.0
 
 
+class CountingQueue(Protocol):
+    """A queue that counts how often this process found it full."""
+
+    full_waits: int
+
+
 class Stopwatch:
     """Measures the time and the work of one worker. Time runs from the construction; totals continue from the row.
 
@@ -86,6 +94,9 @@ class Stopwatch:
             environments that were survived), seconds of every phase, and batches of every size class. All but the times
             are running totals.
         busy_time: Busy time of the process, if other workers share it.
+
+    Attributes:
+        queues: Where the worker sends messages.
     """
 
     def __init__(self, row: np.ndarray, busy_time: ProcessBusyTime | None = None) -> None:
@@ -95,7 +106,7 @@ class Stopwatch:
         self._batches, self._rows = (int(row[_COLUMN[name]]) for name in ("batches", "rows"))
         self._full_waits, self.env_faults = (int(row[_COLUMN[name]]) for name in ("full_waits", "env_faults"))
         self._counted, self._cpu_s, self._due = float(row[_COLUMN["counted"]]), float(row[_COLUMN["cpu_s"]]), 0.0
-        self.full_waits = 0
+        self.queues: Collection[CountingQueue] = ()
         self._cpu_before = process_time(), self._busy_s(), self._busy_time.busy_s
         self._last = monotonic()
 
@@ -134,7 +145,7 @@ class Stopwatch:
     def flush(self) -> None:
         """Update the row of the control block."""
         self._cpu_s += self._cpu_since_last()
-        full_waits = self._full_waits + self.full_waits
+        full_waits = self._full_waits + sum(queue.full_waits for queue in self.queues)
         totals = (self._last, self._cpu_s, self._counted, self._batches, self._rows, full_waits, self.env_faults)
         self._row[:] = (*totals, *self._seconds.values(), *self._sizes)
         self._due = self._last + FLUSH_EVERY_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_plans import small_plan
@@ -24,7 +25,7 @@ def monitor(tmp_path: Path) -> Iterator[Monitor]:
 
 def count(monitor: Monitor, env_faults: int, full_waits: int) -> None:
     watch = monitor.wires.control.stopwatch("rollout-1")
-    watch.env_faults, watch.full_waits = env_faults, full_waits
+    watch.env_faults, watch.queues = env_faults, [SimpleNamespace(full_waits=full_waits)]
     watch.flush()
 
 

@@ -16,7 +16,7 @@ from typing import IO, cast
 from sfactory.commands.sweeps.space import EVALUATIONS, Objective
 from sfactory.files import TRIAL
 from sfactory.runs.curves import STEPS, Curve, read_table
-from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, is_held, read_json
+from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, is_held, is_number, read_json
 from sfactory.runtime.processes import kill_tree
 
 SAVING_S = 90.0
@@ -172,5 +172,5 @@ def score(folder: Path, objective: Objective) -> float:
     reports = curve(folder, objective.metric)
     if not reports and objective.metric.startswith(EVALUATIONS):
         final = read_json(folder / EVALUATION).get(objective.metric.removeprefix(EVALUATIONS))
-        return float(final) if isinstance(final, int | float) else math.nan
+        return float(final) if is_number(final) else math.nan
     return objective.of_run(reports)
