@@ -362,6 +362,8 @@ _SF_GYM: Setting = {
 """The command in its sf_examples/train_gym_env.py."""
 _SF_MUJOCO: Setting = {"num_workers": 2, "num_envs_per_worker": 32}
 """Its sf_examples/mujoco/mujoco_params.py, whose 64 environments are spread over the cores that there are."""
+_SF_DOOM_GAMES: Setting = {"summaries_use_frameskip": False, "num_workers": 2, "num_envs_per_worker": 16}
+"""Env steps of four tics each; the 32 games of its documentation on two workers, for two cores."""
 _ZOO_MUJOCO: Setting = {
     "log_std_init": -2,
     "ortho_init": False,
@@ -442,13 +444,18 @@ TASKS: dict[str, dict[str, Setting]] = {
         "sample-factory": {"env": "Ant-v4", **_SF_MUJOCO},
         "stable-baselines3": _zoo("Ant-v5", 1, normalize=True),
     },
-    "vizdoom-gathering": {
+    "pong-classic": {
+        # The 8 games of its documentation on two workers, for two cores.
         "sample-factory": {
-            # Env steps of four tics each; the 32 games of its documentation on two workers, for two cores.
-            "env": "doom_health_gathering", "summaries_use_frameskip": False, "num_workers": 2,
-            "num_envs_per_worker": 16,
+            "env": "atari_pong", "summaries_use_frameskip": False, "num_workers": 2, "num_envs_per_worker": 4,
         },
+        "stable-baselines3": _zoo(
+            "PongNoFrameskip-v4", 8, linear=("learning_rate", "clip_range"), policy="CnnPolicy", n_steps=128,
+            n_epochs=4, batch_size=256, learning_rate=2.5e-4, clip_range=0.1, vf_coef=0.5, ent_coef=0.01,
+        ) | {"threads": 2},
     },
+    "vizdoom-basic": {"sample-factory": {"env": "doom_basic", **_SF_DOOM_GAMES}},
+    "vizdoom-gathering": {"sample-factory": {"env": "doom_health_gathering", **_SF_DOOM_GAMES}},
 }  # fmt: skip
 """What the documentation or the zoo of each peer has for a reference of perf/references.py, by the reference's name.
 Sample Factory has no command for single tasks of Gymnasium besides CartPole-v1; that one is taken for them all. It runs
@@ -481,5 +488,7 @@ SCORES: dict[str, Score] = {
     "hopper": Score(2000.0, limit_s=600.0),
     "walker2d": Score(2000.0, limit_s=600.0),
     "halfcheetah": Score(2000.0),
+    "pong-classic": Score(0.0, limit_s=5400.0, steps={"sample-factory": 10_000_000, "stable-baselines3": 10_000_000}),
+    "vizdoom-basic": Score(75.0, limit_s=1200.0),
 }
 """By the reference's name. What limits a run is the reference's number of env steps, or the seconds."""

@@ -55,9 +55,9 @@ def parse(argv: Sequence[str], evaluation: bool = False) -> Any:
 
 
 def points_of(env: str) -> float:
-    """Points of the game for a point of Sample Factory's, whose health gathering has 0.01 a tic instead of 1 (and none
-    taken away for the end)."""
-    return 100.0 if env.startswith("doom_health_gathering") else 1.0
+    """Points of the game for a point of Sample Factory's, which has a hundredth of these games' rewards (and none taken
+    away for the end of health gathering)."""
+    return 100.0 if env.startswith(("doom_basic", "doom_health_gathering")) else 1.0
 
 
 class Counted(AlgoObserver):

@@ -119,7 +119,8 @@ def score(asked: dict[str, Any]) -> None:
     if "activation_fn" in values.get("policy_kwargs", {}):
         values["policy_kwargs"]["activation_fn"] = getattr(torch.nn, values["policy_kwargs"]["activation_fn"])
     followed = Followed(Curve(asked["curve"], asked["begun"]) if "curve" in asked else None, target)
-    model = PPO("MlpPolicy", envs, device="cpu", stats_window_size=20, seed=seed, **values)
+    values.setdefault("policy", "MlpPolicy")
+    model = PPO(env=envs, device="cpu", stats_window_size=20, seed=seed, **values)
     model.learn(asked["steps"], followed)
     if target is None:
         fresh = make_vec_env(setting["env"], 1, seed=1000 + seed)
