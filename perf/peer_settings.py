@@ -468,7 +468,7 @@ class Score:
 
     Attributes:
         evaluated: The score is that of 20 deterministic episodes after the last step, which is timed too; else that of
-            the last 20 episodes of training.
+            the last 20 episodes of training, 100 more having ended.
         limit_s: When to give up.
         steps: Env steps of a trainer that are not those of the reference, as its documentation has them.
     """

@@ -15,8 +15,8 @@ Each trainer has up to two rows. sfactory's *throughput* row has the setting of 
 where the CPU multiplies in it, and is to be held against the peers' fastest, whatever batches they like best; *same*
 has float32 and the usual batch of 1024 samples, and is to be held against the peers' *usual* rows, or their only ones.
 
-Time to score: the wall clock from the command to an evaluation (or the mean of the last 20 training episodes) of at
-least a target, with the presets and with what the peers' documentation has. A round is a seed.
+Time to score: the wall clock from the command to an evaluation (or the mean of the last 20 training episodes, 100 more
+having ended) of at least a target, with the presets and with what the peers' documentation has. A round is a seed.
 
 With `--record` each round is appended to perf/data/peers.csv or time_to_score.csv.
 """
@@ -45,6 +45,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.fps import settled_after
+from perf.peer_scripts.window import KEPT, RECENT
 from perf.peer_settings import PEERS, SCORES, TASKS, WORKLOADS, Setting
 from perf.references import BY_NAME
 from perf.results import record
@@ -196,7 +197,7 @@ def measure_sfactory(flags: str, warmup: float, seconds: float) -> float:
 def score_sfactory(name: str, seed: int) -> tuple[float | None, float]:
     """(score or None, seconds from the command to it)."""
     begin, score = time.monotonic(), SCORES[name]
-    flags = [*BY_NAME[name].command(seed), "--device", "cpu", "--log.episode-window", "20"]
+    flags = [*BY_NAME[name].command(seed), "--device", "cpu", "--log.episode-window", str(RECENT)]
     with tempfile.TemporaryDirectory() as folder:
         if score.evaluated:
             with training(flags, folder) as run:
@@ -206,7 +207,9 @@ def score_sfactory(name: str, seed: int) -> tuple[float | None, float]:
             return json.loads(printed.splitlines()[-1])["return_mean"], time.monotonic() - begin
 
         def returned(reports: list[Report]) -> float:
-            """The newest return."""
+            """The newest return, once enough episodes have ended."""
+            if sum(report.get("episodes", 0.0) for report in reports) < KEPT:
+                return -math.inf
             return next((x["episode_return_mean"] for x in reversed(reports) if "episode_return_mean" in x), -math.inf)
 
         with training([*flags, "--log.report-every-s", "0.5"], folder) as run:

@@ -15,7 +15,7 @@ from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.enjoy import enjoy
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
-from window import Curve, Window, answer, request
+from window import KEPT, Curve, Window, answer, recent_mean, request, score_of
 
 
 def make_gym(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> gymnasium.Env:
@@ -72,8 +72,8 @@ class Counted(AlgoObserver):
 
 
 class Followed(AlgoObserver):
-    """Keeps the learning curve, if asked to; answers and ends the run once the mean return of the last 20 training
-    episodes reaches a target, if there is one."""
+    """Keeps the learning curve, if asked to; answers and ends the run once the score in training reaches a target, if
+    there is one."""
 
     def __init__(self, curve: Curve | None, target: float | None) -> None:
         self._curve, self._target = curve, target
@@ -83,12 +83,13 @@ class Followed(AlgoObserver):
         returns = stats.get("true_objective", stats.get("reward", [[]]))[0]  # the first is without what shapes a reward
         if not returns or runner.stopped:
             return
-        mean = points_of(runner.cfg.env) * float(sum(returns) / len(returns))
+        points = points_of(runner.cfg.env)
         env_steps = sum(runner.env_steps.values())
         if self._curve:
-            self._curve.report(env_steps, mean)
-        if self._target is not None and len(returns) >= 20 and mean >= self._target:
-            answer(score=mean, env_steps=env_steps)
+            self._curve.report(env_steps, points * recent_mean(returns))
+        score = score_of(returns)
+        if self._target is not None and score is not None and points * score >= self._target:
+            answer(score=points * score, env_steps=env_steps)
             runner.cfg.train_for_env_steps = 0
 
 
@@ -127,7 +128,7 @@ def main() -> None:
         if "seconds" in asked:
             run([*argv, "--summaries_use_frameskip=False"], Counted(Window(asked["warmup"], asked["seconds"])))
             return
-        argv += ["--stats_avg=20", f"--seed={asked['seed']}", f"--train_for_env_steps={asked['steps']}"]
+        argv += [f"--stats_avg={KEPT}", f"--seed={asked['seed']}", f"--train_for_env_steps={asked['steps']}"]
         curve = Curve(asked["curve"], asked["begun"]) if "curve" in asked else None
         runner = run(argv, Followed(curve, asked.get("target")))
         if "target" not in asked:

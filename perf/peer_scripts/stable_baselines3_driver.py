@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
-from window import Curve, Window, answer, request
+from window import KEPT, Curve, Window, answer, recent_mean, request, score_of
 
 
 class SharedMLP(BaseFeaturesExtractor):
@@ -46,8 +45,8 @@ class Counted(BaseCallback):
 
 
 class Followed(BaseCallback):
-    """Keeps the learning curve, if asked to, and ends the run once the mean return of the last 20 training episodes
-    reaches a target, if there is one."""
+    """Keeps the learning curve, if asked to, and ends the run once the score in training reaches a target, if there is
+    one."""
 
     def __init__(self, curve: Curve | None, target: float | None) -> None:
         super().__init__()
@@ -56,16 +55,16 @@ class Followed(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         if self._curve and self.model.ep_info_buffer:
-            self._curve.report(self.num_timesteps, self._return_mean())
+            self._curve.report(self.num_timesteps, recent_mean(self._returns()))
 
     def _on_step(self) -> bool:
-        if self._target is not None and len(self.model.ep_info_buffer) >= 20:
-            mean = self._return_mean()
-            self.reached = mean if mean >= self._target else None
+        if self._target is not None:
+            score = score_of(self._returns())
+            self.reached = score if score is not None and score >= self._target else None
         return self.reached is None
 
-    def _return_mean(self) -> float:
-        return float(statistics.fmean(episode["r"] for episode in self.model.ep_info_buffer))
+    def _returns(self) -> list[float]:
+        return [episode["r"] for episode in self.model.ep_info_buffer]
 
 
 def make_envs(setting: dict[str, Any], seed: int = 1) -> VecEnv:
@@ -120,12 +119,12 @@ def score(asked: dict[str, Any]) -> None:
         values["policy_kwargs"]["activation_fn"] = getattr(torch.nn, values["policy_kwargs"]["activation_fn"])
     followed = Followed(Curve(asked["curve"], asked["begun"]) if "curve" in asked else None, target)
     values.setdefault("policy", "MlpPolicy")
-    model = PPO(env=envs, device="cpu", stats_window_size=20, seed=seed, **values)
+    model = PPO(env=envs, device="cpu", stats_window_size=KEPT, seed=seed, **values)
     model.learn(asked["steps"], followed)
     if target is None:
-        fresh = make_vec_env(setting["env"], 1, seed=1000 + seed)
-        if isinstance(envs, VecNormalize):
-            fresh = VecNormalize(fresh, training=False, norm_reward=False)
+        fresh = make_envs(setting | {"envs": 1}, seed=1000 + seed)
+        if isinstance(fresh, VecNormalize):
+            fresh.training = fresh.norm_reward = False
             fresh.obs_rms = envs.obs_rms
         followed.reached, _ = evaluate_policy(model, fresh, n_eval_episodes=asked["episodes"], deterministic=True)
     envs.close()

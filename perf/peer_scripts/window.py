@@ -1,12 +1,22 @@
-"""How every driver counts: env steps that have been trained on, over a window after a warm-up, or a learning curve."""
+"""How every driver counts: env steps that have been trained on, over a window after a warm-up, a learning curve, or
+the episodes of a score."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+RECENT, EARLIEST = 20, 100
+"""Episodes of training whose mean return is a score, and how many must have ended before them. Of many games that begin
+at once the shortest end first: in VizdoomBasic those that luck has won."""
+KEPT = EARLIEST + RECENT
+"""Returns that a trainer keeps for :func:`recent_mean` and :func:`score_of`."""
 
 
 def request() -> dict[str, Any]:
@@ -17,6 +27,16 @@ def request() -> dict[str, Any]:
 def answer(**values: float) -> None:
     """The driver's result: one JSON object as a line of its own."""
     print("RESULT " + json.dumps(values), flush=True)
+
+
+def recent_mean(returns: Sequence[float]) -> float:
+    """The mean of the newest returns, of which there is at least one."""
+    return float(statistics.fmean(itertools.islice(reversed(returns), RECENT)))
+
+
+def score_of(returns: Sequence[float]) -> float | None:
+    """The mean of the newest returns, once enough of the :data:`KEPT` ones are there."""
+    return recent_mean(returns) if len(returns) >= KEPT else None
 
 
 class Window:

@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import signal
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 import psutil
@@ -18,7 +20,7 @@ from commands import wait_until
 from rich.console import Console
 
 from perf import peers, runs
-from perf.peer_scripts.window import Window
+from perf.peer_scripts.window import EARLIEST, KEPT, RECENT, Window, recent_mean, score_of
 from perf.peers import (
     PEERS,
     SCORES,
@@ -117,6 +119,15 @@ class TestWindow:
         assert capsys.readouterr().out == f"RESULT {json.dumps({'fps': 9000 / 4.5})}\n"
 
 
+class TestScoreInTraining:
+    def test_the_episodes_that_end_first_count_for_nothing(self) -> None:
+        assert score_of([95.0] * (KEPT - 1)) is None
+        assert score_of(deque([95.0] * EARLIEST + [-100.0, -50.0] * (RECENT // 2), maxlen=KEPT)) == -75.0
+
+    def test_a_curve_begins_with_the_first_episode(self) -> None:
+        assert recent_mean([3.0]) == 3.0
+
+
 class TestSettings:
     @pytest.mark.parametrize("name", WORKLOADS)
     def test_sfactory_plays_the_peers_game_with_their_sizes(self, name: str) -> None:
@@ -150,7 +161,7 @@ class TestSettings:
         assert TASKS[name].keys() <= PEERS.keys()
         for setting in TASKS[name].values():
             played, own = (
-                env.partition("-v")[0].lower().replace("_", "").removeprefix("viz")  # Doom's ids have two spellings
+                re.sub(r"^viz|^atari|noframeskip|_|-v\d$", "", env.lower())  # games' ids have several spellings
                 for env in (setting["env"], BY_NAME[name].env)
             )
             assert played == own
