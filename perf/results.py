@@ -121,7 +121,8 @@ METHODS = (
     ),
     (
         "time to score", "from the command to the end of an evaluation (CartPole), or to a mean of 20 training "
-        "episodes (all others), since November 29 not of the first 100", "`python -m perf.peers --to-score`", "time_to_score.csv",
+        "episodes (all others), since November 29 not of the first 100", "`python -m perf.peers --to-score`",
+        "time_to_score.csv",
     ),
     (
         "learning", "presets, seeds that tuned nothing: [LEARNING.md](LEARNING.md)", "`python -m perf.learning`",
