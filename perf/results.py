@@ -12,6 +12,7 @@ import argparse
 import csv
 import datetime
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -68,6 +69,8 @@ COSTS = ("cartpole", "pong", "halfcheetah")
 """Workloads whose core time is shown; costs.csv has others, too."""
 WHERE = ("run", "ceiling", "bound")
 """Whose core time it is: of a whole run, of the part alone, or of what the part cannot do without."""
+PLACES = r"--(runs|venvs|json) \S+ ?"
+"""Flags that say where things lie on a machine: no row names them."""
 STARTED = datetime.datetime.now(datetime.UTC)
 
 Row = Mapping[str, str]
@@ -169,11 +172,11 @@ def record(table: str, rows: Iterable[Mapping[str, object]], program: str, folde
     asked = subprocess.run(describe, cwd=FOLDER, capture_output=True, text=True)
     # What is recorded on the way makes the code no other.
     changes = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)perf/data"], cwd=FOLDER)
-    flags = [flag for flag in sys.argv[1:] if flag != "--record"]
+    flags = re.sub(PLACES, "", shlex.join(flag for flag in sys.argv[1:] if flag != "--record"))
     origin = {
         "commit": asked.stdout.strip() + "-dirty" * (changes.returncode == 1), "date": f"{STARTED:%Y-%m-%d}",
         "machine": machine_class(),
-        "session": f"{STARTED:%Y-%m-%d %H:%M}", "command": f"python -m {program} {shlex.join(flags)}".strip(),
+        "session": f"{STARTED:%Y-%m-%d %H:%M}", "command": f"python -m {program} {flags}".strip(),
     }  # fmt: skip
     with (folder / f"{table}.csv").open("a", newline="") as file:
         writer = csv.DictWriter(file, TABLES[table], restval="", lineterminator="\n")
