@@ -7,8 +7,10 @@ folder.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -116,8 +118,7 @@ class Policy:
         buffers = new_step_buffers(self.spec, 1)
         self._check(self._writer.write, [obs], buffers.obs)
         self._check(self._writer.check_values, buffers.obs)
-        parts = self._mask_parts(obs, action_mask)
-        buffers = self._with_mask(buffers, [part[np.newaxis] for part in parts])
+        buffers = self._with_mask(buffers, obs, action_mask, lambda mask: self.spec.action.flat_mask(mask)[np.newaxis])
         categorical, continuous, state = self.choose(buffers, state, deterministic)
         return self.spec.action.rows(categorical, continuous)[0], state
 
@@ -136,7 +137,8 @@ class Policy:
             obs: Every leaf with a leading dimension, ``[N, ...]``, as a vector environment gives it.
             state: None at the beginning, then what the last call returned.
             deterministic: As in :meth:`act`.
-            action_mask: ``[N, ...]``, else as in :meth:`act`.
+            action_mask: ``[N, ...]``, or a list or array of objects with a mask for each row; else as in
+                :meth:`act`.
             first: bool ``[N]``; rows whose episode begins with this observation, whose state is forgotten.
 
         Returns:
@@ -146,12 +148,16 @@ class Policy:
         Raises:
             ValueError: As :meth:`act`.
         """
-        buffers = new_step_buffers(self.spec, self._rows(obs))
+        rows = self._rows(obs)
+        buffers = new_step_buffers(self.spec, rows)
         self._check(self._writer.write_batch, obs, buffers.obs)
         self._check(self._writer.check_values, buffers.obs)
         if first is not None:
             buffers.first[:] = first
-        buffers = self._with_mask(buffers, self._mask_parts(obs, action_mask))
+        every = np.ones(rows, bool)
+        buffers = self._with_mask(
+            buffers, obs, action_mask, lambda masks: self.spec.action.flat_masks(masks, present=every)
+        )
         categorical, continuous, state = self.choose(buffers, state, deterministic)
         return self.spec.action.batch(categorical, continuous), state
 
@@ -208,32 +214,24 @@ class Policy:
             )
         return rows
 
-    def _mask_parts(self, obs: Any, given: Any) -> list[np.ndarray]:
-        """The arrays of the action mask, in the order of the logits; none where none is needed."""
-        try:
-            mask = self.spec.observation.mask(obs) if given is None else given
-        except LookupError:
-            mask = None
-        if mask is None and self.spec.masked:
-            raise ValueError(
-                'this policy was trained with action masks; pass action_mask=info["action_mask"], or observations with '
-                "their action_mask entry"
-            )
-        return [] if mask is None else [np.asarray(part) for part in self.spec.action.mask_parts(mask)]
+    def _with_mask(self, buffers: StepBuffers, obs: Any, mask: Any, flat: Callable[[Any], np.ndarray]) -> StepBuffers:
+        """Buffers with the given action mask, or that of the observation, if one is needed.
 
-    def _with_mask(self, buffers: StepBuffers, parts: list[np.ndarray]) -> StepBuffers:
-        """Buffers with a mask of batched arrays."""
-        if not parts:
+        Args:
+            flat: Makes ``[rows, logits]`` of it.
+        """
+        if mask is None:
+            with contextlib.suppress(LookupError):
+                mask = self.spec.observation.mask(obs)
+        if mask is None:
+            if self.spec.masked:
+                raise ValueError(
+                    'this policy was trained with action masks; pass action_mask=info["action_mask"], or observations '
+                    "with their action_mask entry"
+                )
             return buffers
-        rows = len(buffers.first)
-        if any(part.shape[:1] != (rows,) for part in parts):
-            raise ValueError(
-                f"the action mask has the shape {', '.join(str(part.shape) for part in parts)}; it needs a leading "
-                f"dimension of {rows}, one row for each observation"
-            )
-        flat = np.concatenate([part.reshape(rows, -1) for part in parts], axis=1)
-        allowed = np.empty((rows, self.spec.action.logits), bool)
-        self._check(self._writer.write_masks, flat, allowed)
+        allowed = np.empty((len(buffers.first), self.spec.action.logits), bool)
+        self._check(self._writer.write_masks, flat(mask), allowed)
         return buffers._replace(mask=allowed)
 
     @staticmethod

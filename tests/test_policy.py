@@ -151,6 +151,37 @@ def test_a_mask_in_the_info_is_passed_by_hand_and_needed(tmp_path):
             policy.act_batch(np.zeros((2, 2), np.float32), action_mask=mask)
 
 
+def test_masks_may_be_a_list_of_rows(tmp_path):
+    class Four(Masked):
+        action_space = spaces.Discrete(4)
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.float32), {"action_mask": np.ones(4, bool)}
+
+    policy, masks = load_policy(short_run(tmp_path / "run", Four)), np.eye(4, dtype=bool)[[1, 3, 0, 2]]
+    for given in (masks, list(masks), masks.tolist()):
+        assert policy.act_batch(np.zeros((4, 2), np.float32), action_mask=given)[0].tolist() == [1, 3, 0, 2]
+    with pytest.raises(ValueError, match="3 action masks for 4 rows"):
+        policy.act_batch(np.zeros((4, 2), np.float32), action_mask=list(masks[:3]))
+
+
+def test_masks_of_a_tuple_may_be_as_gymnasiums_vector_environments_give_them(tmp_path):
+    class Pair(gym.Env):
+        observation_space = spaces.Box(-1, 1, (2,))
+        action_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3)))
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.float32), {"action_mask": (np.array([0, 1]), np.roll([1, 0, 0], seed or 0))}
+
+        def step(self, action):
+            return np.zeros(2, np.float32), 0.0, True, False, self.reset()[1]
+
+    policy, envs = load_policy(short_run(tmp_path / "run", Pair)), gym.vector.SyncVectorEnv([Pair] * 3)
+    observations, info = envs.reset(seed=0)
+    actions, _ = policy.act_batch(observations, action_mask=info["action_mask"])
+    assert [part.tolist() for part in actions] == [[1, 1, 1], [0, 1, 2]]
+
+
 def test_a_mask_entry_that_is_missing_is_asked_for(busy):
     observation, _ = Busy().reset(seed=1)
     del observation["action_mask"]

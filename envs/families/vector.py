@@ -26,7 +26,7 @@ from sfactory.envs.interface import (
 from sfactory.envs.observations import LATE_MASK, NO_MASK, ObservationWriter, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault, shown
-from sfactory.spaces import MASK_KEY, ActionSpec
+from sfactory.spaces import MASK_KEY
 
 
 def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
@@ -321,28 +321,9 @@ class VectorGroup:
 
     def _flat_masks(self, masks: Any, present: np.ndarray | None = None) -> np.ndarray:
         try:
-            return flat_masks(self._spec.action, masks, np.ones(self.rows, bool) if present is None else present)
+            return self._spec.action.flat_masks(masks, np.ones(self.rows, bool) if present is None else present)
         except ValueError as error:
             raise EnvironmentFault(f"{self._group_name}: {error}; the action masks are {shown(masks)}") from error
-
-
-def flat_masks(action: ActionSpec, masks: Any, present: np.ndarray) -> np.ndarray:
-    """Batched masks as bool ``[rows, logits]``.
-
-    Args:
-        action: Components of the action space.
-        masks: An array, a tuple or Dict of arrays, or an array of one object for each row.
-        present: bool ``[rows]``; the row has a mask.
-
-    Raises:
-        ValueError: If they do not fit the action space.
-    """
-    if isinstance(masks, np.ndarray) and masks.dtype == object:
-        allowed = np.ones(action.logits, bool)
-        rows = zip(masks, present, strict=True)
-        return np.stack([action.flat_mask(mask) if has else allowed for mask, has in rows])
-    parts = [np.reshape(part, (len(present), -1)) for part in action.mask_parts(masks)]
-    return np.concatenate(parts, axis=1).astype(bool)
 
 
 def _take(batch: Any, rows: np.ndarray) -> Any:

@@ -353,6 +353,31 @@ class ActionSpec:
             raise ValueError(f"the action mask has {flat.size} entries, the action space has {self.logits} categories")
         return flat
 
+    def flat_masks(self, masks: Any, present: np.ndarray) -> np.ndarray:
+        """The action masks of several rows as bool ``[rows, *]``, where `*` is `logits` if they fit.
+
+        Args:
+            masks: An array, or a tuple or Dict of arrays, with a leading dimension; or one mask for each row, in a list
+                or an array of objects.
+            present: bool ``[rows]``; the row has a mask. In a list others are allowed everything.
+
+        Raises:
+            ValueError: If there are not as many as rows, or one of several does not fit the action space.
+        """
+        rows = len(present)
+        if isinstance(masks, list) or (isinstance(masks, np.ndarray) and masks.dtype == object):
+            if len(masks) != rows:
+                raise ValueError(f"there are {len(masks)} action masks for {rows} rows; give one for each")
+            allowed = np.ones(self.logits, bool)
+            return np.stack([self.flat_mask(masks[row]) if present[row] else allowed for row in range(rows)])
+        parts = [np.asarray(part) for part in self.mask_parts(masks)]
+        if any(part.shape[:1] != (rows,) for part in parts):
+            raise ValueError(
+                f"the action mask has the shape {', '.join(str(part.shape) for part in parts)}; it needs a leading "
+                f"dimension of {rows}, one row for each observation"
+            )
+        return np.concatenate([part.reshape(rows, -1) for part in parts], axis=1).astype(bool)
+
     def mask_parts(self, mask: Any) -> list[Any]:
         """The arrays of an action mask, one environment's or a batch of them, in the order of the logits: those of a
         Dict are found by the names in the space, whose order Gymnasium chooses.

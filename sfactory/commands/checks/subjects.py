@@ -216,7 +216,7 @@ class VectorSubject(_Timed):
         masks = np.ones((self.rows, self.spec.action.logits), bool)
         if (found := mask_in(holder)) is not None:
             present = np.asarray(holder.get(f"_{MASK_KEY}", np.ones(self.rows, bool)))
-            masks = np.where(present[:, None], vector.flat_masks(self.spec.action, found, present), True)
+            masks = np.where(present[:, None], self.spec.action.flat_masks(found, present), True)
         actions = self.spec.action.batch(*random_actions(self.spec, masks, rng))
         self._seen, rewards, terminated, truncated, self.info = self._step(actions)
         self._look_at_info(self.info)
