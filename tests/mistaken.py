@@ -14,9 +14,9 @@ class Mistaken(ActorCritic):
     """Raises in the learner in the middle of a batch, for as long as a file is there that says what it does before
     that."""
 
-    def __init__(self, observation, action, config):
+    def __init__(self, observation, action, config, mistake):
         super().__init__(observation, action, config)
-        self.mistake, self.calls = Path(config.kwargs["mistake"]), 0
+        self.mistake, self.calls = Path(mistake), 0
         self.register_buffer("attended", torch.tensor([0.0, -torch.inf]))
 
     def unroll(self, *inputs):

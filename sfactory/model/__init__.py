@@ -12,10 +12,10 @@ A user's own part is named in :class:`~sfactory.config.ModelConfig` by a callabl
 - ``model.core``: ``make(in_features: int, **model.kwargs) -> nn.Module`` with attributes ``out_features: int`` and
   ``state_size: int``, ``forward(x [N, F], state [N, S]) -> (y [N, H], state [N, S])`` and ``unroll(x [T, B, F], first
   [T, B], state [B, S]) -> y [T, B, H]``. A subclass of :class:`Core` inherits an ``unroll`` that steps.
-- ``model.model``: ``make(observation, action, config: ModelConfig) -> nn.Module`` with attribute ``state_size: int``
-  and the methods ``forward`` and ``unroll`` of :class:`ActorCritic`. It may have a ``normalizer`` with a method
-  ``update(obs, valid)`` that the learner calls, and a method ``rescale_values(scale, shift)`` that corrects its last
-  layer when the unit of returns moves.
+- ``model.model``: ``make(observation, action, config: ModelConfig, **model.kwargs) -> nn.Module`` with attribute
+  ``state_size: int`` and the methods ``forward`` and ``unroll`` of :class:`ActorCritic`. It may have a ``normalizer``
+  with a method ``update(obs, valid)`` that the learner calls, and a method ``rescale_values(scale, shift)`` that
+  corrects its last layer when the unit of returns moves.
 
 Parts that break their contract raise :class:`~sfactory.errors.ConfigError` before anything starts.
 """

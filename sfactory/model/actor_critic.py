@@ -176,7 +176,7 @@ def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelC
     if config.model == "none":
         return ActorCritic(observation, action, config)
     role = f"model.model {config.model}"
-    model = construct(load_object(config.model, "model.model"), role, observation, action, config)
+    model = construct(load_object(config.model, "model.model"), role, observation, action, config, **config.kwargs)
     distribution = make_distribution(action, config.distribution)
     checked_model(model, role, observation, distribution.width)
     defaults = {"observation": observation, "action": action, "normalizer": None, "unit": ValueUnit()}

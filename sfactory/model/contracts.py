@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sfactory.errors import ConfigError
 from sfactory.spaces import Leaf, ObservationSpec
 
 _ROWS = 2
+_BEGINS = torch.ones(1, _ROWS, dtype=torch.bool)
 
 
 def construct(make: Callable[..., Any], role: str, /, *args: Any, **kwargs: Any) -> nn.Module:
@@ -43,7 +45,8 @@ def checked_encoder(encoder: nn.Module, role: str, leaf: Leaf) -> nn.Module:
         ConfigError: If not.
     """
     _require(encoder, role, out_features=int)
-    features = _call(role, encoder, _zeros(leaf))
+    with _trying(encoder, role):
+        features = encoder(_observations(leaf))
     _require_shape(
         role, f"two observations {leaf.name} {leaf.shape}", features, (_ROWS, encoder.out_features), "(2, out_features)"
     )
@@ -51,31 +54,38 @@ def checked_encoder(encoder: nn.Module, role: str, leaf: Leaf) -> nn.Module:
 
 
 def checked_core(core: nn.Module, role: str, in_features: int) -> nn.Module:
-    """The core, if it has `out_features`, `state_size` and `unroll`, and one step gives an output and a state of these
-    sizes.
+    """The core, if it has `out_features`, `state_size` and `unroll`, one step gives an output and a state of these
+    sizes, and `unroll` the same output.
 
     Raises:
         ConfigError: If not.
     """
     _require(core, role, out_features=int, state_size=int, unroll=Callable)
-    answer = _call(role, core, torch.zeros(_ROWS, in_features), torch.zeros(_ROWS, core.state_size))
+    x, state = torch.ones(_ROWS, in_features), torch.ones(_ROWS, core.state_size)
+    with _trying(core, role):
+        answer = core(x, torch.zeros_like(state))
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise ConfigError(f"{role} returned a {type(answer).__name__} from forward; it must return (output, state)")
     _require_shape(role, "two rows", answer[0], (_ROWS, core.out_features), "(2, out_features)")
     _require_shape(role, "two states", answer[1], (_ROWS, core.state_size), "(2, state_size)")
+    with _trying(core, f"{role}.unroll"):
+        outputs = core.unroll(x[None], _BEGINS, state)
+    _require_same(role, "outputs", answer[0], outputs)
     return core
 
 
 def checked_model(model: nn.Module, role: str, observation: ObservationSpec, width: int) -> nn.Module:
-    """The model, if it has `state_size` and `unroll` and its forward gives policy parameters, a value and a state for
-    each row.
+    """The model, if it has `state_size` and `unroll`, its forward gives policy parameters, a value and a state for each
+    row, and its unroll the same parameters and values.
 
     Raises:
         ConfigError: If not.
     """
     _require(model, role, state_size=int, unroll=Callable)
-    state = torch.zeros(_ROWS, model.state_size) if model.state_size else None
-    answer = _call(role, model, tuple(map(_zeros, observation.leaves)), state)
+    obs = tuple(map(_observations, observation.leaves))
+    state = torch.ones(_ROWS, model.state_size) if model.state_size else None
+    with _trying(model, role):
+        answer = model(obs, None if state is None else torch.zeros_like(state))
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise ConfigError(
             f"{role} returned a {type(answer).__name__} from forward; it must return (params, value, state)"
@@ -84,6 +94,10 @@ def checked_model(model: nn.Module, role: str, observation: ObservationSpec, wid
     _require_shape(role, "two observations", answer[1], (_ROWS,), "(2,) values")
     if state is not None:
         _require_shape(role, "two states", answer[2], (_ROWS, model.state_size), "(2, state_size)")
+    with _trying(model, f"{role}.unroll"):
+        params, value, *_ = model.unroll(tuple(leaf[None] for leaf in obs), _BEGINS, state)
+    _require_same(role, "parameters", answer[0], params)
+    _require_same(role, "values", answer[1], value)
     return model
 
 
@@ -97,14 +111,20 @@ def _require(module: nn.Module, role: str, **attributes: Any) -> None:
             )
 
 
-def _call(role: str, module: nn.Module, *inputs: Any) -> Any:
+@contextlib.contextmanager
+def _trying(module: nn.Module, role: str) -> Iterator[None]:
+    """Within it a module is in evaluation mode, and whatever it raises becomes a ConfigError."""
+    training = module.training
+    module.eval()
     try:
         with torch.no_grad():
-            return module(*inputs)
+            yield
     except Exception as error:
         raise ConfigError(
-            f"{role} failed on a batch of two zero observations: {type(error).__name__}: {error}"
+            f"{role} failed on a batch of two observations, of zeros and of ones: {type(error).__name__}: {error}"
         ) from error
+    finally:
+        module.train(training)
 
 
 def _require_shape(role: str, given: str, result: Any, shape: tuple[int, ...], meaning: str) -> None:
@@ -113,5 +133,18 @@ def _require_shape(role: str, given: str, result: Any, shape: tuple[int, ...], m
         raise ConfigError(f"{role} turned {given} into {got}; it must be {meaning} = {shape}")
 
 
-def _zeros(leaf: Leaf) -> Tensor:
-    return torch.from_numpy(np.zeros((_ROWS, *leaf.shape), leaf.dtype))
+def _require_same(role: str, what: str, stepped: Tensor, unrolled: Any) -> None:
+    """Compare what forward and unroll make of one step that begins an episode."""
+    _require_shape(f"{role}.unroll", "one step of two rows", unrolled, (1, *stepped.shape), f"(1, 2, ...) {what}")
+    if not torch.allclose(unrolled[0].float(), stepped.float(), rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise ConfigError(
+            f"{role}.unroll gave the {what} {unrolled[0].tolist()} for one step that begins an episode, forward "
+            f"{stepped.tolist()}; both must give the same numbers"
+        )
+
+
+def _observations(leaf: Leaf) -> Tensor:
+    """Two of them: of zeros, and of ones where there is more than one category."""
+    highest = np.reshape(leaf.sizes, leaf.shape) - 1 if leaf.sizes else 1
+    ones = np.broadcast_to(np.minimum(1, highest), leaf.shape)
+    return torch.from_numpy(np.stack((np.zeros_like(ones), ones)).astype(leaf.dtype))

@@ -62,6 +62,10 @@ class Own(ActorCritic):
         params, value, state = super().forward(obs, state)
         return params * self.gain, value.sinh(), state
 
+    def unroll(self, obs, first, state=None):
+        params, value = super().unroll(obs, first, state)
+        return params * self.gain, value.sinh()
+
 
 CASES: dict[str, tuple[spaces.Space, spaces.Space, ModelConfig]] = {
     "flat": (FLAT, spaces.Discrete(4), ModelConfig(normalize_obs=True)),
@@ -222,7 +226,7 @@ class Branching(ActorCritic):
 
     def forward(self, obs, state=None):
         params, value, state = super().forward(obs, state)
-        return (params if float(value.sum()) > 0 else -params), value, state
+        return (params if float(value.sum()) < 1e9 else -params), value, state
 
 
 def test_a_model_that_cannot_be_traced_is_told(tmp_path: Path) -> None:

@@ -462,6 +462,55 @@ class WrongModel(OwnModel):
         return super().forward(obs, state)[:2]
 
 
+class OtherUnroll(OwnModel):
+    """Doubles what the learner sees."""
+
+    def unroll(self, obs: tuple[Tensor, ...], first: Tensor, state: None = None) -> tuple[Tensor, Tensor]:
+        params, value = super().unroll(obs, first, state)
+        return 2 * params, value
+
+
+class FlatUnroll(OwnModel):
+    """Leaves out the time."""
+
+    def unroll(self, obs: tuple[Tensor, ...], first: Tensor, state: None = None) -> tuple[Tensor, Tensor]:
+        params, value = super().unroll(obs, first, state)
+        return params, value.flatten()
+
+
+class FailingUnroll(OwnModel):
+    def unroll(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        raise KeyError("mistake")
+
+
+class Remembering(OwnCore):
+    """Does not begin episodes at zero."""
+
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        return super().unroll(x, torch.zeros_like(first), state)
+
+
+class Dropping(OwnModel):
+    """Has a Dropout, which draws other numbers at every call in training."""
+
+    def forward(self, obs: tuple[Tensor, ...], state: None = None) -> tuple[Tensor, Tensor, None]:
+        params, value, _ = super().forward(obs, state)
+        return nn.functional.dropout(params, training=self.training), value, None
+
+
+def test_a_module_is_tried_in_evaluation_mode_and_trained_afterwards() -> None:
+    assert _model(OBSERVATIONS["vector"], model=Dropping).training
+
+
+def test_a_whole_model_is_given_its_keyword_arguments() -> None:
+    class Wide(OwnModel):
+        def __init__(self, observation: ObservationSpec, action: ActionSpec, config: ModelConfig, width: int) -> None:
+            super().__init__(observation, action, config)
+            self.width = width
+
+    assert _model(OBSERVATIONS["vector"], model=Wide, kwargs={"width": 7}).width == 7
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -478,6 +527,11 @@ class WrongModel(OwnModel):
         ({"encoder": OwnEncoder, "kwargs": {"nonsense": 1}}, "nonsense"),
         ({"core": NoUnroll}, "unroll"),
         ({"model": WrongModel}, r"\(params, value, state\)"),
+        ({"model": OtherUnroll}, r"unroll gave the parameters .* both must give the same numbers"),
+        ({"model": FlatUnroll}, r"unroll turned one step of two rows into \(2,\); it must be \(1, 2"),
+        ({"model": FailingUnroll}, "unroll failed on a batch of two observations.*KeyError"),
+        ({"model": OwnModel, "kwargs": {"width": 7}}, "unexpected keyword argument 'width'"),
+        ({"core": Remembering}, "unroll gave the outputs"),
     ],
 )
 def test_wrong_parts_say_what_is_wrong(config: dict[str, Any], message: str) -> None:
