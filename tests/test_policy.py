@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -279,6 +280,19 @@ def test_a_class_that_is_not_in_the_folder_is_asked_for(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"<Encoder>.*ModelConfig\(encoder=\.\.\.\)"):
         load_policy(run, trust=True)
     assert load_policy(run, model=ModelConfig(encoder=Encoder)).act(np.zeros(4, np.float32))[0] in (0, 1)
+
+
+def test_a_checkpoint_of_an_earlier_sfactory_without_a_unit_of_values_is_loaded_and_resumed(tmp_path):
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    store = CheckpointStore(run / "checkpoints")
+    snapshot = store.load_latest()
+    weights = {name: tensor for name, tensor in snapshot.model.items() if not name.startswith("unit.")}
+    assert len(weights) == len(snapshot.model) - 2
+    store.save(dataclasses.replace(snapshot, model=weights, env_steps=snapshot.env_steps + 1))
+    unit = load_policy(run).model.unit
+    assert (float(unit.mean), float(unit.std)) == (0.0, 1.0)
+    short_run(run, "CartPole-v1", steps=512)
+    assert store.load_latest().env_steps >= 512
 
 
 def test_fields_that_are_not_passed_stay_as_saved(tmp_path):

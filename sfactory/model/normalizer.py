@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,14 +125,18 @@ class RunningMeanStd(nn.Module):
 
 class ValueUnit(nn.Module):
     """The unit of a model's values, which travels with its weights: a return is ``std`` times the value plus ``mean``.
-
-    Not part of the model's state: the learner keeps the exact moments.
-    """
+    The learner keeps the exact moments."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(()), persistent=False)
-        self.register_buffer("std", torch.ones(()), persistent=False)
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("std", torch.ones(()))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        """Leaves the unit as it is where a checkpoint of an earlier sfactory has none."""
+        for name, buffer in self.named_buffers():
+            state_dict.setdefault(prefix + name, buffer)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class CriticUnits:

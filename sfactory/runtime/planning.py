@@ -213,7 +213,8 @@ def check_fit(plan: Plan, snapshot: Snapshot, folder: Path) -> None:
         )
     model = build_uninitialized(plan.env.observation, plan.env.action, plan.config.model)
     asked = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    saved = {name: tuple(tensor.shape) for name, tensor in snapshot.model.items()}
+    unit = {"unit.mean": (), "unit.std": ()}  # which checkpoints of an earlier sfactory lack
+    saved = unit | {name: tuple(tensor.shape) for name, tensor in snapshot.model.items()}
     differing = [name for name in (*saved, *(asked.keys() - saved.keys())) if saved.get(name) != asked.get(name)]
     if differing:
         raise ConfigError(
