@@ -29,6 +29,7 @@ from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError
 from sfactory.files import json_values, temporary_folder, write_atomically
 from sfactory.policy import Policy, check_foreign, load_policy
+from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_files import EVALUATION, read_config
 from sfactory.runs.space_codec import check_spaces
 from sfactory.runs.video import VideoRecorder, prepare_rendering
@@ -116,7 +117,7 @@ class Player:
         env: Any = None,
         env_kwargs: dict[str, Any] | None = None,
         seed: int | None = None,
-        checkpoint: Checkpoint = "latest",
+        checkpoint: Checkpoint | Snapshot = "latest",
         device: str = "cpu",
         model: ModelConfig | None = None,
         trust: bool = False,
@@ -125,6 +126,7 @@ class Player:
         """For the policy of a run; the arguments are those of :func:`sfactory.evaluate`.
 
         Args:
+            checkpoint: Or one of the run that has been loaded.
             render_mode: That of the environments; None: they are not rendered.
         """
         config = read_config(run)

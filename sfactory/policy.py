@@ -26,7 +26,6 @@ from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
 from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError, shown
 from sfactory.model import build_uninitialized
-from sfactory.model.normalizer import CriticUnits
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_files import CHECKPOINTS, SPACES
 from sfactory.runs.space_codec import check_spaces, load_model_config, load_spec
@@ -38,7 +37,7 @@ ROLES = ("encoder", "core", "model", "distribution")
 
 def load_policy(
     run: str | os.PathLike[str],
-    checkpoint: Checkpoint = "latest",
+    checkpoint: Checkpoint | Snapshot = "latest",
     device: str = "cpu",
     env: Any = None,
     *,
@@ -50,7 +49,8 @@ def load_policy(
 
     Args:
         run: The run folder; `spaces.json` and `checkpoints/` of it are needed.
-        checkpoint: latest, or best: by evaluation where the run had it, else by the return in training.
+        checkpoint: latest, or best: by evaluation where the run had it, else by the return in training. Or one of the
+            run that has been loaded.
         device: auto, cpu, cuda or cuda:N.
         env: An environment in which the policy will act; its spaces are compared with the run's.
         model: Fields that take the place of the saved ones: where the run was trained with a class of your own, as in
@@ -65,7 +65,7 @@ def load_policy(
     """
     folder = Path(run)
     saved = load_model_config(folder / SPACES)
-    snapshot = load_snapshot(folder, checkpoint)
+    snapshot = checkpoint if isinstance(checkpoint, Snapshot) else load_snapshot(folder, checkpoint)
     spec = load_spec(folder / SPACES, saved.squash, reading := Reading.of(saved))
     if env is not None:
         check_spaces(spec, _spec_of(env, saved.squash, reading), f"the run in {folder}", "the environment")
@@ -327,8 +327,6 @@ def _build(folder: Path, spec: EnvSpec, config: ModelConfig, snapshot: Snapshot)
     try:
         model = build_uninitialized(spec.observation, spec.action, config)
         model.load_state_dict(snapshot.model)
-        returns = snapshot.trainer.get("returns", {})
-        CriticUnits(model, normalize=bool(returns)).load_state_dict(returns)
     except (RuntimeError, MemoryError, ValueError, TypeError) as error:
         if isinstance(error, SfactoryError):
             raise

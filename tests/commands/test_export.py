@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -26,13 +27,14 @@ from torch import Tensor, nn
 
 from sfactory import Config, ModelConfig, load_policy
 from sfactory.commands import main
-from sfactory.commands.export import export, export_folder
-from sfactory.commands.export.formats import write_onnx, write_torch
+from sfactory.commands.export import FORMATS, export, export_folder
+from sfactory.commands.export.formats import largest_difference, onnx_file, torch_file
 from sfactory.commands.export.portable import PortablePolicy, given_dtype
 from sfactory.commands.runs import list_runs
 from sfactory.envs.interface import EnvSpec
-from sfactory.errors import ConfigError
+from sfactory.errors import ConfigError, SfactoryError
 from sfactory.model import ActorCritic, build_model
+from sfactory.player import Player
 from sfactory.policy import Policy, load_snapshot
 from sfactory.spaces import ActionSpec, ObservationSpec
 
@@ -134,13 +136,12 @@ def parts_of(action: Any, name: str = "action") -> Iterator[tuple[str, np.ndarra
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_files_give_the_policys_actions_for_1000_observations(case: str, tmp_path: Path) -> None:
+def test_files_give_the_policys_actions_for_1000_observations(case: str) -> None:
     policy = policy_of(*CASES[case])
     portable = PortablePolicy(policy)
-    played = {
-        "onnx": write_onnx(portable, tmp_path / "policy.onnx", {"env": "test"}),
-        "torch": write_torch(portable, tmp_path / "policy.pt2", {"env": "test"}),
-    }
+    played = {"onnx": onnx_file(portable, {"env": "test"})[1], "torch": torch_file(portable, {"env": "test"})[1]}
+    for play in played.values():
+        assert largest_difference(portable, play) < 1e-4
     memory: dict[str, Tensor | None] = dict.fromkeys((*played, "policy"))
     chosen = []
     for step in range(STEPS):
@@ -161,18 +162,71 @@ def test_files_give_the_policys_actions_for_1000_observations(case: str, tmp_pat
         assert len(np.unique(np.concatenate([actions[part].ravel() for actions in chosen]))) > 1
 
 
-def test_values_are_in_units_of_return(tmp_path: Path) -> None:
+def spoilt(name: str, spoil: Any) -> Any:
+    """A file of a policy with memory, whose output of a name is another one."""
+
+    def play(inputs: Any) -> dict[str, Tensor]:
+        outputs = portable(inputs)
+        return outputs | {name: spoil(outputs[name])}
+
+    portable = PortablePolicy(policy_of(*CASES["lstm"]))
+    return portable, play
+
+
+@pytest.mark.parametrize("name", ["action", "params", "value", "next_state"])
+@pytest.mark.parametrize("spoil", [lambda x: x + 1, lambda x: torch.full_like(x.float(), torch.nan), lambda x: x[:-1]])
+def test_a_file_that_computes_something_else_is_found_out(name: str, spoil: Any) -> None:
+    with pytest.raises(SfactoryError, match="other figures than the policy"):
+        largest_difference(*spoilt(name, spoil))
+
+
+def test_figures_that_are_nan_in_both_differ_in_nothing() -> None:
+    portable, play = spoilt("value", lambda value: value)
+    portable.model.unit.mean.fill_(torch.nan)
+    assert largest_difference(portable, play) == 0.0
+
+
+def test_a_wrong_file_does_not_take_the_place_of_a_good_one(
+    cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (out := tmp_path / "policy.pt2").write_bytes(b"a good one")
+
+    def make_wrong(policy: PortablePolicy, about: Any) -> Any:
+        return b"wrong", lambda inputs: policy(inputs) | {"value": torch.zeros(len(inputs["obs"]))}
+
+    monkeypatch.setitem(FORMATS, "torch", ("policy.pt2", make_wrong))
+    with pytest.raises(SfactoryError, match="other figures"):
+        export(cartpole, "torch", out)
+    assert out.read_bytes() == b"a good one"
+    with pytest.raises(SfactoryError, match="other figures"):
+        export(cartpole, "torch", tmp_path / "new" / "policy.pt2")
+    assert not (tmp_path / "new").exists()
+
+
+def test_observations_to_compare_on_are_from_the_space() -> None:
+    far = np.finfo(np.float64).max
+    space = spaces.Dict({
+        "warm": spaces.Box(np.array([200, -np.inf]), np.array([300, 5]), (2,), np.float64),
+        "wide": spaces.Tuple((spaces.Box(-far, far, (1,), np.float64),)),
+        "count": spaces.Box(1000, 5000, (1,), np.int64),
+    })  # fmt: skip
+    drawn = PortablePolicy(policy_of(space, spaces.Discrete(2), ModelConfig())).examples(64)
+    assert 200 <= drawn["obs/warm"][:, 0].min() < drawn["obs/warm"][:, 0].max() <= 300
+    assert drawn["obs/count"].min() >= 1000 and drawn["obs/count"].max() <= 5000
+    assert drawn["obs/wide/0"].abs().max() < 10
+
+
+def test_values_are_in_units_of_return() -> None:
     policy = policy_of(*CASES["flat"])
     obs = FLAT.sample()[None]
-    outputs = write_onnx(PortablePolicy(policy), tmp_path / "policy.onnx", {})({"obs": torch.from_numpy(obs)})
+    outputs = onnx_file(PortablePolicy(policy), {})[1]({"obs": torch.from_numpy(obs)})
     with torch.no_grad():
         own = policy.model((torch.from_numpy(obs),), None)[1]
     torch.testing.assert_close(outputs["value"], own * 2.5 - 7.0)
 
 
-def test_the_file_says_what_it_takes_and_gives(tmp_path: Path) -> None:
-    write_onnx(PortablePolicy(policy_of(*CASES["gru"])), tmp_path / "policy.onnx", {"env": "Boat-v0"})
-    session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"))
+def test_the_file_says_what_it_takes_and_gives() -> None:
+    session = onnxruntime.InferenceSession(onnx_file(PortablePolicy(policy_of(*CASES["gru"])), {"env": "Boat-v0"})[0])
     assert {entry.name: entry.type for entry in session.get_inputs()} == {
         "obs/speed": "tensor(float)", "obs/gear": "tensor(int64)", "obs/dials/0": "tensor(int64)",
         "obs/dials/1": "tensor(uint8)", "state": "tensor(float)",
@@ -253,6 +307,7 @@ def test_a_missing_package_is_named(cartpole: Path, monkeypatch: pytest.MonkeyPa
         (["RUN", "--format", "hf", "--out", "RUN"], "the folder that is exported; name another one"),
         (["RUN", "--format", "hf", "--out", __file__], "writes a folder, and"),
         (["RUN", "--format", "torch", "--out", "RUN"], "writes a file, and"),
+        (["RUN", "--out", f"{__file__}/deep/policy.onnx"], f"{__file__} is a file; name another place with --out"),
     ],
 )
 def test_mistakes_are_answered(
@@ -260,6 +315,77 @@ def test_mistakes_are_answered(
 ) -> None:
     assert main(["export", *(str(cartpole) if word == "RUN" else word for word in arguments)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_unknown_formats_are_answered_in_python(cartpole: Path) -> None:
+    for format in ("onxx", "hf"):
+        with pytest.raises(ConfigError, match=f"format is '{format}'; use onnx or torch, or export_folder"):
+            export(cartpole, format)  # type: ignore[arg-type]
+
+
+def test_a_place_that_cannot_be_written_to_is_told_first(
+    cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfactory.commands.export.is_writable", lambda folder: False)
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written to; name another place with --out"):
+        export_folder(cartpole, tmp_path / "deep" / "hub", episodes=1_000_000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_push_without_its_package_is_told_first(
+    cartpole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    arguments = ["export", str(cartpole), "--format", "hf", "--episodes", "1000000", "--push", "me/policy"]
+    assert main(arguments) == 2
+    assert "--push needs huggingface_hub" in capsys.readouterr().err
+
+
+def test_weights_evaluation_and_card_are_of_one_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    favour(run, category=0)
+    steps, play = load_snapshot(run, "latest").env_steps, Player.play
+
+    def play_while_the_run_goes_on(*args: Any, **options: Any) -> Any:
+        favour(run, category=1)
+        return play(*args, **options)
+
+    monkeypatch.setattr(Player, "play", play_while_the_run_goes_on)
+    out, _, _ = export_folder(run, tmp_path / "hub", episodes=2)
+    assert load_snapshot(run, "latest").env_steps == steps + 1
+    assert load_policy(out).act(np.zeros(4, np.float32))[0] == 0
+    assert f"for {steps:,} env steps" in (out / "README.md").read_text()
+
+
+class Masked(gym.Env):
+    """Gives its mask in the info, and no episode ends."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {"action_mask": np.ones(3, bool)}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, False, {"action_mask": np.ones(3, bool)}
+
+
+def test_a_card_passes_masks_and_tells_no_return_that_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = short_run(tmp_path / "run", Masked), tmp_path / "hub"
+    assert main(["export", str(run), "--format", "hf", "--episodes", "0", "--out", str(out)]) == 0
+    assert "its return is not known" in capsys.readouterr().out
+    card = (out / "README.md").read_text()
+    assert 'policy.act(observation, state=None, action_mask=info["action_mask"])' in card
+    assert "model-index" not in card and "unknown" not in card and "env steps.\n" in card
+
+
+def test_the_video_of_another_export_is_not_shown(cartpole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(cartpole, tmp_path / "run")
+    shutil.rmtree(run / "videos", ignore_errors=True)
+    (other := tmp_path / "other.mp4").write_bytes(b"another policy")
+    assert "An episode" in (export_folder(run, episodes=0, video=other)[0] / "README.md").read_text()
+    assert "An episode" not in (export_folder(run, tmp_path / "hub", episodes=0)[0] / "README.md").read_text()
 
 
 def test_the_folder_for_the_hub_is_complete(cartpole: Path) -> None:
@@ -384,19 +510,26 @@ def test_a_wrong_video_is_told_before_the_evaluation(
     assert "which is no file" in capsys.readouterr().err
 
 
-def test_the_folders_weights_give_values_in_units_of_return(tmp_path: Path) -> None:
+class Fixed(Own):
+    """Does not correct its last layer when the unit of returns moves."""
+
+    rescale_values = None
+
+
+@pytest.mark.parametrize("own", [{}, {"model": Fixed}], ids=["built-in", "own model"])
+def test_the_folders_weights_give_values_in_units_of_return(tmp_path: Path, own: dict[str, Any]) -> None:
     from sfactory import LossConfig
 
-    model = ModelConfig(normalize_obs=True, core="lstm", core_size=4)
+    model = ModelConfig(normalize_obs=True, core="lstm", core_size=4, **own)
     run = short_run(tmp_path / "run", "CartPole-v1", loss=LossConfig(normalize_returns=True), model=model)
-    policy = load_policy(run)
+    policy = load_policy(run, model=model)
     assert float(policy.model.unit.std) != 1.0
     inputs = PortablePolicy(policy).examples(5)
     with torch.no_grad():
         expected = PortablePolicy(policy)(inputs)
-    assert main(["export", str(run), "--format", "hf", "--episodes", "0"]) == 0
+    out, _, _ = export_folder(run, episodes=0, model=model)
     with torch.no_grad():
-        found = PortablePolicy(load_policy(run / "export" / "huggingface"))(inputs)
+        found = PortablePolicy(load_policy(out, model=model))(inputs)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor)
 

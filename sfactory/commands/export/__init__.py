@@ -10,25 +10,36 @@ from typing import Any, Literal
 import tyro
 
 import sfactory
-from sfactory.commands.export.formats import largest_difference, write_onnx, write_torch
-from sfactory.commands.export.hub import Score, check_folder, make_folder, measured, push, reported, video_to_show
+from sfactory.commands.export.formats import largest_difference, onnx_file, torch_file
+from sfactory.commands.export.hub import (
+    Score,
+    check_folder,
+    hub_api,
+    make_folder,
+    measured,
+    push,
+    reported,
+    video_to_show,
+)
 from sfactory.commands.export.portable import PortablePolicy
 from sfactory.config import ModelConfig, env_name
 from sfactory.config.command_line import Switch
 from sfactory.config.fields import Checkpoint
 from sfactory.config.policy_options import PolicyOptions
 from sfactory.errors import ConfigError, telling_errors
-from sfactory.policy import load_policy
+from sfactory.files import is_writable, write_atomically
+from sfactory.player import Player
+from sfactory.policy import load_policy, load_snapshot
 from sfactory.runs.run_files import read_config
 
 DESCRIPTION = """Write the policy of a run as one file, with normalisation, memory and action masks inside: ONNX, or an
 archive for torch.export.load. Or as a folder for the Hugging Face Hub: weights, configuration, model card, curve."""
-WRITERS = {"onnx": write_onnx, "torch": write_torch}
+FORMATS = {"onnx": ("policy.onnx", onnx_file), "torch": ("policy.pt2", torch_file)}
+"""Of a single file: its name, and what makes it."""
 EPISODES = 20
 """Evaluation episodes for a model card."""
 HUB_ONLY = ("env", "env_kwargs", "episodes", "video", "push", "private")
 """Options that have an effect with --format hf alone."""
-DEFAULT_NAMES = {"onnx": "policy.onnx", "torch": "policy.pt2", "hf": "huggingface"}
 
 
 def export(
@@ -53,16 +64,25 @@ def export(
         trust: Likewise.
 
     Returns:
-        The file, and the largest relative difference between its figures and the policy's on random observations.
+        The file, and the largest relative difference between its outputs and the policy's on random observations.
 
     Raises:
-        ConfigError: If there is no such run, a package is missing, or the model cannot be traced.
+        ConfigError: If there is no such run or format, a package is missing, or the model cannot be traced.
+        SfactoryError: If the file would compute something else than the policy. An earlier one is left as it is.
     """
-    path = _target(run, format, out)
+    if format not in FORMATS:
+        raise ConfigError(
+            f"format is {format!r}; use {' or '.join(FORMATS)}, or export_folder for the Hugging Face Hub"
+        )
+    name, make_file = FORMATS[format]
+    path = _target(run, out, name)
     policy = PortablePolicy(load_policy(run, checkpoint, model=model, trust=trust))
     about = {"sfactory": sfactory.__version__, "env": env_name(read_config(run).env), "checkpoint": checkpoint}
-    played = WRITERS[format](policy, path, about)
-    return path, largest_difference(policy, played)
+    data, played = make_file(policy, about)
+    difference = largest_difference(policy, played)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data)
+    return path, difference
 
 
 def export_folder(
@@ -77,7 +97,7 @@ def export_folder(
     repo: str | None = None,
     model: ModelConfig | None = None,
     trust: bool = False,
-) -> tuple[Path, Score, list[str]]:
+) -> tuple[Path, Score | None, list[str]]:
     """Write the policy of a run as a folder for the Hugging Face Hub.
 
     Args:
@@ -93,7 +113,7 @@ def export_folder(
         trust: Likewise.
 
     Returns:
-        The folder, the score on its card, and remarks for the user.
+        The folder, the score on its card if one is known, and remarks for the user.
 
     Raises:
         ConfigError: If there is no such run or video, the folder holds something else, or the evaluation needs what is
@@ -102,32 +122,41 @@ def export_folder(
     """
     if episodes < 0:
         raise ConfigError(f"episodes is {episodes}; it must be 0 or more")
-    path = _target(run, "hf", out)
+    path = _target(run, out, "huggingface", folder=True)
     check_folder(Path(run), path)
-    found = video_to_show(Path(run), path, video)
-    policy = load_policy(run, checkpoint, model=model, trust=trust)
+    found = video_to_show(Path(run), video)
+    snapshot = load_snapshot(Path(run), checkpoint)
+    policy = load_policy(run, snapshot, model=model, trust=trust)
     if episodes:
-        score = measured(run, episodes, env=env, env_kwargs=env_kwargs, checkpoint=checkpoint, model=model, trust=trust)
+        player = Player.of_run(run, env=env, env_kwargs=env_kwargs, checkpoint=snapshot, model=model, trust=trust)
+        score: Score | None = measured(player, episodes)
     else:
-        score = reported(run, checkpoint)
-    return path, score, make_folder(Path(run), path, policy, checkpoint, score, found, repo)
+        score = reported(snapshot)
+    return path, score, make_folder(Path(run), path, policy.spec, snapshot, score, found, repo)
 
 
-def _target(run: str | Path, format: str, out: str | Path | None) -> Path:
+def _target(run: str | Path, out: str | Path | None, name: str, folder: bool = False) -> Path:
     """Where to write.
 
+    Args:
+        run: The run folder.
+        out: As the user says it.
+        name: In the run folder, where the user does not.
+        folder: Whether it will be a folder.
+
     Raises:
-        ConfigError: If the folder of it cannot be made, or it is a folder where a file is to be, or a file.
+        ConfigError: If it cannot be written, or is a folder where a file is to be, or a file.
     """
-    read_config(run)  # before a folder is made in something else than a run
-    path = Path(run) / "export" / DEFAULT_NAMES[format] if out is None else Path(out)
-    kind = "folder" if format == "hf" else "file"
-    if path.exists() and path.is_dir() != (kind == "folder"):
-        raise ConfigError(f"--format {format} writes a {kind}, and {path} is none; name another place with --out")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; name another place with --out") from error
+    read_config(run)
+    path = Path(run) / "export" / name if out is None else Path(out)
+    if path.exists() and path.is_dir() != folder:
+        kind = "folder" if folder else "file"
+        raise ConfigError(f"the export writes a {kind}, and {path} is none; name another place with --out")
+    inside = path if folder else path.parent
+    nearest = next(place for place in (inside.absolute(), *inside.absolute().parents) if place.exists())
+    if not (nearest.is_dir() and is_writable(nearest)):
+        why = "cannot be written to" if nearest.is_dir() else "is a file"
+        raise ConfigError(f"cannot write {path}: {nearest} {why}; name another place with --out")
     return path
 
 
@@ -178,13 +207,14 @@ def _export_file(options: Options) -> None:
 def _export_folder(options: Options) -> None:
     if options.private and options.push is None:
         raise ConfigError("--private: only with --push OWNER/NAME, the repository to upload to")
+    api = None if options.push is None else hub_api()
     path, score, remarks = export_folder(
         options.run, options.out, options.checkpoint,
         episodes=EPISODES if options.episodes is None else options.episodes,
         env=options.env, env_kwargs=options.env_kwargs,
         video=options.video, repo=options.push, trust=options.trust,
     )  # fmt: skip
-    for line in (*remarks, f"{path}: {score}"):
+    for line in (*remarks, f"{path}: {score or 'its return is not known'}"):
         print(line)
     if options.push is not None:
-        print(push(path, options.push, options.private))
+        print(push(api, path, options.push, options.private))

@@ -6,23 +6,22 @@ import contextlib
 import io
 import json
 import logging
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sfactory.commands.export.portable import PortablePolicy
+from sfactory.commands.export.portable import MASK, PARAMS, PortablePolicy
 from sfactory.errors import ConfigError, SfactoryError, installing, said
-from sfactory.files import write_atomically
 
 ABOUT = "about.json"
 """Where an archive of torch.export says what it is."""
 TOLERANCE = 1e-3
-"""Largest difference, relative to 1 or to the size of the figure, between the file's parameters and the policy's."""
+"""Largest difference, relative to 1 or to the size of the figure, between the file's outputs and the policy's."""
 ROWS = "batch"
 """Name of the first dimension of all inputs and outputs."""
 _CHECKED_ROWS = (1, 64)
@@ -30,20 +29,19 @@ Played = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """An exported file in use: named inputs to named outputs."""
 
 
-def write_torch(policy: PortablePolicy, path: Path, about: Mapping[str, object]) -> Played:
-    """Write a file for ``torch.export.load(path).module()``, which maps a dict of inputs to a dict of outputs.
+def torch_file(policy: PortablePolicy, about: Mapping[str, object]) -> tuple[bytes, Played]:
+    """A file for ``torch.export.load(path).module()``, which maps a dict of inputs to a dict of outputs.
 
     Raises:
         ConfigError: If the model is not one that torch.export can trace.
     """
     buffer = io.BytesIO()
     torch.export.save(_traced(policy), buffer, extra_files={ABOUT: json.dumps(about)})
-    write_atomically(path, buffer.getvalue())
-    return torch.export.load(buffer).module()  # which warns of paths that do not end in .pt2
+    return buffer.getvalue(), torch.export.load(buffer).module()
 
 
-def write_onnx(policy: PortablePolicy, path: Path, about: Mapping[str, object]) -> Played:
-    """Write a file for ONNX runtimes.
+def onnx_file(policy: PortablePolicy, about: Mapping[str, object]) -> tuple[bytes, Played]:
+    """A file for ONNX runtimes.
 
     Raises:
         ConfigError: If a package that it needs is missing, or the model cannot be expressed in ONNX.
@@ -70,14 +68,14 @@ def write_onnx(policy: PortablePolicy, path: Path, about: Mapping[str, object]) 
     program.model.metadata_props.update({name: str(value) for name, value in about.items()})
     model = program.model_proto
     _name_rows(model.graph)
-    write_atomically(path, model.SerializeToString())
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    data = model.SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
 
     def play(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
         return {name: torch.from_numpy(array) for name, array in zip(outputs, found, strict=True)}
 
-    return play
+    return data, play
 
 
 def _name_rows(graph: Any) -> None:
@@ -90,7 +88,8 @@ def _name_rows(graph: Any) -> None:
 
 
 def largest_difference(policy: PortablePolicy, played: Played) -> float:
-    """How far a file's figures are from the policy's, on random observations, in batches of two sizes.
+    """How far a file's outputs are from the policy's, on random observations, in batches of two sizes. Its actions are
+    compared with the policy's for its own parameters, of which rounding may part two that are equal.
 
     Raises:
         SfactoryError: If that is too far to be rounding.
@@ -100,12 +99,21 @@ def largest_difference(policy: PortablePolicy, played: Played) -> float:
         inputs = policy.examples(rows, seed=rows)
         with torch.no_grad():
             expected, found = policy(inputs), played(inputs)
-        for name in ("params", "value"):
-            error = (found[name] - expected[name]).abs() / expected[name].abs().clamp(min=1.0)
-            largest = max(largest, float(error.max()))
-    if not largest <= TOLERANCE:
+            expected |= policy.decided(found[PARAMS], inputs.get(MASK))
+        largest = max(largest, *(_difference(found[name], tensor) for name, tensor in expected.items()))
+    if largest > TOLERANCE:
         raise SfactoryError(f"the exported file computes other figures than the policy: they differ by {largest:.2g}")
     return largest
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """The largest, relative to 1 or to the size of the figure; infinite where one alone is NaN or infinite."""
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return math.inf
+    found, expected = found.double(), expected.double()
+    same = (found == expected) | (found.isnan() & expected.isnan())
+    error = ((found - expected).abs() / expected.abs().clamp(min=1.0)).nan_to_num(math.inf, math.inf)
+    return float(error.masked_fill(same, 0.0).max())
 
 
 def _traced(policy: PortablePolicy) -> torch.export.ExportedProgram:

@@ -8,18 +8,17 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import yaml
 
 from sfactory.commands import plot
 from sfactory.config import Config, to_dict
-from sfactory.config.fields import Checkpoint
+from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError, SfactoryError, installing
-from sfactory.eval import evaluate
 from sfactory.files import write_atomically
-from sfactory.policy import ROLES, Policy, is_foreign, load_snapshot
-from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runs.run_files import CHECKPOINTS, CONFIG, SPACES, exported, read_config
+from sfactory.player import Player
+from sfactory.policy import ROLES, is_foreign
+from sfactory.runs.checkpoint import CheckpointStore, Snapshot
+from sfactory.runs.run_files import CHECKPOINTS, CONFIG, SPACES, VIDEOS, exported, read_config
 
 CARD, CURVE, VIDEO = "README.md", "curve.png", "replay.mp4"
 """Files of the folder beside those of a run. The names of the card and the video are the Hub's."""
@@ -43,17 +42,17 @@ class Score(NamedTuple):
         return f"return {self.value} ({self.how})"
 
 
-def measured(run: str | Path, episodes: int, **options: Any) -> Score:
-    """The score of so many evaluation episodes; arguments and errors are those of :func:`sfactory.evaluate`."""
-    result = evaluate(run, episodes, **options)
+def measured(player: Player, episodes: int) -> Score:
+    """The score of so many evaluation episodes; errors are those of :func:`sfactory.evaluate`."""
+    result = player.play(episodes, deterministic=True, parallel=None, max_steps=None)
     how = f"mean of {result.episodes} evaluation episodes with the most probable actions"
     return Score(f"{result.return_mean:.2f} +/- {result.return_std:.2f}", how)
 
 
-def reported(run: str | Path, checkpoint: Checkpoint) -> Score:
-    """The score that the checkpoint had in training."""
-    value = load_snapshot(Path(run), checkpoint).episode_return
-    return Score("unknown" if value is None else f"{value:.2f}", "mean of recent episodes in training, sampled actions")
+def reported(snapshot: Snapshot) -> Score | None:
+    """The score that a checkpoint had in training; None before enough episodes had ended."""
+    value = snapshot.episode_return
+    return None if value is None else Score(f"{value:.2f}", "mean of recent episodes in training, sampled actions")
 
 
 def check_folder(run: Path, out: Path) -> None:
@@ -79,13 +78,21 @@ def _has_card(folder: Path) -> bool:
 
 
 def make_folder(
-    run: Path, out: Path, policy: Policy, checkpoint: Checkpoint, score: Score, video: Path | None, repo: str | None
+    run: Path,
+    out: Path,
+    spec: EnvSpec,
+    snapshot: Snapshot,
+    score: Score | None,
+    video: Path | None,
+    repo: str | None,
 ) -> list[str]:
     """Write the folder: a run folder with one checkpoint and no trainer state, a model card, and pictures.
 
     Args:
         out: A folder that :func:`check_folder` finds fit.
-        policy: Of the run. Its value head then gives values in units of return.
+        spec: What the policy sees and does.
+        snapshot: A checkpoint of the run.
+        score: Of this checkpoint, if there is one.
         video: What :func:`video_to_show` has found.
         repo: Where it will be uploaded, if that is known.
 
@@ -101,41 +108,27 @@ def make_folder(
     saved = yaml.safe_dump(to_dict(dataclasses.replace(config, run="")), sort_keys=False)
     write_atomically(out / CONFIG, saved.encode())
     shutil.copyfile(run / SPACES, out / SPACES)
-    snapshot = load_snapshot(run, checkpoint)
     store = CheckpointStore(out / CHECKPOINTS, keep=1)
     store.clear()
-    store.save(dataclasses.replace(snapshot, model=_weights(policy), trainer={}))
+    store.save(dataclasses.replace(snapshot, trainer={}))
     if video is None:
         (out / VIDEO).unlink(missing_ok=True)
     else:
         with contextlib.suppress(shutil.SameFileError):
             shutil.copyfile(video, out / VIDEO)
     remarks = draw_curve(run, out / CURVE)
-    write_atomically(out / CARD, model_card(out, config, snapshot.env_steps, score, repo).encode())
+    write_atomically(out / CARD, model_card(out, config, spec, snapshot.env_steps, score, repo).encode())
     return remarks
 
 
-@torch.no_grad()
-def _weights(policy: Policy) -> dict[str, torch.Tensor]:
-    """The weights, whose values are then in units of return: their moments belong to the trainer's state."""
-    model = policy.model
-    if (rescale := getattr(model, "rescale_values", None)) is not None:
-        rescale(model.unit.std.clone(), model.unit.mean.clone())
-        model.unit.mean.zero_()
-        model.unit.std.fill_(1.0)
-    return model.state_dict()
-
-
-def video_to_show(run: Path, out: Path, given: str | Path | None) -> Path | None:
-    """The MP4 file to show: the given one, or the newest of the run, if there is one; what an earlier export wrote is
-    none of the run's.
+def video_to_show(run: Path, given: str | Path | None) -> Path | None:
+    """The MP4 file to show: the given one, or the newest of the run's own videos, if there is one.
 
     Raises:
         ConfigError: If there is no such file as the given one.
     """
     if given is None:
-        videos = (path for path in run.rglob("*.mp4") if out.resolve() not in path.resolve().parents)
-        return max(videos, key=lambda path: path.stat().st_mtime, default=None)
+        return max((run / VIDEOS).rglob("*.mp4"), key=lambda path: path.stat().st_mtime, default=None)
     if not Path(given).is_file():
         raise ConfigError(f"video is {given}, which is no file; name an MP4 file, for example one of eval --video")
     return Path(given)
@@ -154,7 +147,9 @@ def draw_curve(run: Path, out: Path) -> list[str]:
     return []
 
 
-def model_card(folder: Path, config: Config, env_steps: int, score: Score, repo: str | None) -> str:
+def model_card(
+    folder: Path, config: Config, spec: EnvSpec, env_steps: int, score: Score | None, repo: str | None
+) -> str:
     """The text of the model card, with the header that the Hub reads.
 
     Args:
@@ -162,27 +157,31 @@ def model_card(folder: Path, config: Config, env_steps: int, score: Score, repo:
         config: Of the run.
     """
     env, algo = config.env.strip("<>"), config.algo
-    metric = {"type": "mean_reward", "name": "mean_reward", "value": score.value, "verified": False}
-    task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
-    result = {"task": task, "dataset": {"name": env, "type": env}, "metrics": [metric]}
-    header = {
+    header: dict[str, Any] = {
         "library_name": "sfactory",
         "pipeline_tag": "reinforcement-learning",
         "tags": ["reinforcement-learning", "deep-reinforcement-learning", "sfactory", env],
-        "model-index": [{"name": f"sfactory {algo}", "results": [result]}],
     }
+    returned = ""
+    if score is not None:
+        metric = {"type": "mean_reward", "name": "mean_reward", "value": score.value, "verified": False}
+        task = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
+        result = {"task": task, "dataset": {"name": env, "type": env}, "metrics": [metric]}
+        header["model-index"] = [{"name": f"sfactory {algo}", "results": [result]}]
+        returned = f" Its return is **{score.value}**: {score.how}."
     curve = f"\n![Return in training against env steps]({CURVE})\n" if (folder / CURVE).exists() else ""
     video = f"\nAn episode: [{VIDEO}]({VIDEO})\n" if (folder / VIDEO).exists() else ""
     own = {role: name for role in ROLES if is_foreign(name := getattr(config.model, role))}
     imported = ", ".join(("ModelConfig", "load_policy") if own else ("load_policy",))
     passed = f", model=ModelConfig({', '.join(f'{role}=...' for role in own)})" if own else ""
+    mask = ', action_mask=info["action_mask"]' if spec.masked and spec.observation.mask_path is None else ""
     missing = f"\nNot in this folder is the code of {', '.join(f'`{name}`' for name in own.values())}.\n" if own else ""
     return f"""---
 {yaml.safe_dump(header, sort_keys=False)}---
 
 # {env}, {algo}
 
-A policy for `{env}`, trained with sfactory for {env_steps:,} env steps. Its return is **{score.value}**: {score.how}.
+A policy for `{env}`, trained with sfactory for {env_steps:,} env steps.{returned}
 {curve}{video}
 ## Use
 
@@ -190,28 +189,41 @@ A policy for `{env}`, trained with sfactory for {env_steps:,} env steps. Its ret
     from sfactory import {imported}
 
     policy = load_policy(snapshot_download({repo or "OWNER/NAME"!r}){passed})
-    action, state = policy.act(observation, state=None)
+    action, state = policy.act(observation, state=None{mask})
 {missing}
 `{CONFIG}` is the whole configuration of the run, `{SPACES}` describes what the policy sees and does and how it is
 built, and `{CHECKPOINTS}/` has the weights as safetensors.
 """
 
 
-def push(folder: Path, repo: str, private: bool) -> str:
-    """Upload a folder; makes the repository if there is none.
-
-    Returns:
-        Its address.
+def hub_api() -> Any:
+    """What uploads folders.
 
     Raises:
         ConfigError: If huggingface_hub is not installed.
-        SfactoryError: If the upload fails.
     """
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
         raise ConfigError(f"--push needs {error.name}; {installing('hub')}") from error
-    api = HfApi()
+    return HfApi()
+
+
+def push(api: Any, folder: Path, repo: str, private: bool) -> str:
+    """Upload a folder; makes the repository if there is none.
+
+    Args:
+        api: From :func:`hub_api`.
+        folder: The folder.
+        repo: OWNER/NAME.
+        private: Whether a new repository is.
+
+    Returns:
+        Its address.
+
+    Raises:
+        SfactoryError: If the upload fails.
+    """
     try:
         address = api.create_repo(repo, private=private, exist_ok=True)
         api.upload_folder(folder_path=folder, repo_id=address.repo_id, commit_message="A policy of sfactory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from sfactory.spaces.tensors import action_parts, torch_dtype
 
 MASK, STATE = "action_mask", "state"
 ACTION, PARAMS, VALUE, NEXT_STATE = "action", "params", "value", "next_state"
+LARGEST = 1e6
+"""Bounds of a Box that are farther away count as none where observations are drawn."""
 
 
 class PortablePolicy(nn.Module):
@@ -53,17 +56,22 @@ class PortablePolicy(nn.Module):
         leaves = self.spec.observation.leaves
         obs = tuple(stored(inputs[leaf.name]) for leaf, stored in zip(leaves, self.leaves, strict=True))
         params, value, state = self.model(obs, inputs.get(STATE))
-        categorical, continuous = self.model.distribution.mode(params, inputs.get(MASK))
-        actions = (part(categorical, continuous) for part in self.actions)
-        outputs = dict(zip(self.action_names, actions, strict=True))
+        outputs = self.decided(params, inputs.get(MASK))
         outputs |= {PARAMS: params, VALUE: value * self.model.unit.std + self.model.unit.mean}
         return outputs if state is None or not self.state_size else outputs | {NEXT_STATE: state}
 
+    def decided(self, params: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        """The most probable actions of a distribution, by name."""
+        categorical, continuous = self.model.distribution.mode(params, mask)
+        actions = (part(categorical, continuous) for part in self.actions)
+        return dict(zip(self.action_names, actions, strict=True))
+
     def examples(self, rows: int, seed: int = 0) -> dict[str, Tensor]:
-        """Random inputs of so many rows."""
-        random = np.random.default_rng(seed)
+        """Random inputs of so many rows, from the observation space."""
+        random, observation = np.random.default_rng(seed), self.spec.observation
         inputs = {
-            leaf.name: torch.from_numpy(_random_leaf(leaf, rows, random)) for leaf in self.spec.observation.leaves
+            leaf.name: torch.from_numpy(_random_leaf(leaf, observation.space, rows, random))
+            for leaf in observation.leaves
         }
         if self.spec.masked:
             mask = random.random((rows, self.spec.action.logits)) < 0.5
@@ -92,10 +100,15 @@ def given_dtype(leaf: Leaf) -> np.dtype:
     return np.dtype(np.int64) if leaf.dtype == np.int32 else leaf.dtype
 
 
-def _random_leaf(leaf: Leaf, rows: int, random: np.random.Generator) -> np.ndarray:
+def _random_leaf(leaf: Leaf, space: Any, rows: int, random: np.random.Generator) -> np.ndarray:
+    """A leaf of an observation space; normal where its numbers have no bounds that observations could reach."""
     if leaf.sizes:
         sizes, start = (np.reshape(values, leaf.shape) for values in (leaf.sizes, leaf.start))
         return (start + random.integers(sizes, size=(rows, *leaf.shape))).astype(given_dtype(leaf))
     if leaf.dtype == np.uint8:
         return random.integers(0, leaf.high + 1, (rows, *leaf.shape), np.uint8)
-    return random.normal(size=(rows, *leaf.shape)).astype(np.float32)
+    for key in leaf.path:
+        space = space.spaces[key]
+    low, high = (np.clip(bound.astype(float), -LARGEST, LARGEST) for bound in (space.low, space.high))
+    bounded, shape = (low > -LARGEST) & (high < LARGEST), (rows, *leaf.shape)
+    return np.where(bounded, random.uniform(low, high, shape), random.normal(size=shape)).astype(np.float32)
