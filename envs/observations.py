@@ -155,7 +155,7 @@ class ObservationWriter:
                 if self._all_finite(target.reshape(-1)):
                     continue
                 good = np.isfinite(target)
-                remedy = "return finite numbers; runtime.validate_observations false turns this check off"
+                remedy = "return finite numbers"
             else:
                 continue
             if not good.all():

@@ -161,7 +161,7 @@ class Policy:
         categorical, continuous, state = self.choose(buffers, state, deterministic)
         return self.spec.action.batch(categorical, continuous), state
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def choose(
         self, buffers: StepBuffers, state: Tensor | None, deterministic: bool
     ) -> tuple[np.ndarray, np.ndarray, Tensor | None]:
@@ -204,15 +204,15 @@ class Policy:
     def _rows(self, obs: Any) -> int:
         """The number of observations in a batch."""
         try:
-            rows = len(next(self.spec.observation.values(obs)))
-        except (TypeError, LookupError):
-            rows = 0
-        if not rows:
+            shape = np.shape(next(self.spec.observation.values(obs)))
+        except (TypeError, LookupError, ValueError):
+            shape = ()
+        if len(shape) != 1 + len(self.spec.observation.leaves[0].shape) or not shape[0]:
             raise ValueError(
                 f"the batched observation {shown(obs)} has no rows; each entry needs a leading dimension, one row for "
                 "each observation (act takes a single one)"
             )
-        return rows
+        return shape[0]
 
     def _with_mask(self, buffers: StepBuffers, obs: Any, mask: Any, flat: Callable[[Any], np.ndarray]) -> StepBuffers:
         """Buffers with the given action mask, or that of the observation, if one is needed.

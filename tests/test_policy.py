@@ -207,8 +207,16 @@ def test_a_state_of_other_rows_is_refused(busy):
     torch.testing.assert_close(policy.act(one, state.numpy())[1], policy.act(one, state)[1])
 
 
+def test_a_state_may_be_changed_in_place(busy):
+    policy, batch = load_policy(busy), batch_of([Busy().reset(seed=seed)[0] for seed in range(3)])
+    _, state = policy.act_batch(batch)
+    state[np.array([True, False, True])] = 0
+    assert state[1].any() and not state[0].any()
+    policy.act_batch(batch, state)
+
+
 def test_a_batch_without_rows_is_refused(cartpole):
-    for bad in (3.0, np.zeros((0, 4), np.float32), np.float32(1)):
+    for bad in (3.0, np.zeros((0, 4), np.float32), np.float32(1), np.zeros(4, np.float32)):
         with pytest.raises(ValueError, match="no rows"):
             load_policy(cartpole).act_batch(bad)
 
@@ -224,8 +232,9 @@ def test_loading_leaves_the_random_state_of_its_caller(busy):
 def test_observations_that_do_not_fit_are_refused(cartpole):
     policy = load_policy(cartpole)
     for bad in (np.zeros(3, np.float32), np.full(4, np.nan, np.float32), {"x": 1}):
-        with pytest.raises(ValueError, match="observation"):
+        with pytest.raises(ValueError, match="observation") as told:
             policy.act(bad)
+        assert "validate_observations" not in str(told.value), "which it does not heed"
     with pytest.raises(ValueError, match="observation"):
         policy.act_batch(np.zeros((2, 5), np.float32))
 
@@ -237,8 +246,9 @@ def test_it_is_told_in_which_environment_it_will_act(cartpole):
         load_policy(cartpole, env=gym.make("Acrobot-v1"))
     with pytest.raises(ConfigError, match="env is 'CartPole-v1'; pass an environment"):
         load_policy(cartpole, env="CartPole-v1")
-    with pytest.raises(ConfigError, match="device is 'cudaa'; use auto"):
-        load_policy(cartpole, device="cudaa")
+    for device in ("cudaa", "xpu", "meta"):
+        with pytest.raises(ConfigError, match=f"device is '{device}'; use auto"):
+            load_policy(cartpole, device=device)
 
 
 FOREIGN = """
@@ -311,7 +321,14 @@ def test_what_is_missing_or_damaged_is_said(tmp_path):
     (run / "spaces.json").unlink()
     with pytest.raises(ConfigError, match=r"spaces\.json is missing"):
         load_policy(run)
-    short_run(tmp_path / "run", "CartPole-v1", steps=192)
+    short_run(tmp_path / "run", "CartPole-v1")  # which has nothing else to do
+    load_policy(run)
+    described = json.loads((run / "spaces.json").read_text())
+    del described["model"]
+    (run / "spaces.json").write_text(json.dumps(described))
+    with pytest.raises(CheckpointError, match=r"written by an earlier sfactory .* training command again"):
+        load_policy(run)
+    short_run(tmp_path / "run", "CartPole-v1")
     load_policy(run)
     weights = next((run / "checkpoints").glob("*.safetensors"))
     for path in (run / "checkpoints").glob("*.safetensors"):

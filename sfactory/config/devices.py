@@ -19,14 +19,16 @@ def resolve_device(name: str) -> torch.device:
     """The device of a name; auto is the first GPU if there is one.
 
     Raises:
-        ConfigError: If the GPU is not there, or there is no such name.
+        ConfigError: If the GPU is not there, or the name is of no CPU and no GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"device is {name!r}; use auto, cpu, cuda or cuda:N") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:

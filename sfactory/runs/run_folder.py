@@ -94,10 +94,19 @@ class RunFolder:
         if not (self.path / CONFIG).exists():
             self._describe()
 
-    def _describe(self) -> None:
-        """Write the config, and what :func:`sfactory.policy.load_policy` builds the policy of."""
+    def describe_policy(self) -> None:
+        """Write what :func:`sfactory.policy.load_policy` builds the policy of.
+
+        Raises:
+            ConfigError: If it cannot be written.
+        """
         if self.env is not None:
-            save_spec(self.path / SPACES, self.env, self.config.model)
+            with _telling_of(self.path):
+                save_spec(self.path / SPACES, self.env, self.config.model)
+
+    def _describe(self) -> None:
+        """Write the config and the policy's description."""
+        self.describe_policy()
         values = to_dict(dataclasses.replace(self.config, overwrite=False))
         write_atomically(self.path / CONFIG, yaml.safe_dump(values, sort_keys=False).encode())
 

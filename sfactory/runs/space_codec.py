@@ -27,6 +27,7 @@ FORMAT = 1
 MAX_ENTRIES = 2**28
 """Numbers in the largest array that a file may ask for."""
 
+_ANEW = "give the run's training command again, which writes the file anew, also where the run is complete"
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
@@ -80,7 +81,10 @@ def load_model_config(path: Path) -> ModelConfig:
     """What :func:`save_spec` wrote of the model; a class has become its name in angle brackets. Raises as
     :func:`load_spec` does."""
     with _told(path):
-        config = from_dict({"model": _described(path)["model"]})
+        described = _described(path)
+        if "model" not in described:
+            raise CheckpointError(f"{path} was written by an earlier sfactory and does not tell the model; {_ANEW}")
+        config = from_dict({"model": described["model"]})
         check_types(config)
         return config.model
 
@@ -102,12 +106,10 @@ def _told(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise ConfigError(
             f"{path} is missing: {path.parent} holds no run, or not all of one; name a run folder, copy the whole of "
-            "it, or resume the run once to have the file written"
+            f"it, or {_ANEW}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} is damaged ({error!r}); restore it from a copy, or resume the run once to have it written"
-        ) from None
+        raise CheckpointError(f"{path} is damaged ({error!r}); restore it from a copy, or {_ANEW}") from None
 
 
 def _text(described: object) -> str:

@@ -85,6 +85,7 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
     """
     remove_status(folder.path)
     if snapshot is not None and snapshot.env_steps >= plan.config.steps:
+        folder.describe_policy()  # which may be lost, or of an earlier sfactory
         return monitor.reporter.nothing_to_do(snapshot)
     folder.begin()
     monitor.begin(snapshot, 0.0 if snapshot is None else snapshot.wall_s)
