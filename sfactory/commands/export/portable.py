@@ -33,7 +33,7 @@ class PortablePolicy(nn.Module):
 
     | output | shape | dtype | |
     |---|---|---|---|
-    | ``action``, ``action/KEY`` | space's | space's | for each leaf of the action space, in its bounds |
+    | ``action``, ``action/KEY`` | space's | space's, int64 for Discrete | for each leaf, in its bounds |
     | ``params`` | ``[N, P]`` | float32 | of the action distribution, before masks |
     | ``value`` | ``[N]`` | float32 | in units of the rewards that were learned from |
     | ``next_state`` | ``[N, S]`` | float32 | `state` of the next step; only if the model has memory |
