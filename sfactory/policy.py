@@ -26,6 +26,7 @@ from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
 from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError, shown
 from sfactory.model import build_uninitialized
+from sfactory.model.normalizer import CriticUnits
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_files import CHECKPOINTS, SPACES
 from sfactory.runs.space_codec import check_spaces, load_model_config, load_spec
@@ -327,6 +328,8 @@ def _build(folder: Path, spec: EnvSpec, config: ModelConfig, snapshot: Snapshot)
     try:
         model = build_uninitialized(spec.observation, spec.action, config)
         model.load_state_dict(snapshot.model)
+        if returns := snapshot.trainer.get("returns"):  # weights of an earlier sfactory have no unit of their own
+            CriticUnits(model, normalize=True).load_state_dict(returns)
     except (RuntimeError, MemoryError, ValueError, TypeError) as error:
         if isinstance(error, SfactoryError):
             raise

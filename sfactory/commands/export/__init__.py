@@ -132,7 +132,7 @@ def export_folder(
         score: Score | None = measured(player, episodes)
     else:
         score = reported(snapshot)
-    return path, score, make_folder(Path(run), path, policy.spec, snapshot, score, found, repo)
+    return path, score, make_folder(Path(run), path, policy, snapshot, score, found, repo)
 
 
 def _target(run: str | Path, out: str | Path | None, name: str, folder: bool = False) -> Path:

@@ -16,7 +16,7 @@ from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError, SfactoryError, installing
 from sfactory.files import write_atomically
 from sfactory.player import Player
-from sfactory.policy import ROLES, is_foreign
+from sfactory.policy import ROLES, Policy, is_foreign
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_files import CHECKPOINTS, CONFIG, SPACES, VIDEOS, exported, read_config
 
@@ -80,7 +80,7 @@ def _has_card(folder: Path) -> bool:
 def make_folder(
     run: Path,
     out: Path,
-    spec: EnvSpec,
+    policy: Policy,
     snapshot: Snapshot,
     score: Score | None,
     video: Path | None,
@@ -90,8 +90,8 @@ def make_folder(
 
     Args:
         out: A folder that :func:`check_folder` finds fit.
-        spec: What the policy sees and does.
-        snapshot: A checkpoint of the run.
+        policy: Of the run.
+        snapshot: What it was made of.
         score: Of this checkpoint, if there is one.
         video: What :func:`video_to_show` has found.
         repo: Where it will be uploaded, if that is known.
@@ -110,14 +110,14 @@ def make_folder(
     shutil.copyfile(run / SPACES, out / SPACES)
     store = CheckpointStore(out / CHECKPOINTS, keep=1)
     store.clear()
-    store.save(dataclasses.replace(snapshot, trainer={}))
+    store.save(dataclasses.replace(snapshot, model=policy.model.state_dict(), trainer={}))
     if video is None:
         (out / VIDEO).unlink(missing_ok=True)
     else:
         with contextlib.suppress(shutil.SameFileError):
             shutil.copyfile(video, out / VIDEO)
     remarks = draw_curve(run, out / CURVE)
-    write_atomically(out / CARD, model_card(out, config, spec, snapshot.env_steps, score, repo).encode())
+    write_atomically(out / CARD, model_card(out, config, policy.spec, snapshot.env_steps, score, repo).encode())
     return remarks
 
 
