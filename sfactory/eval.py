@@ -22,6 +22,7 @@ from sfactory.config.fields import Checkpoint
 from sfactory.config.policy_options import PolicyOptions
 from sfactory.errors import ConfigError, counted, telling_errors
 from sfactory.player import Evaluation, Player
+from sfactory.runs.checkpoint import Snapshot
 from sfactory.telemetry.console import new_console
 
 DESCRIPTION = "Play episodes with the policy of a run folder, in fresh environments, and report what they returned."
@@ -38,7 +39,7 @@ def evaluate(
     deterministic: bool = True,
     seed: int | None = None,
     parallel: int | None = None,
-    checkpoint: Checkpoint = "latest",
+    checkpoint: Checkpoint | Snapshot = "latest",
     device: str = "cpu",
     video: str | os.PathLike[str] | None = None,
     max_steps: int | None = None,
@@ -58,7 +59,8 @@ def evaluate(
         deterministic: The most probable action; off: draws from the policy.
         seed: Of environments and sampled actions; None: from the run's seed. The same seed plays the same episodes.
         parallel: Environments that step together; None: up to 16, and 1 for a video.
-        checkpoint: latest, or best: by evaluation where the run had it, else by the return in training.
+        checkpoint: latest, or best: by evaluation where the run had it, else by the return in training. Or one of the
+            run that has been loaded.
         device: auto, cpu, cuda or cuda:N. The precision is float32 everywhere.
         video: Folder for MP4 files, one for each episode.
         max_steps: Env steps after which an episode that still goes on is counted as it stands.

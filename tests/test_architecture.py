@@ -40,7 +40,7 @@ ALLOWED = {
     "profiling": {"config", "data", "envs", "kernels", "learner", "model", "runtime", "spaces", "telemetry"},
     "train": {"config", "runtime"},
     "player": {"config", "envs", "policy", "runs"},
-    "eval": {"config", "player", "policy", "telemetry"},
+    "eval": {"config", "player", "policy", "runs", "telemetry"},
     "profile": {"config", "profiling", "runtime", "telemetry"},
     "status": {"config", "runs", "runtime", "telemetry"},
     "commands": {

@@ -96,13 +96,14 @@ def _play(options: Options) -> None:
     from sfactory.policy import load_snapshot
 
     folder = Path(options.run)
+    snapshot = load_snapshot(folder, options.checkpoint)  # of a run that goes on, too, all that follows is of this one
     shared: dict[str, Any] = {
         "env": options.env, "env_kwargs": options.env_kwargs, "deterministic": not options.sampled,
-        "checkpoint": options.checkpoint, "max_steps": options.max_steps, "trust": options.trust,
+        "checkpoint": snapshot, "max_steps": options.max_steps, "trust": options.trust,
     }  # fmt: skip
     if options.episodes:
         result = evaluate(folder, options.episodes, **shared)
-        result.keep(folder, options.checkpoint, load_snapshot(folder, options.checkpoint).env_steps)
+        result.keep(folder, options.checkpoint, snapshot.env_steps)
     if options.video:
         evaluate(folder, 1, video=folder / VIDEOS / FINAL, **shared)
 
