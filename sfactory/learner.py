@@ -115,6 +115,7 @@ class Learner:
 
     def poll(self, timeout: float) -> None:
         """Train on one batch if one is there within `timeout` seconds."""
+        self._watch.lap("waiting")
         fresh = self._feed.next(self.updates, timeout)
         if fresh is not None:
             self._train(fresh)

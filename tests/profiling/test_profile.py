@@ -180,6 +180,7 @@ def test_one_process_can_be_profiled(place, capsys):
     values = profile(capsys, "--env", "sfactory/CartPole", *SMALL, "--seconds", "0.5", "--serial")
     assert values["fps"] > 0
     assert values["bottleneck"] == "synchronisation"
+    assert sum(values["busy"].values()) <= 1.2, "one process does one thing at a time"
     assert list(place.iterdir()) == []
 
 
