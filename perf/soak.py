@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -40,6 +41,7 @@ from rich.table import Table
 
 from perf.sessions import members
 from sfactory import evaluate
+from sfactory.runs.run_state import read_status
 
 STALL_S = 20.0
 """Longest time without progress: a hanging environment's deadline, a restart, and a machine that is busy with both."""
@@ -120,7 +122,7 @@ class Look:
         seconds: Since the soak began.
         memory_mb: Private and proportional shared memory of all processes.
         descriptors: Of all processes.
-        free_slots: Slots that wait to be filled; if some were lost, ever more would.
+        held_slots: Slots that are neither used nor given back; if some were lost, ever more would be.
     """
 
     seconds: float
@@ -128,7 +130,7 @@ class Look:
     processes: int
     memory_mb: float
     descriptors: int
-    free_slots: int
+    held_slots: float
 
 
 @dataclass
@@ -285,11 +287,10 @@ class Soak:
             with contextlib.suppress(psutil.Error):
                 memory += process.memory_full_info().pss
                 descriptors += process.num_fds()
-        report = last_report(self.run / "metrics.csv")
-        steps = int(report.get("env_steps", 0))
-        self.looks.append(
-            Look(self.seconds, steps, len(processes), memory / 2**20, descriptors, int(report.get("free_slots", 0)))
-        )
+        state = read_status(self.run)
+        held = math.inf if state is None else state.slots["held"]
+        steps = int(last_report(self.run / "metrics.csv").get("env_steps", 0))
+        self.looks.append(Look(self.seconds, steps, len(processes), memory / 2**20, descriptors, held))
         if steps != self.steps:
             self._check_fall(steps)
             self.steps, self.progressed = steps, self.seconds
@@ -344,10 +345,10 @@ def judge(state: Soak) -> dict[str, float]:
         figures |= {f"{name}_first": before, f"{name}_last": after}
         if after > GROWTH * before:
             state.problems.append(f"{name} grew from {before:.0f} to {after:.0f}")
-    free = [min(look.free_slots for look in looks) for looks in (first, last)]
-    figures |= {"least_free_slots_first": free[0], "least_free_slots_last": free[1]}
-    if free[1] > free[0] + 1:
-        state.problems.append(f"the least number of free slots grew from {free[0]} to {free[1]}: some are lost")
+    held = [min(look.held_slots for look in looks) for looks in (first, last)]
+    figures |= {"least_held_slots_first": held[0], "least_held_slots_last": held[1]}
+    if held[1] > held[0] + 1:
+        state.problems.append(f"the least number of held slots grew from {held[0]} to {held[1]}: some are lost")
     figures["return_mean"] = evaluate(state.run, episodes=20, env="CartPole-v1").return_mean
     if figures["return_mean"] < 475:
         state.problems.append(f"CartPole is not solved at the end: {figures['return_mean']:.0f}")

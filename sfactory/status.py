@@ -159,7 +159,9 @@ def _view(run: str, found: RunStatus) -> RenderableType:
         "last report": state.figures,
     }
     lines = [
-        f"{title}: " + ", ".join(f"{name} {value:,.6g}" for name, value in c.items()) for title, c in counts.items()
+        f"{title}: " + ", ".join(f"{name} {value:,.6g}" for name, value in c.items())
+        for title, c in counts.items()
+        if c
     ]
     if curve := sparkline(state.returns):
         lines.append(f"returns: {curve}  {min(state.returns):,.6g} to {max(state.returns):,.6g}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from sfactory.config import EvalConfig
 from sfactory.config.lag import settling_steps
-from sfactory.data.arena import FILLING, FINISHED, FREE
+from sfactory.data.arena import FILLING, FINISHED
 from sfactory.errors import RunFailed, SfactoryError
 from sfactory.files import temporary_folder
 from sfactory.runtime.plan import Plan
@@ -66,8 +66,8 @@ class Profile:
         seconds: Measured seconds.
         fps: Env steps per second learned from, or sampled where `plan.sample_only`.
         interval: Statistics of the workers.
-        levels: Levels of the queues (``requests``: all policy workers together, if they have processes of their own;
-            ``free``, ``finished``) and of the slots by state (``slots free``, ``slots filling``, ``slots finished``).
+        levels: Levels of ``requests`` (of all policy workers together, if they have processes of their own), and of
+            slots by state: ``free``, ``filling`` and ``finished``. The rest is with the learner.
         lag_mean, lag_max: Policy lag in learner updates; NaN where nothing was learned.
         episode_length: Mean env steps of the last episodes; infinite where none has ended.
         settled: Whether the run had settled when the measurement began; else it may have trained faster than it can
@@ -295,10 +295,8 @@ class _Observer:
         values = {
             **({"requests": sum(map(len, wires.requests))} if wires.requests else {}),
             "free": len(wires.free),
-            "finished": len(wires.finished),
-            "slots free": np.count_nonzero(state == FREE),
-            "slots filling": np.count_nonzero(state == FILLING),
-            "slots finished": np.count_nonzero(state == FINISHED),
+            "filling": np.count_nonzero(state == FILLING),
+            "finished": np.count_nonzero(state == FINISHED),
         }
         for name, value in values.items():
             self.samples[name].append((now, float(value)))

@@ -79,7 +79,7 @@ def _time_table(profile: Profile) -> Table:
 
 
 def _store_table(profile: Profile) -> Table:
-    table = Table("waiting", "mean", "most", title="queues, slots and batches")
+    table = Table("waiting", "mean", "most", title="requests, slots and batches")
     for name, level in profile.levels.items():
         table.add_row(name, f"{level.mean:.1f}", f"{level.most:.0f}")
     table.add_section()

@@ -62,7 +62,7 @@ class RunState:
         time: Seconds since the epoch.
         pid: Process id of the runner.
         processes: States of all workers.
-        slots: Number of slots by state: free, filling, finished.
+        slots: Number of slots by state: free, held (by the learner, for a while), filling, finished.
         queues: Number of waiting messages, by queue.
         figures: Selected fields of the last report: env steps, speed, return, faults and so on.
         returns: Mean returns of the reports so far, thinned out.

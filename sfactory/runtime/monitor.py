@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import psutil
 
-from sfactory.data.arena import FINISHED, FREE
+from sfactory.data.arena import FINISHED
 from sfactory.errors import EnvironmentFault, RunFailed
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_folder import RunFolder
@@ -279,12 +279,12 @@ class Monitor:
         self._last_report = (time.monotonic(), table)
         interval = Interval(self.wires.control.names, old, table)
         batches = interval.column("policy", "batches").sum()
-        slots, totals = self.wires.arena.state, self._totals()
+        totals = self._totals()
         return {
             **{f"{kind}_busy": interval.busy(kind) for kind in ("rollout", "policy", "learner")},
             "batch_fill": float(interval.column("policy", "rows").sum() / batches) if batches else float("nan"),
-            "free_slots": int((slots == FREE).sum()),
-            "finished_slots": int((slots == FINISHED).sum()),
+            "free_slots": len(self.wires.free),
+            "finished_slots": int((self.wires.arena.state == FINISHED).sum()),
             "restarts": self.restarts,
             "queue_full_waits": int(totals["full_waits"]),
             "env_faults": int(totals["env_faults"]),

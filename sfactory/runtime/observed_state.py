@@ -54,11 +54,9 @@ def observe(
         states.append(ProcessState(name, pids.get(process), process in alive, silent, doing, idle, row["cpu_s"], rss))
     queues = {f"requests of policy-{i}": len(queue) for i, queue in enumerate(wires.requests)}
     queues |= {f"ready of rollout-{i}": len(queue) for i, queue in enumerate(wires.ready)}
-    queues |= {"free": len(wires.free), "finished": len(wires.finished)}
-    counts = {
-        name: int((slots == kind).sum())
-        for name, kind in (("free", FREE), ("filling", FILLING), ("finished", FINISHED))
-    }
+    free, filling, finished = (int((slots == kind).sum()) for kind in (FREE, FILLING, FINISHED))
+    given_back = min(len(wires.free), free)
+    counts = {"free": given_back, "held": free - given_back, "filling": filling, "finished": finished}
     return RunState(time.time(), os.getpid(), states, counts, queues, figures or {})
 
 

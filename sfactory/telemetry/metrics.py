@@ -144,7 +144,7 @@ class Report:
     batch_fill: float = metric("load", "rows", label="batch fill")
     """Mean rows of an inference batch."""
     free_slots: int = metric("load", "slots", 0, label="free slots")
-    """Slots waiting to be filled, at the time of the report."""
+    """Slots waiting to be filled, at the time of the report. Those that the learner holds back are not among them."""
     finished_slots: int = metric("load", "slots", 0, label="finished")
     """Slots waiting for the learner."""
     queue_full_waits: int = metric("load", "", 0)

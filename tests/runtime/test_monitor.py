@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from small_plans import small_plan
 
+from sfactory.data.arena import FILLING, FINISHED
 from sfactory.runs.run_folder import open_run
 from sfactory.runtime.monitor import Monitor
 from sfactory.telemetry.events import Failure, TrainingEnded
@@ -39,6 +40,16 @@ def test_counters_go_on_when_the_workers_are_replaced(monitor: Monitor) -> None:
     count(monitor, 1, 0)
     load = monitor._load()
     assert (load["env_faults"], load["queue_full_waits"], load["restarts"]) == (10, 4, 2)
+
+
+def test_slots_that_the_learner_holds_back_are_not_called_free(monitor: Monitor) -> None:
+    slots = monitor.wires.arena.slots
+    assert slots > 3
+    monitor.wires.arena.state[:2] = FINISHED, FILLING
+    monitor.wires.free.put_many([2])
+    load, counts = monitor._load(), monitor._state().slots
+    assert (load["free_slots"], load["finished_slots"]) == (1, 1)
+    assert counts == {"free": 1, "held": slots - 3, "filling": 1, "finished": 1}
 
 
 def test_a_worker_that_fails_after_the_learner_is_done_does_not_fail_the_run(monitor: Monitor) -> None:
