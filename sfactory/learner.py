@@ -206,7 +206,7 @@ class Learner:
         """Let the normaliser of observations learn of a batch."""
         if self._model.normalizer is not None:
             self._model.normalizer.update(tuple(leaf[:-1] for leaf in batch.obs), valid_samples(batch))
-            self._watch.lap("optimizer")
+            self._watch.lap("update")
 
     def _learn(self, batch: Batch) -> None:
         """The targets of a batch, from the weights as they are, and all updates."""
@@ -237,7 +237,7 @@ class Learner:
         kind, work = ("batch", whole) if self._one_pass else ("targets", begin)
         steps((kind, batch.reward.shape), batch.reward.data_ptr(), work)
         self._batch_statistics += steps.take("batch statistics")
-        self._watch.lap("forward")
+        self._watch.lap("update" if self._one_pass else "forward")
         if not self._one_pass:
             return batch.samples(Targets(*steps.kept["targets"]), self._single)
         self._note_update()
@@ -292,7 +292,7 @@ class Learner:
         """Keep account of an update: of the sums of its loss, and the norm of the gradient."""
         self._statistics += self._steps.take("statistics")
         self.updates += 1
-        self._watch.lap("optimizer")
+        self._watch.lap("update")
 
     def _recorded_steps(self) -> RecordedSteps:
         """Steps that are recorded: all that differs between two batches or minibatches is kept where it is."""

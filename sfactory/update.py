@@ -82,7 +82,7 @@ class Update:
         """As a call, from the forward pass on. The targets are those of all columns."""
         sums = self.gradient(chunks, samples, targets)
         row = torch.cat((sums, self.step().double().reshape(1)))
-        self._watch.lap("optimizer")
+        self._watch.lap("update")
         return row
 
     def forward(self, samples: Samples, columns: Sequence[Columns]) -> list[Chunk]:
@@ -94,7 +94,7 @@ class Update:
             return Chunk(columns, outputs, self._objective.evaluate_actions(outputs, samples, columns))
 
         chunks = self._threads.map(run, columns)
-        self._watch.lap("forward")
+        self._watch.lap("update")
         return chunks
 
     def gradient(self, chunks: Sequence[Chunk], samples: Batch | Samples, targets: Targets) -> Tensor:
@@ -109,7 +109,7 @@ class Update:
             return gradients.sums
 
         sums = torch.stack(self._threads.map(backward, chunks)).sum(0)
-        self._watch.lap("backward")
+        self._watch.lap("update")
         return sums
 
     def step(self) -> Tensor:

@@ -112,7 +112,7 @@ class CompiledUpdate(Update):
             objective.from_uniform, objective.shift_limit, *objective.of_loss, self._weights, self._max_norm,
             float(optimizer.lr), *optimizer.betas, optimizer.eps, row,
         )  # fmt: skip
-        self._watch.lap("optimizer")
+        self._watch.lap("update")
         return torch.from_numpy(row)
 
 

@@ -77,7 +77,7 @@ def find_bottleneck(profile: Profile) -> Bottleneck:
 def _in_one_process(profile: Profile) -> Bottleneck:
     """Of environments on the device, which take turns with the learner."""
     shares = profile.interval.phases("learner")
-    simulates = shares["environment"] > shares["forward"] + shares["backward"] + shares["optimizer"]
+    simulates = shares["environment"] > shares["forward"] + shares["update"]
     reason = f"environments take {shares['environment']:.0%} of the time, the policy and its updates most of the rest"
     fewer = [f"fewer --epochs (now {profile.plan.config.epochs})"] if profile.plan.config.epochs > 1 else []
     advice = (_raise(profile, "envs_per_worker"), *([] if simulates else fewer))

@@ -23,8 +23,7 @@ PHASES = (
     "copying",
     "forward",
     "sampling",
-    "backward",
-    "optimizer",
+    "update",
     "weights",
     "queue",
     "reporting",
@@ -36,16 +35,15 @@ PHASES = (
 - blocked: all groups of a rollout worker wait for a free slot.
 - environment: stepping environments.
 - copying: gathering and moving data, bookkeeping.
-- forward: forward passes of the model, in the learner with targets and loss.
+- forward: forward passes of the model, in the learner those that targets come from.
 - sampling: sampling and writing actions.
-- backward, optimizer: backward passes and optimizer steps of the learner. An update that is one call counts to
-  optimizer as a whole.
+- update: the learner's updates, each with the passes over its minibatch and Adam's step, and observations' moments.
 - weights: publishing or reading weights.
 - queue: sending and receiving messages without waiting.
 - reporting: statistics and checkpoints.
 """
 IDLE = ("waiting", "blocked")
-WORKING = ("starting", "environment", "forward", "backward")
+WORKING = ("starting", "environment", "forward", "update")
 """Phases that show progress: no process is in them while all processes wait for one another."""
 SIZE_CLASSES = 24
 """Classes of batch sizes; class c counts batches of 2^(c-1) to 2^c - 1 rows."""

@@ -137,7 +137,7 @@ def test_a_profile_accounts_for_all_time_and_leaves_only_its_trace(place, capsys
     for kind, doing in {
         "rollout": ("waiting", "environment", "copying", "queue"),
         "policy": ("waiting", "forward", "sampling", "queue", "weights"),
-        "learner": ("copying", "forward", "backward", "optimizer", "weights"),
+        "learner": ("copying", "forward", "update", "weights"),
     }.items():
         phases = values["phases"][kind]
         assert sum(phases.values()) == pytest.approx(1)
@@ -170,7 +170,7 @@ def test_sampling_alone_learns_nothing(place, capsys):
     assert values["fps"] > 0
     assert values["ceiling"] == pytest.approx(2 / 3e-6)
     learner = values["phases"]["learner"]
-    assert learner["forward"] == learner["backward"] == learner["optimizer"] == 0
+    assert learner["forward"] == learner["update"] == 0
     assert values["lag_mean"] is values["lag_max"] is None
     assert values["bottleneck"] != "learner"
     assert list(place.iterdir()) == []
@@ -324,7 +324,7 @@ def profile_of(
     """A profile of ten seconds with given busy shares and cores at work."""
     names = ["learner", "policy-0", "rollout-0"]
     after = np.zeros((3, len(COLUMNS)))
-    working = {"learner": "backward", "policy": "forward", "rollout": "environment"}
+    working = {"learner": "update", "policy": "forward", "rollout": "environment"}
     for row, (kind, phase) in zip(after, working.items(), strict=True):
         row[COLUMNS.index(phase)] = 10 * busy[kind]
         row[COLUMNS.index("blocked")] = 10 * blocked if kind == "rollout" else 0

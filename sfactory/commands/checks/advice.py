@@ -82,7 +82,7 @@ def expect(config: Config, spec: EnvSpec, facts: Facts, seconds: float) -> Expec
 def _of_run(profile: Profile) -> Expectation:
     """Of environments on the device, which take turns with the learner."""
     phases = profile.interval.phases("learner")
-    updates = phases["forward"] + phases["backward"] + phases["optimizer"]
+    updates = phases["forward"] + phases["update"]
     shares = {"simulation": phases["environment"], "inference and training": updates}
     limit = max(shares, key=lambda name: shares[name])
     return Expectation(profile.fps, None, limit, shares)
