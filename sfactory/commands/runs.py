@@ -114,7 +114,8 @@ def _described(folder: Path) -> Run:
         return Run(str(folder), "damaged", changed=changed)
     last = _last_figures(metrics) or {n: value for n, value in found.summary.items() if is_number(value)}
     env_steps, wall_s = int(last.get("env_steps", 0)), last.get("wall_s")
-    fps = env_steps / wall_s if wall_s else None
+    told = found.summary.get("fps")
+    fps = told if is_number(told) else env_steps / wall_s if wall_s else None
     episode_return = last.get("episode_return_mean")
     return Run(
         str(folder), str(found.word), config.env, config.seed, env_steps, config.steps, episode_return, fps, changed

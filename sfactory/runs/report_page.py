@@ -112,7 +112,7 @@ def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:
         "status": str(status),
         "env steps": thousands(steps),
         "wall time": clock(wall_s),
-        "env steps/s": thousands(steps / wall_s if wall_s else np.nan),
+        "env steps/s": thousands(told.get("fps") or (steps / wall_s if wall_s else np.nan)),
         "return in training": _figure(last["episode_return_mean"]),
     }
     if (evaluated := last.get("eval_return_mean")) is not None:

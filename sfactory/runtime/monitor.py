@@ -198,6 +198,7 @@ class Monitor:
                 self.evaluator_failure = event.message
             case TrainingEnded():
                 self.ended = event
+                self.reporter.end_training()
                 if event.unsaved:
                     self._lose(f"{event.unsaved}; what was learned since the last one is lost")
             case Failure(process="learner"):  # also while the run ends, since then it may not have saved

@@ -46,8 +46,8 @@ class Result:
     Attributes:
         status: completed, interrupted or failed.
         env_steps: Env steps trained on, over all resumes.
-        wall_s: Seconds trained, over all resumes.
-        fps: Env steps per second over the whole run.
+        wall_s: Seconds that the run has taken, over all resumes, until its last batch.
+        fps: Env steps per second over the whole run, without the time before its first batch.
         episode_return_mean: Mean return of recent episodes, as last reported; NaN if no episode has ended.
         signal: The signal that interrupted the run, else None.
         run_dir: The run folder.
@@ -147,8 +147,16 @@ class Reporter:
 
     def add_progress(self, new: Progress) -> None:
         """Add a progress event of the learner."""
-        self.news |= new.env_steps > self.progress.env_steps
+        if new.env_steps > self.progress.env_steps:
+            self.news = True
+            self._speed.trained(new.env_steps)
+        if new.env_steps >= self._plan.config.steps:
+            self.end_training()
         self._progress.add(new)
+
+    def end_training(self) -> None:
+        """Stop the run's clock at the last training that was told of: what is still waited for is no part of it."""
+        self._speed.stop()
 
     def add_kernels(self, chosen: KernelsChosen) -> None:
         """Say with which kernels a kind of worker runs, once."""

@@ -74,13 +74,13 @@ class Report:
     """
 
     wall_s: float = metric("speed", "s", REQUIRED, section="progress")
-    """Seconds trained so far, over all resumes."""
+    """Seconds that the run has taken so far, over all resumes. They end with its last batch."""
     env_steps: int = metric("progress", "env steps", REQUIRED, tensorboard=False)
-    """Env steps so far; the horizontal axis of TensorBoard's charts."""
+    """Env steps trained on so far; the horizontal axis of TensorBoard's charts. They count when their batch is done."""
     frames: int = metric("totals", "frames", REQUIRED, section="progress")
     """Simulated frames so far: env steps x frameskip."""
     fps: float = metric("speed", "env steps/s", label="env steps/s")
-    """Env steps per second since the last report."""
+    """Env steps trained on per second since the last report."""
     frames_per_s: float = metric("speed", "frames/s", label="frames/s")
     """Frames per second since the last report."""
     episodes: int = metric("episodes", "episodes", 0, section="episode")

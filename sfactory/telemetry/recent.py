@@ -156,7 +156,7 @@ class Speed(NamedTuple):
     """Speeds since the last report.
 
     Attributes:
-        wall_s: Seconds trained so far, over all resumes.
+        wall_s: As :attr:`Speedometer.wall_s`.
         fps: Env steps per second.
     """
 
@@ -166,10 +166,10 @@ class Speed(NamedTuple):
 
 
 class Speedometer:
-    """Speeds since the last report and over the whole run. Time runs from its construction.
+    """Speeds since the last report and over the whole run. Time runs from its construction until it is stopped.
 
     Args:
-        wall_s: Seconds that a resumed run has already trained.
+        wall_s: Seconds that a resumed run has already taken.
         env_steps: Env steps that it has already done.
         frames: Frames likewise.
         clock: Seconds; monotonic.
@@ -180,12 +180,23 @@ class Speedometer:
     ) -> None:
         self._clock = clock
         self._start = clock() - wall_s
+        self._begin = (wall_s, env_steps)
+        self._trained: list[tuple[float, int]] = []
+        self._stopped: float | None = None
         self._last = (wall_s, env_steps, frames)
 
     @property
     def wall_s(self) -> float:
-        """Seconds trained so far, over all resumes."""
-        return self._clock() - self._start
+        """Seconds that the run has taken so far, over all resumes."""
+        return self._clock() - self._start if self._stopped is None else self._stopped
+
+    def trained(self, env_steps: int) -> None:
+        """Note that so many env steps of the run have been trained by now."""
+        self._trained = [*self._trained[:1], (self.wall_s, env_steps)]
+
+    def stop(self) -> None:
+        """End the run's time with the last training, unless a report has been made later."""
+        self._stopped = max(self._trained[-1][0] if self._trained else self.wall_s, self._last[0])
 
     def report(self, env_steps: int, frames: int) -> Speed:
         """Speeds since the last call, or since the construction; NaN if no time has passed.
@@ -205,9 +216,12 @@ class Speedometer:
         )
 
     def overall_fps(self, env_steps: int) -> float:
-        """Env steps per second over the whole run."""
-        wall_s = self.wall_s
-        return env_steps / wall_s if wall_s > 0 else math.nan
+        """Env steps per second over the whole run, without the time before training began, if that is known."""
+        seconds = self.wall_s
+        if len(self._trained) == 2:
+            (first_s, first_steps), (last_s, last_steps) = self._trained
+            seconds, env_steps = self._begin[0] + last_s - first_s, self._begin[1] + last_steps - first_steps
+        return env_steps / seconds if seconds > 0 else math.nan
 
 
 class BlindCritic:

@@ -305,3 +305,26 @@ def test_speeds_are_those_of_this_process_and_time_adds_up_over_resumes(clock: l
     clock[0] += 3.0
     assert speedometer.report(1700, 6800) == (55.0, 200.0, 800.0)
     assert speedometer.overall_fps(1700) == pytest.approx(1700 / 55.0)
+
+
+def test_neither_the_start_nor_what_is_waited_for_at_the_end_makes_a_run_slower(clock: list[float]) -> None:
+    speedometer = Speedometer(wall_s=10.0, env_steps=1000, frames=1000, clock=lambda: clock[0])
+    for seconds, env_steps in ((20.0, 1100), (1.0, 1200), (1.0, 1300)):
+        clock[0] += seconds
+        speedometer.trained(env_steps)
+    clock[0] += 60.0
+    speedometer.stop()
+    assert speedometer.report(1300, 1300).wall_s == speedometer.wall_s == 32.0
+    assert math.isnan(speedometer.report(1300, 1300).fps), "nothing more was to be trained"
+    assert speedometer.overall_fps(1300) == pytest.approx((1000 + 200) / (10 + 2))
+
+
+def test_time_never_goes_back_where_it_stops(clock: list[float]) -> None:
+    speedometer = Speedometer(clock=lambda: clock[0])
+    clock[0] += 2.0
+    speedometer.trained(100)
+    clock[0] += 3.0
+    assert speedometer.report(100, 100).wall_s == 5.0
+    clock[0] += 4.0
+    speedometer.stop()
+    assert speedometer.wall_s == 5.0
