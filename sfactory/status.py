@@ -86,14 +86,14 @@ def status(run: str | Path) -> RunStatus:
         ConfigError: If the folder holds no run.
     """
     folder = require_run(run)
-    held = is_held(folder)  # before the state is read, which a run removes when it ends, and not when it is killed
-    if (state := read_status(folder)) is not None:
+    # In this order: a run writes its summary, removes its state and lets go of its folder.
+    held, state, summary = is_held(folder), read_status(folder), read_json(folder / SUMMARY)
+    if "status" in summary:  # also while a run that has ended is evaluated; the next one removes it when it begins
+        return RunStatus(summary["status"], summary=summary)
+    if state is not None:
         return RunStatus("living" if held else "killed", state)
     if held:
         return RunStatus("starting")
-    summary = read_json(folder / SUMMARY)
-    if "status" in summary:
-        return RunStatus(summary["status"], summary=summary)
     if found := exported(folder):
         known = {name: found.get(name) for name in ("env_steps", "frames", "wall_s")}
         return RunStatus("exported", summary=known | {"episode_return_mean": found.get("episode_return")})

@@ -103,12 +103,17 @@ def test_a_run_that_is_over_is_shown_as_its_summary_says_until_it_starts_again(t
     config = config_for(tmp_path, Faulty, serial=True, steps=256)
     run = train(config).run_dir
     assert status(run).word == "completed"
-    with open_run(make_plan(config).config):
-        assert status(run).word == "starting"
-    write_status(run, STATE)
-    assert status(run).word == "killed"
+    with open_run(make_plan(config).config) as folder:
+        write_status(run, STATE)
+        assert status(run).word == "completed", "as while it is evaluated at its end"
     train(config)
     assert status(run).word == "completed", "there was nothing left to do"
+    with open_run(make_plan(config).config) as folder:
+        folder.begin()
+        assert status(run).word == "starting"
+        write_status(run, STATE)
+        assert status(run).word == "living"
+    assert status(run).word == "killed"
 
 
 def test_in_a_serial_run_all_work_is_done_by_one_process(tmp_path):
