@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sfactory.config import Config, flattened, from_dict, load_yaml, resolve, to_dict
+from sfactory.config.importing import is_harmless
 from sfactory.errors import ConfigError, clock, thousands
 from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
@@ -22,6 +23,8 @@ from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS, i
 MOST_VIDEO_BYTES = 16 * 2**20
 """Videos beyond this are linked: they show only beside their files."""
 MOST_VIDEOS = 4
+CUT_OFF = 10_000
+"""Env steps of an evaluation's episodes where these may never end."""
 SHARE_SHOWN = 0.001
 """Least share of a phase that is told."""
 UNCHANGED = ("env", "run", "overwrite")
@@ -65,6 +68,24 @@ figcaption,.quiet{opacity:.7;font-size:13px}
 """
 
 
+def evaluating_command(folder: Path, config: Mapping[str, Any], episodes: int, endless: bool = False) -> str:
+    """The command that adds an evaluation and a video to the page of a run.
+
+    Args:
+        config: The run's configuration, of plain values.
+        episodes: To be played.
+        endless: Whether episodes may never end, so that they have to be cut off.
+    """
+    words = ["sfactory", "report", str(folder), "--episodes", str(episodes), "--video"]
+    values = flattened(config)
+    names = [str(value) for name, value in values.items() if name == "env" or name.startswith("model.")]
+    if str(config.get("env")).startswith("<"):  # a callable, of which only the name is left
+        words += ["--env", "module:Name"]
+    if any(":" in name for name in names) or not is_harmless(config.get("env_kwargs")):
+        words.append("--trust")
+    return shlex.join([*words, *(("--max-steps", str(CUT_OFF)) if endless else ())])
+
+
 def write_page(folder: Path, ended: bool = False, out: Path | None = None) -> Path:
     """Write the page of a run, from the files in its folder; a living or killed run has one as far as it has come.
 
@@ -84,7 +105,7 @@ def write_page(folder: Path, ended: bool = False, out: Path | None = None) -> Pa
     curve, summary, config = read_curve(folder), read_json(folder / SUMMARY), load_yaml(folder / CONFIG)
     sections = {
         "Returns": _returns(curve),
-        "Evaluation": _evaluation(folder, out.parent),
+        "Evaluation": _evaluation(folder, out.parent, config, "episode_length_mean" not in last_known(curve.columns)),
         **{title: _charts(curve, charts) for title, charts in CHARTS.items()},
         "Of the environment and of loss terms": _charts(curve, _extras(curve)),
         "Where the time went": _phases(summary.get("phases") or {}),
@@ -128,11 +149,12 @@ def _figure(value: float) -> str:
     return f"{value:.4g}" if np.isfinite(value) else "-"
 
 
-def _evaluation(folder: Path, place: Path) -> str:
+def _evaluation(folder: Path, place: Path, config: Mapping[str, Any], endless: bool) -> str:
     """A table of the last evaluation, and videos.
 
     Args:
         place: Folder of the page, from which what is not inside it is linked.
+        endless: Whether no episode has ended so far.
     """
     found = {name: np.nan if value is None else value for name, value in read_json(folder / EVALUATION).items()}
     rows = {}
@@ -146,7 +168,7 @@ def _evaluation(folder: Path, place: Path) -> str:
         }
     table, videos = _table(rows), _videos(folder, place)
     if not (table or videos):
-        command = f"sfactory report {shlex.quote(str(folder))} --episodes 20 --video"
+        command = evaluating_command(folder, config, 20, endless)
         return f"<p>none so far; <code>{escape(command)}</code> adds one, with a video</p>"
     return f'<div class="facts"><div>{table}</div>{videos}</div>'
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import shlex
 import time
 
+from sfactory.config import to_dict
 from sfactory.errors import said
 from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runs.report_page import evaluating_command
 from sfactory.runs.run_files import EVALUATION, OUTPUT, read_json
 from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime import worker_process, workers
@@ -71,5 +72,6 @@ def _evaluate(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Mo
         return "no final evaluation: interrupted"
     late = f"it was not done within {most_s:.0f} s" if alive else "its process has died"
     reason = monitor.evaluator_failure.strip().partition("\n")[0] or late
-    command = f"sfactory report {shlex.quote(str(plan.config.run_dir))} --episodes {plan.config.eval.episodes} --video"
+    config = plan.config
+    command = evaluating_command(config.run_dir, to_dict(config), config.eval.episodes, endless=bool(alive))
     return f"no final evaluation: {reason}; {command} makes one"

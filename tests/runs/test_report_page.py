@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,16 @@ def test_a_page_without_an_evaluation_says_how_to_have_one(tmp_path: Path) -> No
     assert f"sfactory report &#x27;{folder}&#x27; --episodes 20 --video" in (folder / "report.html").read_text()
     assert report_command([str(folder), "--episodes", "2"]) == 0
     assert "--video" not in (folder / "report.html").read_text()
+
+
+def test_the_command_for_an_evaluation_works_for_an_environment_of_ones_own(tmp_path: Path) -> None:
+    folder = short_run(tmp_path / "run", "environments:Counting", env_kwargs={"longest": 10**9})
+    (printed,) = re.findall("<code>(.*)</code> adds one", (folder / "report.html").read_text())
+    words = shlex.split(printed)
+    assert words[-3:] == ["--trust", "--max-steps", "10000"], "no episode has ended in training"
+    words[-1] = "10"
+    assert report_command([word for word in words[2:] if word != "--video"]) == 0
+    assert json.loads((folder / "evaluation.json").read_text())["length_mean"] == 10
 
 
 def test_what_a_strangers_folder_says_is_text(tmp_path: Path) -> None:

@@ -163,7 +163,8 @@ def test_a_run_completes_whatever_happens_to_it(
     shown = capsys.readouterr().out
     (line,) = (line for line in shown.splitlines() if "no final evaluation" in line)
     assert last != "hang" or "waits for the final evaluation, 1 s at most" in shown
-    assert said in line and f"sfactory report {result.run_dir} --episodes 10 --video" in line
+    assert said in line and f"sfactory report {result.run_dir} --episodes 10 --video --env module:Name" in line
+    assert ("--max-steps" in line) == (last == "hang"), "its episodes may have no end"
 
 
 @pytest.mark.usefixtures("after_any_run")
