@@ -89,7 +89,8 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
 
     A row that is written at this moment is left out, and so are those of a future that the run fell back from: where it
     went on from a checkpoint, env steps come again, and the later reports count. Of rows with the same env steps, as of
-    a run that waits for something, the last one with a return counts, and every one with an evaluation.
+    a run that waits for something, the last one with a return counts, with what those before know of its learner, and
+    every one with an evaluation.
 
     Raises:
         ConfigError: If it has no column of env steps, or is no text.
@@ -106,6 +107,7 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
         raise ConfigError(f"{path} has no column {STEPS}; a curve needs one (its columns: {', '.join(rows[0])})")
     columns = {name: np.array([_number(row[name]) for row in rows]) for name in rows[0]}
     counting = _counting_rows(columns)
+    _fill(columns)
     return {name: values[counting] for name, values in columns.items()}
 
 
@@ -120,6 +122,14 @@ def _counting_rows(columns: Mapping[str, np.ndarray]) -> list[int]:
         if known[RETURN][row] or not known[RETURN][of_steps.get(steps[row], row)]:
             of_steps[steps[row]] = row
     return [row for row in rows if known[EVALUATED][row] or of_steps[steps[row]] == row]
+
+
+def _fill(columns: Mapping[str, np.ndarray]) -> None:
+    """Let a row without any new env steps have what the row before knows beside returns and evaluations."""
+    for row in (np.flatnonzero(np.diff(columns[STEPS]) == 0) + 1).tolist():
+        for name, values in columns.items():
+            if np.isnan(values[row]) and not name.startswith(("episode_", "eval_")):
+                values[row] = values[row - 1]
 
 
 def last_known(columns: Mapping[str, np.ndarray]) -> dict[str, float]:

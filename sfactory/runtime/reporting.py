@@ -29,7 +29,7 @@ from sfactory.telemetry.summary import Summary
 Status = Literal["completed", "interrupted", "failed"]
 FIGURES = (
     "wall_s", "env_steps", "fps", "episode_return_mean", "learner_updates", "skipped_updates", "policy_lag_max",
-    "restarts", "env_faults",
+    "restarts", "env_faults", "eval_return_mean",
 )  # fmt: skip
 CURVE_POINTS = 60
 """Most points of the curve of returns that a run's status has."""
@@ -72,7 +72,7 @@ class Reporter:
         folder: Run folder.
 
     Attributes:
-        last: The newest report.
+        last: The newest report, with the last known figures where it has none.
         news: Whether anything new has arrived since the newest report.
     """
 
@@ -91,7 +91,6 @@ class Reporter:
         self._critic = BlindCritic()
         self._kernels: dict[str, list[str]] = {}
         self._evaluation: Evaluated | None = None
-        self._evaluated = math.nan
         self._unwritten = False
         self.last: Report | None = None
 
@@ -132,7 +131,7 @@ class Reporter:
 
     def add_evaluation(self, evaluated: Evaluated) -> None:
         """Add an evaluation to the next report, which has room for one."""
-        self._evaluation, self._evaluated = evaluated, evaluated.return_mean
+        self._evaluation = evaluated
         self.news = True
 
     @property
@@ -188,12 +187,12 @@ class Reporter:
             losses=progress.losses,
             load=load,
         )
-        self.last, self.news, self._evaluation = report, False, None
+        self.last, self.news, self._evaluation = report.after(self.last), False, None
         if self._critic.noticed(progress.updates, report.explained_variance):
             self.note(BLIND_CRITIC)
         self._write(report)
         self._loggers.write(report)
-        self._display.update(report)
+        self._display.update(self.last)
         return report
 
     def note(self, text: str) -> None:
@@ -201,11 +200,9 @@ class Reporter:
         self._display.note(text)
 
     def figures(self) -> dict[str, float]:
-        """Selected fields of the last report; empty before the first."""
-        if self.last is None:
-            return {}
-        evaluated = {} if math.isnan(self._evaluated) else {"eval_return_mean": self._evaluated}
-        return {name: getattr(self.last, name) for name in FIGURES} | evaluated
+        """Selected figures as last known; empty before the first report."""
+        figures = {} if self.last is None else {name: getattr(self.last, name) for name in FIGURES}
+        return {name: value for name, value in figures.items() if not math.isnan(value)}
 
     def returns(self) -> list[float]:
         """Mean returns of the reports so far, thinned out."""

@@ -177,6 +177,18 @@ class Report:
                 values[each.name] = source[key]
         return cls(extras=extras, **values)
 
+    def after(self, before: Report | None) -> Report:
+        """This report with the last known figures where it has none of its own.
+
+        Args:
+            before: The report before, with such figures, too; None: this is the first.
+        """
+        if before is None:
+            return self
+        unknown = [each.name for each in METRICS if math.isnan(getattr(self, each.name))]
+        known = {name: getattr(before, name) for name in unknown}
+        return dataclasses.replace(self, extras={**before.extras, **self.extras}, **known)
+
 
 METRICS = tuple(Metric(f.name, **f.metadata) for f in dataclasses.fields(Report) if f.metadata)
 """All metrics, in the order of the columns of metrics.csv."""

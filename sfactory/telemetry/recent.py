@@ -123,7 +123,7 @@ class ProgressWindow:
     """
 
     def __init__(self, begin: Progress) -> None:
-        self.newest = self._reported = begin
+        self.newest = begin
         self._events: list[Progress] = []
         self._updates: list[int] = []
 
@@ -136,15 +136,15 @@ class ProgressWindow:
 
     def report(self) -> Progress:
         """The newest counters; means of all updates since the last report, and the highest lag. Where there were none,
-        the statistics are those of the last report."""
-        events, old = self._events, self._reported
-        losses, lag_mean, lag_max = old.losses, old.lag_mean, old.lag_max
+        no losses and no lag are known."""
+        events, losses = self._events, {}
+        lag_mean = lag_max = math.nan
         if events:
             losses = {name: self._mean([event.losses[name] for event in events]) for name in events[0].losses}
             lag_mean, lag_max = self._mean([event.lag_mean for event in events]), max(e.lag_max for e in events)
-        self._reported = dataclasses.replace(self.newest, losses=losses, lag_mean=lag_mean, lag_max=lag_max)
+        reported = dataclasses.replace(self.newest, losses=losses, lag_mean=lag_mean, lag_max=lag_max)
         self._events, self._updates = [], []
-        return self._reported
+        return reported
 
     def _mean(self, values: Sequence[float]) -> float:
         """Mean of the events' values, each for its updates; NaN, where all of these were skipped, does not count."""

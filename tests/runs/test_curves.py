@@ -51,6 +51,12 @@ def test_where_env_steps_repeat_no_evaluation_is_lost_and_the_last_return_counts
     assert (np.diff(curve.columns["env_steps"]) >= 0).all()
 
 
+def test_what_is_known_of_the_learner_is_not_lost_with_its_row(tmp_path: Path) -> None:
+    """A run that waits at its end goes on to report episodes, and updates no more."""
+    found = table(tmp_path, "env_steps,loss,episode_return_mean\n10,1,5\n20,2,6\n20,,7\n")
+    assert (found["loss"], found["episode_return_mean"]) == ([1, 2], [5, 7])
+
+
 def test_an_empty_cell_is_unknown_and_no_point_of_a_series(tmp_path: Path) -> None:
     table(tmp_path, CSV + "10,1,\n20,2,6\n")
     steps, returns = read_curve(tmp_path / "curve-1.csv").series("env_steps", "episode_return_mean")

@@ -280,7 +280,18 @@ def test_the_learners_statistics_are_means_of_all_updates_since_the_last_report(
     window.add(progress(110, loss=5.0, lag=2.0))
     assert window.report().losses["loss"] == 5.0, "of this report's updates alone"
     window.add(progress(111, trained=False))
-    assert (window.report().losses["loss"], window.report().updates) == (5.0, 111), "nothing was trained since"
+    found = window.report()
+    assert (found.losses, found.updates) == ({}, 111), "nothing was trained since"
+    assert math.isnan(found.lag_mean) and math.isnan(found.lag_max)
+
+
+def test_where_a_report_knows_nothing_new_the_last_known_figures_are_shown() -> None:
+    first = Report(wall_s=1.0, env_steps=10, frames=10, loss=2.0, rss_mb=7.0, extras={"success": 1.0, "term/x": 3.0})
+    second = Report(wall_s=2.0, env_steps=10, frames=10, episode_return_mean=5.0, extras={"success": 0.5})
+    assert first.after(None) == first
+    found = second.after(first)
+    assert (found.wall_s, found.loss, found.rss_mb, found.episode_return_mean) == (2.0, 2.0, 7.0, 5.0)
+    assert found.extras == {"success": 0.5, "term/x": 3.0}
 
 
 def test_updates_that_were_all_skipped_have_no_part_in_a_mean() -> None:
