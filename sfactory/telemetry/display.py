@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from sfactory.errors import clock, discard_output, thousands
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SPEEDS = 6
-"""Reports over which the speed for the estimate of the remaining time is averaged."""
+"""Reports with new env steps over which the speed for the estimate of the remaining time is averaged."""
 _WIDTH = 100
 """Width of the live panel on a wide terminal, in characters."""
+_NARROW = 70
+"""Below this width the live panel has one column."""
 _AROUND_CURVE = 14
 """Characters of the panel's width that the curve of returns leaves to its name and to the frame."""
 _EXTRAS = 8
@@ -37,7 +39,8 @@ class Display:
     intact however the process ends.
 
     Args:
-        mode: live, plain or none; auto is live on a terminal and in a notebook, and plain elsewhere.
+        mode: live, plain or none; auto is live in a notebook and on a terminal that can go back to a line, and plain
+            elsewhere.
         title: Name of the run.
         steps: Env steps to train for.
         slots: Slots of the arena; 0 where there is none.
@@ -59,12 +62,12 @@ class Display:
         console: Console | None = None,
     ) -> None:
         notebook = in_notebook()
-        self.mode = mode if mode != "auto" else "live" if notebook or sys.stdout.isatty() else "plain"
+        self.mode = mode if mode != "auto" else "live" if notebook or _on_terminal() else "plain"
         self._title = title
         self._steps = steps
         self._slots = slots
         self._max_lag = max_lag
-        self._speeds: deque[float] = deque(maxlen=_SPEEDS)
+        self._trained: deque[tuple[float, int]] = deque(maxlen=_SPEEDS + 1)
         self.returns = History()
         self._evaluation = math.nan
         self._console = console
@@ -73,8 +76,7 @@ class Display:
 
     def update(self, report: Report) -> None:
         """Show a report."""
-        if not math.isnan(report.fps):
-            self._speeds.append(report.fps)
+        self._note_progress(report)
         self.returns.add(report.env_steps, report.episode_return_mean)
         if not math.isnan(report.eval_return_mean):
             self._evaluation = report.eval_return_mean
@@ -123,8 +125,19 @@ class Display:
             self._live.console.show_cursor(True)
         return self._live
 
+    def _note_progress(self, report: Report) -> None:
+        """Keep when there were new env steps; a run that falls back to a checkpoint begins anew."""
+        before = self._trained[-1][1] if self._trained else 0
+        if report.env_steps < before:
+            self._trained.clear()
+        if report.env_steps != before:
+            self._trained.append((report.wall_s, report.env_steps))
+
     def _left_s(self, report: Report) -> float:
-        speed = sum(self._speeds) / len(self._speeds) if self._speeds else 0.0
+        speed = report.fps
+        if len(self._trained) > 1:
+            (begin_s, begin), (end_s, end) = self._trained[0], self._trained[-1]
+            speed = (end - begin) / (end_s - begin_s) if end_s > begin_s else math.nan
         return max(0, self._steps - report.env_steps) / speed if speed > 0 else math.nan
 
     def _share(self, report: Report) -> float:
@@ -138,7 +151,7 @@ class Display:
             clock(report.wall_s),
             f"{thousands(report.env_steps)} env steps ({self._share(report):.1%})",
             f"{thousands(report.fps)}/s",
-            f"{thousands(report.frames_per_s)} frames/s",
+            *([] if _steps_are_frames(report) else [f"{thousands(report.frames_per_s)} frames/s"]),
             f"return {_number(report.episode_return_mean)}",
             *([] if math.isnan(self._evaluation) else [f"evaluation {_number(self._evaluation)}"]),
             f"length {_number(report.episode_length_mean)}",
@@ -154,7 +167,7 @@ class Display:
             f"{self._share(report):.1%}: {self._progress(report)}, {clock(report.wall_s)} elapsed, "
             f"{clock(self._left_s(report))} left"
         )
-        rows = [(each.label or "lowest, highest", self._text(each, report)) for each in self._shown()]
+        rows = [(each.label or "lowest, highest", self._text(each, report)) for each in self._shown(report)]
         return head, rows + _extras(report)
 
     def _progress(self, report: Report) -> str:
@@ -167,31 +180,37 @@ class Display:
         from rich.table import Table
         from rich.text import Text
 
+        width = min(_WIDTH, self._running().console.width)
+        per_row = 1 if width < _NARROW else 2
         head = Table.grid(expand=True, padding=(0, 2))
         head.add_column(ratio=1, no_wrap=True)
         head.add_column(justify="right", no_wrap=True)
         head.add_row(_bar(self._share(report), 1.0), f"{self._share(report):.1%}")
-        head.add_row(
-            Text(self._progress(report)),
-            f"{clock(report.wall_s)} elapsed, {clock(self._left_s(report))} left",
-        )
-        body = Table.grid(expand=True, padding=(0, 3))
-        for _ in range(2):
-            body.add_column(ratio=1)
-        body.add_row(self._results(report), self._load(report))
+        progress = Text(self._progress(report))
+        times = f"{clock(report.wall_s)} elapsed, {clock(self._left_s(report))} left"
+        if per_row == 2:
+            head.add_row(progress, times)
+        body = _grid(per_row, [self._results(report), self._load(report)])
         extras = _extras(report)
-        if extras:
-            half = (len(extras) + 1) // 2
-            body.add_row("", "")
-            body.add_row(_pairs(extras[:half]), _pairs(extras[half:]))
+        half = -(-len(extras) // per_row)
+        more = ["", _grid(per_row, [_pairs(part) for part in (extras[:half], extras[half:]) if part])] if extras else []
         title = Text(f" {self._title} ", style="bold")
-        width = min(_WIDTH, self._running().console.width)
         curve = sparkline(self.returns.means(max(2, width - _AROUND_CURVE)))
-        parts = [head, "", body, *(["", Text.assemble(("return  ", "dim"), (curve, "cyan"))] if curve else [])]
+        below = [] if per_row == 2 else [progress, Text(times)]
+        parts = [
+            head,
+            *below,
+            "",
+            body,
+            *more,
+            *(["", Text.assemble(("return  ", "dim"), (curve, "cyan"))] if curve else []),
+        ]
         return Panel(Group(*parts), title=title, title_align="left", box=box.ROUNDED, padding=(0, 1), width=width)
 
     def _results(self, report: Report) -> Table:
-        return _pairs([(each.label, self._text(each, report)) for each in self._shown() if each.section != "load"])
+        return _pairs(
+            [(each.label, self._text(each, report)) for each in self._shown(report) if each.section != "load"]
+        )
 
     def _load(self, report: Report) -> Table:
         from rich.table import Table
@@ -200,16 +219,18 @@ class Display:
         table.add_column(style="dim", no_wrap=True)
         table.add_column(ratio=1)
         table.add_column(justify="right", no_wrap=True, min_width=5)
-        for each in self._shown():
+        for each in self._shown(report):
             if each.section == "load":
                 table.add_row(each.label, self._gauge(each, report), self._text(each, report))
         return table
 
-    def _shown(self) -> list[Metric]:
-        """Metrics that have a row; those of evaluations from the first one on, those of slots where there are any."""
+    def _shown(self, report: Report) -> list[Metric]:
+        """Metrics that have a row; those of evaluations from the first one on, those of slots where there are any, and
+        those of frames where they are no env steps."""
         evaluated = not math.isnan(self._evaluation)
+        hidden = {"slots": not self._slots, "frames/s": _steps_are_frames(report)}
         shown = (each for each in METRICS if evaluated or each.section != "eval")
-        return [each for each in shown if each.label is not None and (self._slots or each.unit != "slots")]
+        return [each for each in shown if each.label is not None and not hidden.get(each.unit)]
 
     def _text(self, metric: Metric, report: Report) -> str:
         value = getattr(report, metric.name)
@@ -219,8 +240,10 @@ class Display:
             return _number(self._evaluation)
         if metric.name == "episode_return_min":
             return f"{_number(value)} to {_number(report.episode_return_max)}"
+        if math.isnan(value):
+            return "-"
         if metric.unit == "share":
-            return "-" if math.isnan(value) else f"{value:.0%}"
+            return f"{value:.0%}"
         if metric.unit == "slots":
             return f"{value}/{self._slots}"
         if metric.unit == "MiB":
@@ -232,6 +255,28 @@ class Display:
         if metric.unit == "share":
             return _bar(0.0 if math.isnan(value) else min(1.0, value), 1.0)
         return _bar(value, self._slots) if metric.unit == "slots" else ""
+
+
+def _on_terminal() -> bool:
+    from sfactory.telemetry.console import new_console
+
+    return sys.stdout.isatty() and not new_console().is_dumb_terminal
+
+
+def _steps_are_frames(report: Report) -> bool:
+    return report.frames == report.env_steps
+
+
+def _grid(per_row: int, cells: Sequence[RenderableType]) -> Table:
+    """Cells of the same width, so many in a row."""
+    from rich.table import Table
+
+    grid = Table.grid(expand=True, padding=(0, 3))
+    for _ in range(per_row):
+        grid.add_column(ratio=1)
+    for first in range(0, len(cells), per_row):
+        grid.add_row(*cells[first : first + per_row])
+    return grid
 
 
 def _bar(completed: float, total: float) -> ProgressBar:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import os
 import pty
 import re
@@ -81,6 +82,30 @@ def test_the_live_panel_says_all_at_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_narrow_terminal_shows_figures_whole() -> None:
+    evaluated = dataclasses.replace(REPORT, eval_return_mean=77.5, rss_mb=math.nan)
+    text = live_text(40, EARLY, evaluated)
+    for part in (
+        "1,250,000 of 2,500,000 env steps",
+        "0:01:05 elapsed",
+        "125,000",
+        "500,000",
+        "9 to 500",
+        "77.5",
+        "2/12",
+    ):
+        assert part in text, part
+    assert "…" not in text and "- MiB" not in text
+
+
+def test_frames_are_told_where_they_are_no_env_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = display("plain")
+    for frames, told in ((5_000_000, True), (REPORT.env_steps, False)):
+        report = dataclasses.replace(REPORT, frames=frames)
+        plain.update(report)
+        assert ("frames/s" in capsys.readouterr().out) == ("frames/s" in live_text(80, report)) == told
+
+
 def test_without_an_arena_no_slots_are_shown() -> None:
     assert "slots" in live_text(80, REPORT)
     assert "slots" not in live_text(80, REPORT, slots=0)
@@ -145,9 +170,25 @@ def test_a_reader_that_ends_ends_the_display_alone(monkeypatch: pytest.MonkeyPat
 
 def test_the_time_left_follows_the_recent_speed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = display("plain")
-    for fps in [1.0] + [125_000.0] * 6:
-        shown.update(Report(wall_s=1.0, env_steps=1_250_000, frames=0, fps=fps))
-    assert "left 0:00:10" in capsys.readouterr().out.splitlines()[-1]
+    for seconds, env_steps in (
+        (10.0, 0),
+        (20.0, 0),
+        (30.0, 500_000),
+        (32.0, 750_000),
+        (33.0, 750_000),
+        (36.0, 1_250_000),
+    ):
+        shown.update(Report(wall_s=seconds, env_steps=env_steps, frames=0, fps=1.0))
+    assert "left 0:00:10" in capsys.readouterr().out.splitlines()[-1], "neither start nor pause count"
+
+
+def test_a_terminal_that_cannot_go_back_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+    modes = {}
+    for term in ("xterm", "dumb"):
+        monkeypatch.setenv("TERM", term)
+        modes[term] = display("auto").mode
+    assert modes == {"xterm": "live", "dumb": "plain"}
 
 
 _CHILD = """
