@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import psutil
 
 from sfactory.data.arena import FINISHED
 from sfactory.errors import EnvironmentFault, RunFailed
@@ -289,9 +288,7 @@ class Monitor:
             "restarts": self.restarts,
             "queue_full_waits": int(totals["full_waits"]),
             "env_faults": int(totals["env_faults"]),
-            "rss_mb": math.nan
-            if self.processes.ended
-            else (psutil.Process().memory_info().rss + self.processes.resident_bytes()) / 2**20,
+            "rss_mb": math.nan if self.processes.ended else self.processes.resident_bytes() / 2**20,
         }
 
     def _state(self) -> RunState:

@@ -264,12 +264,14 @@ class WorkerProcesses:
         return {name: process.exitcode for name, process in self._processes.items() if name not in alive}
 
     def resident_bytes(self) -> int:
-        """Resident memory of all workers in bytes. Shared pages count once for each worker."""
-        total = 0
-        for process in self._processes.values():
+        """Resident memory of this process and all workers in bytes. What they can share counts once: as in the process
+        that has the most of it."""
+        own = shared = 0
+        for pid in (os.getpid(), *self.pids().values()):
             with contextlib.suppress(psutil.Error):
-                total += psutil.Process(process.pid).memory_info().rss
-        return total
+                memory = psutil.Process(pid).memory_info()
+                own, shared = own + memory.rss - memory.shared, max(shared, memory.shared)
+        return own + shared
 
     def kill(self, names: Collection[str]) -> None:
         """Kill workers, with everything that their environments have started, and remove them from this collection. A

@@ -154,7 +154,7 @@ class Report:
     env_faults: int = metric("load", "", 0)
     """Faults of environments that the run has survived since it was started."""
     rss_mb: float = metric("load", "MiB", label="memory")
-    """Resident memory of all processes."""
+    """Resident memory of all processes; what they share counts once."""
     extras: Mapping[str, float] = field(default_factory=dict)
     """Means of the numeric entries of ``info`` at episode ends, and of a user's own loss terms (``term/NAME``)."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from small_plans import small_plan
 
@@ -50,6 +52,18 @@ def test_slots_that_the_learner_holds_back_are_not_called_free(monitor: Monitor)
     load, counts = monitor._load(), monitor._state().slots
     assert (load["free_slots"], load["finished_slots"]) == (1, 1)
     assert counts == {"free": 1, "held": slots - 3, "filling": 1, "finished": 1}
+
+
+def test_memory_that_processes_share_counts_once(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {os.getpid(): (300, 100), 2: (500, 400), 3: (450, 390)}
+
+    def process(pid: int) -> SimpleNamespace:
+        rss, shared = (size * 2**20 for size in sizes[pid])
+        return SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=rss, shared=shared))
+
+    monkeypatch.setattr(psutil, "Process", process)
+    monkeypatch.setattr(monitor.processes, "pids", lambda: {"learner": 2, "rollout-0": 3})
+    assert monitor._load()["rss_mb"] == 200 + 100 + 60 + 400
 
 
 def test_a_worker_that_fails_after_the_learner_is_done_does_not_fail_the_run(monitor: Monitor) -> None:
