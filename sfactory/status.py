@@ -23,9 +23,10 @@ from rich.text import Text
 from sfactory.config.command_line import flag_as_word
 from sfactory.errors import telling_errors
 from sfactory.files import json_values
-from sfactory.runs.run_files import SUMMARY, exported, is_held, read_json, require_run
+from sfactory.runs.run_files import SUMMARY, exported, is_held, is_number, read_json, require_run
 from sfactory.runs.run_state import RunState, read_status
 from sfactory.telemetry.console import new_console
+from sfactory.telemetry.metrics import METRICS
 from sfactory.telemetry.sparkline import sparkline
 
 DESCRIPTION = """Show what the processes of a living run are doing, or how a run has ended. A SIGUSR2 to the run's
@@ -34,6 +35,7 @@ OLD_S = 5.0
 """Age in seconds from which the state of a living run is shown as old. It is renewed every second unless the runner
 hangs or is busy."""
 WATCH_EVERY_S = 1.0
+UNITS = {each.name: f" {each.unit}" for each in METRICS if each.name.replace("_", " ") != each.unit}
 
 
 @dataclass(frozen=True)
@@ -141,12 +143,14 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.stat
 def _view(run: str, found: RunStatus) -> RenderableType:
     state = found.state
     if state is None:
+        told = {name: value for name, value in found.summary.items() if is_number(value)}
         ends = [
-            f"{name} {value}"
-            for name, value in found.summary.items()
-            if name in ("env_steps", "error") and value is not None
+            *([f"{told['env_steps']:,.0f} env steps"] if "env_steps" in told else []),
+            *([f"return {told['episode_return_mean']:,.6g}"] if "episode_return_mean" in told else []),
+            *([f"{told['fps']:,.0f} env steps/s"] if "fps" in told else []),
+            *([str(error)] if (error := found.summary.get("error")) else []),
         ]
-        return Text(f"{run}: {found.word}  " + "  ".join(ends))
+        return Text(f"{run}: {found.word}  " + ", ".join(ends))
     old = f", as of {found.age_s:.0f} s ago" if found.word == "killed" or found.age_s > OLD_S else ""
     table = Table("process", "pid", "state", "CPU s", "MiB", title=Text(f"{run}: {found.word}, pid {state.pid}{old}"))
     for process in state.processes:
@@ -156,10 +160,10 @@ def _view(run: str, found: RunStatus) -> RenderableType:
     counts: dict[str, Mapping[str, float]] = {
         "slots": state.slots,
         "waiting messages": state.queues,
-        "last report": state.figures,
+        "last report": {name: value for name, value in state.figures.items() if not math.isnan(value)},
     }
     lines = [
-        f"{title}: " + ", ".join(f"{name} {value:,.6g}" for name, value in c.items())
+        f"{title}: " + ", ".join(f"{name} {value:,.6g}{UNITS.get(name, '')}" for name, value in c.items())
         for title, c in counts.items()
         if c
     ]

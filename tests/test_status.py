@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -23,11 +24,13 @@ from sfactory.config import LogConfig, RuntimeConfig
 from sfactory.errors import ConfigError
 from sfactory.runs.run_folder import open_run
 from sfactory.runs.run_state import ProcessState, RunState, write_status
-from sfactory.runtime.observed_state import write_stack_file
+from sfactory.runtime.observed_state import observe, write_stack_file
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.watchdog import Watchdog
+from sfactory.runtime.wires import make_wires
 from sfactory.status import RunStatus, main, status
+from sfactory.telemetry.stopwatch import COLUMNS
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("nothing_is_left")]
 FLAGS = [
@@ -160,6 +163,29 @@ def test_whoever_asks_whether_a_run_lives_keeps_nobody_from_starting_it(tmp_path
 )
 def test_the_state_of_a_process_says_since_when(silent_s, doing, idle_s, sentence):
     assert ProcessState("learner", 1, True, silent_s, doing, idle_s, 0.0, 0.0).sentence == sentence
+
+
+def test_inference_in_a_rollout_worker_that_steps_for_long_is_not_called_silent(tmp_path):
+    plan = make_plan(config_for(tmp_path, Faulty, runtime=RuntimeConfig(policy_workers=0)))
+    wires = make_wires(plan, local=False)
+    wires.control._table.array[:, COLUMNS.index("heartbeat")] = time.monotonic() - 16
+    processes = SimpleNamespace(names=["x"], pids=dict, alive=lambda: {"learner", "policy-0", "rollout-0"})
+    found = {each.name: each.sentence for each in observe(wires, processes, wires.control.snapshot()).processes}
+    assert found["rollout-0"].startswith("silent for 16 s") and "silent" not in found["policy-0"]
+
+
+def test_the_status_tells_figures_with_their_units(tmp_path, monkeypatch, capsys):
+    summary = {"env_steps": 400_413, "episode_return_mean": 195.25, "fps": 12_345.6}
+    figures = {"wall_s": 65.0, "env_steps": 1000, "fps": 125.0, "episode_return_mean": math.nan}
+    for found in (
+        RunStatus("completed", summary=summary),
+        RunStatus("living", dataclasses.replace(STATE, figures=figures)),
+    ):
+        monkeypatch.setattr("sfactory.status.status", lambda run, found=found: found)
+        assert main(["run"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "run: completed 400,413 env steps, return 195.25, 12,346 env steps/s" in text
+    assert "last report: wall_s 65 s, env_steps 1,000, fps 125 env steps/s" in text and "nan" not in text
 
 
 def test_only_the_newest_reports_are_kept(tmp_path):

@@ -26,7 +26,7 @@ from environments import Careless, Counting
 from faults import Faulty, Panic
 from gymnasium import spaces
 from sampling_run import SamplingRun
-from whole_runs import BATCH, QUIET, config_for, rows, saved_steps, summary
+from whole_runs import BATCH, QUIET, config_for, last_known, rows, saved_steps, summary
 
 from sfactory import train
 from sfactory.config import LossConfig, ModelConfig, OptimConfig, RuntimeConfig
@@ -60,7 +60,8 @@ def finished(tmp_path_factory):
     ) as command:
         assert command.wait() == 0, command.errors
         assert command.left_after(2) == []
-        assert "env steps" in command.output
+        *_, last = command.output.splitlines()
+        assert re.fullmatch(rf"completed at [\d,]+ env steps; saved in {re.escape(str(run))}", last), last
         assert "Traceback" not in command.errors
     assert abandoned_shared_memory() <= shared
     return run
@@ -68,7 +69,7 @@ def finished(tmp_path_factory):
 
 def test_the_run_folder_holds_what_the_contract_says(finished):
     assert yaml.safe_load((finished / "config.yaml").read_text())["env"] == "CartPole-v1"
-    report = {name: value for row in rows(finished) for name, value in row.items() if value}  # the last known
+    report = last_known(finished)
     promised = (
         "wall_s env_steps fps episode_return_mean episode_length_mean policy_lag_mean policy_lag_max learner_updates"
     )
@@ -487,6 +488,8 @@ def test_an_interrupted_command_saves_and_leaves_nothing(number, status, tmp_pat
         assert command.left_after(2) == []
         assert command.errors == ""
     values = summary(tmp_path / "run")
+    said = f"interrupted at {values['env_steps']:,} env steps; saved in {tmp_path / 'run'}; the same command goes on"
+    assert command.output.splitlines()[-1] == said
     assert values["status"] == "interrupted"
     assert saved_steps(tmp_path / "run") == values["env_steps"] > 0
     assert abandoned_shared_memory() <= shared

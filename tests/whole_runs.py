@@ -43,6 +43,11 @@ def rows(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def last_known(run: Path) -> dict[str, str]:
+    """What the last report says, and those before where it knows nothing."""
+    return {name: value for row in rows(run) for name, value in row.items() if value}
+
+
 def saved_steps(run: Path) -> int:
     """Env steps of the newest checkpoint."""
     snapshot = CheckpointStore(run / "checkpoints").load_latest()

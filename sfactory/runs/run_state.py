@@ -25,7 +25,7 @@ class ProcessState:
         name: Name of the worker.
         pid: Id of its process, if it is alive.
         alive: Whether the process is alive.
-        silent_s: Seconds since its last heartbeat.
+        silent_s: Seconds since its last heartbeat; 0 for inference in a rollout worker, whose own row tells of both.
         doing: Phase of :data:`sfactory.telemetry.stopwatch.PHASES` that took most of its time in the last second; empty
             without a heartbeat in it.
         idle_s: Seconds since it last finished a batch; None before the first.

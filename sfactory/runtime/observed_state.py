@@ -49,7 +49,8 @@ def observe(
         rss = 0.0
         with contextlib.suppress(psutil.Error):
             rss = psutil.Process(pids[process]).memory_info().rss / 2**20 if process in pids else 0.0
-        silent = max(0.0, time.monotonic() - row["heartbeat"])
+        # Inference in a rollout worker is silent while that steps, of which its own row tells.
+        silent = max(0.0, time.monotonic() - row["heartbeat"]) if process == name else 0.0
         idle = time.monotonic() - row["counted"] if row["counted"] else None
         states.append(ProcessState(name, pids.get(process), process in alive, silent, doing, idle, row["cpu_s"], rss))
     queues = {f"requests of policy-{i}": len(queue) for i, queue in enumerate(wires.requests)}

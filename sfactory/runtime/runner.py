@@ -103,6 +103,8 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
             monitor.fail_with(error)
         result = monitor.summarize()
         evaluate_at_end(plan, folder, store, monitor, result)
+        if result.status != "failed":  # an exception tells of that
+            monitor.note(_last_note(plan, result))
         monitor.reporter.close()
         remove_status(folder.path)
     if (error := monitor.exception) is not None:
@@ -118,6 +120,16 @@ def _first_notes(plan: Plan, folder: RunFolder, snapshot: Snapshot | None) -> li
     if folder.resumed:
         return [f"{plan.config.run_dir} holds no checkpoint: its run begins anew at 0 env steps", *notes]
     return notes
+
+
+def _last_note(plan: Plan, result: Result) -> str:
+    """What the user is told at the end of a run that has not failed: how it has ended, and where it is."""
+    said = f"{result.status} at {result.env_steps:,} env steps"
+    if result.env_steps:
+        said += f"; saved in {plan.config.run_dir}"
+    if result.status == "completed":
+        return said
+    return f"{said}; the same command{' without --overwrite' if plan.config.overwrite else ''} goes on"
 
 
 def _signals(monitor: Monitor) -> contextlib.AbstractContextManager[None]:

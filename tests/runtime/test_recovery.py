@@ -21,7 +21,7 @@ from dying import Dying
 from faults import Faulty, WithProgram
 from mistaken import Mistaken
 from sampling_run import SamplingRun
-from whole_runs import config_for, rows, saved_steps, summary, worker_process
+from whole_runs import config_for, last_known, rows, saved_steps, summary, worker_process
 
 from sfactory import train
 from sfactory.config import EvalConfig, LogConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve
@@ -121,7 +121,7 @@ def test_slots_are_conserved_and_no_sample_is_trained_on_twice_through_many_deat
     run_plan(make_plan(config), observer=look)
     assert all(looks)
     assert len(deaths) == 6
-    report = rows(tmp_path / "run")[-1]
+    report = last_known(tmp_path / "run")
     assert int(report["env_steps"]) == 128 * int(report["learner_updates"])
     assert float(report["policy_lag_max"]) >= 0
 
@@ -471,7 +471,7 @@ def test_updates_that_are_never_finite_end_the_run_saved_with_good_weights(seria
 def test_updates_that_are_not_finite_now_and_then_are_skipped_and_counted(tmp_path):
     result = train(config_for(tmp_path, Exploding, env_kwargs={"every": 40}, steps=20_000, serial=True))
     assert result.status == "completed"
-    report = rows(result.run_dir)[-1]
+    report = last_known(result.run_dir)
     assert 0 < int(report["skipped_updates"]) < int(report["learner_updates"])
     assert float(report["loss"]) < 1e6
     assert_finite(tmp_path)
