@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -111,10 +112,7 @@ def _run(options: ProfileOptions, config: Config, plan: Plan, begun: float) -> i
                 return interrupted
         else:
             plan = dataclasses.replace(plan, sample_only=options.sample_only)
-            settling_s = options.seconds / 2
-            profile = profile_run(
-                plan, options.seconds, options.trace, settling_s=settling_s, tell=tell, command_s=begun
-            )
+            profile = profile_run(plan, options.seconds, options.trace, tell=tell, command_s=begun)
         ceiling = _ceiling(profile, ceiling_s, tell)
     bottleneck = find_bottleneck(profile)
     show(console, profile, ceiling, bottleneck)
@@ -149,8 +147,11 @@ def _tune(options: ProfileOptions, config: Config, plan: Plan, seconds: float, c
 
     tuning = tune(plan, seconds, options.sample_only, show_trial)
     write_tuned(options.tuned, config, tuning)
-    command = f"python -m sfactory.train --config {options.tuned}"
-    console.print(f"{len(tuning.trials)} runs; the best is in {options.tuned}: {command}", markup=False, soft_wrap=True)
+    command = f"sfactory train --config {shlex.quote(str(options.tuned))}"
+    told = f"{len(tuning.trials)} runs; the best"
+    if len(tuning.trials) == 1:
+        told = "no time to compare anything; use more --seconds. What ran"
+    console.print(f"{told} is in {options.tuned}: {command}", markup=False, soft_wrap=True)
     return tuning.profile, 128 + tuning.signal if tuning.signal is not None else 0
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sfactory.config import EvalConfig
-from sfactory.config.lag import settling_steps
 from sfactory.data.arena import FILLING, FINISHED
 from sfactory.errors import RunFailed, SfactoryError
 from sfactory.files import temporary_folder
@@ -31,6 +30,8 @@ KINDS = ("rollout", "policy", "learner")
 WARM_UP_BATCHES = 3
 WARM_UP_S = 1.0
 """Seconds of warm-up after the first batch."""
+WAITS = 0.1
+"""Share of its time from which the learner waits for samples, and rollout workers for free slots."""
 PATIENCE_S = 300.0
 SAMPLE_EVERY_S = 0.05
 ENDLESS = 10**12
@@ -70,8 +71,6 @@ class Profile:
             slots by state: ``free``, ``filling`` and ``finished``. The rest is with the learner.
         lag_mean, lag_max: Policy lag in learner updates; NaN where nothing was learned.
         episode_length: Mean env steps of the last episodes; infinite where none has ended.
-        settled: Whether the run had settled when the measurement began; else it may have trained faster than it can
-            sample.
         kernels: Names of the kernels with which each kind of worker ran.
         begin_s: When the measurement began, in monotonic seconds.
         start: Start-up times in seconds: before the run was created (if known), of each kind of worker, and from
@@ -87,7 +86,6 @@ class Profile:
     lag_mean: float
     lag_max: float
     episode_length: float = math.inf
-    settled: bool = True
     kernels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     begin_s: float = math.nan
     start: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -127,7 +125,6 @@ def profile_run(
     seconds: float,
     trace: Path | None = None,
     patience_s: float = PATIENCE_S,
-    settling_s: float = math.inf,
     tell: Callable[[str], object] = str,
     command_s: float = math.nan,
 ) -> Profile:
@@ -135,12 +132,10 @@ def profile_run(
 
     Args:
         plan: From :func:`sfactory.runtime.planning.make_plan`; its number of steps does not matter.
-        seconds: Seconds to measure after the warm-up: the start, the compilation of kernels and the env steps until the
-            run has settled (:func:`sfactory.config.lag.settling_steps`). Longer if no batch is trained in them.
+        seconds: Seconds to measure after the warm-up: the start, the compilation of kernels and a few batches, or half
+            as long again. Longer if no batch is trained in them.
         trace: File to write a trace of the measured time to.
-        patience_s: Seconds in which the first batch must be trained, and by which a measurement may be longer; what
-            has not settled by then is measured as it is.
-        settling_s: Seconds after the first batch within which the run must have settled, else likewise.
+        patience_s: Seconds in which the first batch must be trained, and by which a measurement may be longer.
         tell: Is told how far it is.
         command_s: When the command began, in monotonic seconds; NaN: that does not matter.
 
@@ -161,40 +156,43 @@ def profile_run(
         )
         config = dataclasses.replace(plan.config, run=str(folder / "run"), overwrite=False, steps=ENDLESS, log=log)
         config = dataclasses.replace(config, eval=EvalConfig())
-        patience = Patience(patience_s, settling_s, settling_steps(plan.config, plan.rows))
-        observer = _Observer(seconds, patience, tell, command_s)
+        observer = _Observer(plan, seconds, patience_s, tell, command_s)
         parts = folder / "trace" if trace is not None else None
         if parts is not None:
             parts.mkdir()
         result = run_plan(dataclasses.replace(plan, config=config, trace=parts), [observer.report], observer)
         if result.signal is not None:
             raise Interrupted(result.signal)
-        profile = dataclasses.replace(observer.profile(plan), kernels=result.kernels)
+        profile = dataclasses.replace(observer.profile(), kernels=result.kernels)
         if trace is not None:
             write_trace(trace, parts, profile.interval.names, *observer.window, observer.samples)
         return profile
 
 
-class Patience(NamedTuple):
-    """How long a run may warm up.
+def env_steps_per_s(plan: Plan, interval: Interval) -> float:
+    """Speed of a run; NaN if no batch was trained.
 
-    Attributes:
-        first_batch_s: Seconds to the first batch.
-        settling_s: Seconds after it.
-        settling_steps: Env steps after which it has settled.
+    It is the rate of whoever does not wait for the other, as the other works in bursts: the learner, or the rollout
+    workers, of whose rows some do not count. While slots fill or drain neither waits, and the slower one counts.
     """
-
-    first_batch_s: float
-    settling_s: float
-    settling_steps: int
+    learned = interval.rate("learner")
+    if plan.on_device or plan.config.serial or math.isnan(learned):
+        return learned
+    rows, batches = (interval.column("learner", name).sum() for name in ("rows", "batches"))
+    size = plan.config.rollout * plan.rows if plan.sample_only else plan.config.batch_size
+    sampled = interval.rate("rollout") * float(rows / (batches * size))
+    waits = interval.phases("learner")["waiting"], interval.phases("rollout").get("blocked", 0.0)
+    return min((rate for rate, share in zip((learned, sampled), waits, strict=True) if share < WAITS), default=learned)
 
 
 class _Observer:
     """Observes a run from its start to the end of the measurement."""
 
-    def __init__(self, seconds: float, patience: Patience, tell: Callable[[str], object], command_s: float) -> None:
-        self._seconds, self._patience, self._tell, self._command = seconds, patience, tell, command_s
-        self._settled = False
+    def __init__(
+        self, plan: Plan, seconds: float, patience_s: float, tell: Callable[[str], object], command_s: float
+    ) -> None:
+        self._plan, self._tell, self._command = plan, tell, command_s
+        self._seconds, self._patience_s = seconds, patience_s
         self._made = self._first_batch = self._begin = self._end = self._sampled = math.nan
         self._before = self._after = np.empty(0)
         self._names: list[str] = []
@@ -227,26 +225,26 @@ class _Observer:
             return True
         if math.isnan(self._end):
             after = wires.control.snapshot()
-            trained = not math.isnan(Interval(self._names, self._before, after).rate("learner"))
-            if not trained and measured < self._seconds + self._patience.first_batch_s:
+            trained = not math.isnan(env_steps_per_s(self._plan, Interval(self._names, self._before, after)))
+            if not trained and measured < self._seconds + self._patience_s:
                 self._tell(f"measuring: {measured:.0f} s, until a batch is trained")
                 return True
             self._end, self._after = now, after
         return False
 
-    def profile(self, plan: Plan) -> Profile:
+    def profile(self) -> Profile:
         """The profile of a run that has ended.
 
         Raises:
             RunFailed: If no batch was trained in time.
         """
+        plan = self._plan
         if math.isnan(self._begin):
             raise RunFailed(
-                f"no batch was trained within {self._patience.first_batch_s:.0f} s; lower batch_size, "
-                f"now {plan.config.batch_size}"
+                f"no batch was trained within {self._patience_s:.0f} s; lower batch_size, now {plan.config.batch_size}"
             )
         interval = Interval(self._names, self._before, self._after)
-        fps = interval.rate("learner")
+        fps = env_steps_per_s(plan, interval)
         if math.isnan(fps):
             raise RunFailed(
                 f"no batch was trained in the {self._end - self._begin:.0f} s that were measured; lower batch_size, "
@@ -260,7 +258,7 @@ class _Observer:
         return Profile(
             plan, self._begin - self._made, self._end - self._begin, fps, interval, levels,
             math.nan if plan.sample_only else lag_mean, math.nan if plan.sample_only else lag_max,
-            self._episode_length, self._settled, begin_s=self._begin, start=self._start(),
+            self._episode_length, begin_s=self._begin, start=self._start(),
         )  # fmt: skip
 
     def _start(self) -> dict[str, float]:
@@ -279,14 +277,12 @@ class _Observer:
         batches = control.total("learner", "batches")
         if batches and math.isnan(self._first_batch):
             self._first_batch = now
-        steps, goal = int(control.total("learner", "rows")), self._patience.settling_steps
-        since_first = now - self._first_batch
-        settled = batches >= WARM_UP_BATCHES and since_first >= WARM_UP_S and steps >= goal
-        late = now - self._made > self._patience.first_batch_s or since_first > self._patience.settling_s
-        if settled or (late and batches):
-            self._begin, self._before, self._settled = now, control.snapshot(), settled
+        warm = now - self._first_batch >= max(WARM_UP_S, self._seconds / 2 if batches < WARM_UP_BATCHES else 0.0)
+        late = now - self._made > self._patience_s
+        if warm or (late and batches):
+            self._begin, self._before = now, control.snapshot()
         else:
-            self._tell(f"warming up: {steps:,} of {goal:,} env steps")
+            self._tell(f"warming up: {batches:.0f} batches")
         return batches > 0 or not late
 
     def _sample(self, wires: Wires, now: float) -> None:

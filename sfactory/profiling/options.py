@@ -21,7 +21,7 @@ class ProfileOptions(CommandOptions):
     trace: Path | None = None
     """Write a trace of all processes to this file, for ui.perfetto.dev."""
     tune: Switch = False
-    """Search workers, environments, groups, policy workers, threads, batch size and precision for this machine."""
+    """Search workers, environments, groups, policy workers, threads and precision for this machine."""
     tune_out: Path | None = None
     """Where --tune writes the best as YAML for --config; unset: tuned.yaml."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sfactory.errors import thousands
+from sfactory.errors import counted, thousands
 from sfactory.files import json_values
 from sfactory.profiling.bottleneck import Bottleneck
 from sfactory.profiling.measure import KINDS, Profile
@@ -25,9 +25,6 @@ def show(console: Console, profile: Profile, ceiling: float, bottleneck: Bottlen
     stores = [] if profile.plan.on_device else [_store_table(profile)]
     for table in (_start_table(profile), _time_table(profile), *stores, _speed_table(profile, ceiling)):
         console.print(table)
-    if not profile.settled:
-        text = "Measured before the run had settled: it may have trained faster than it can sample. Use more --seconds."
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
     for worker, kernels in profile.kernels.items():
         text = f"Kernels of the {worker}: {', '.join(kernels) or 'none'}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -60,8 +57,8 @@ def _time_table(profile: Profile) -> Table:
     plan, names = profile.plan, profile.interval.names
     numbers = {kind: sum(name.split("-")[0] == kind for name in names) for kind in KINDS}
     heads = {
-        "rollout": f"{numbers['rollout']} rollout workers",
-        "policy": "inference within them" if plan.inline_inference else f"{numbers['policy']} policy workers",
+        "rollout": counted(numbers["rollout"], "rollout worker"),
+        "policy": "inference within them" if plan.inline_inference else counted(numbers["policy"], "policy worker"),
         "learner": "null learner" if plan.sample_only else "learner",
     }
     kinds = [kind for kind in KINDS if numbers[kind]]  # the learner is alone where environments are on its device
@@ -87,6 +84,8 @@ def _store_table(profile: Profile) -> Table:
     passes = sum(profile.batch_sizes.values())
     for most, count in profile.batch_sizes.items():
         table.add_row(f"  {(most + 1) // 2} to {most}", f"{count / passes:.1%}", "")
+    if math.isnan(profile.lag_mean):  # nothing was learned
+        return table
     table.add_section()
     table.add_row("policy lag, updates", f"{profile.lag_mean:.1f}", f"{profile.lag_max:.0f}")
     return table
@@ -128,7 +127,6 @@ def values(profile: Profile, ceiling: float, bottleneck: Bottleneck) -> dict[str
             "levels": {name: level._asdict() for name, level in profile.levels.items()},
             "lag_mean": profile.lag_mean,
             "lag_max": profile.lag_max,
-            "settled": profile.settled,
             "kernels": profile.kernels,
             "settings": searched_values(profile.plan.config),
         }

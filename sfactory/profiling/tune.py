@@ -1,9 +1,9 @@
-"""Tuning: finds by short real runs which processes, threads and sizes suit a machine and an environment.
+"""Tuning: finds by short real runs which processes and threads suit a machine and an environment.
 
 The search climbs one setting at a time, in the order of how much it usually matters, as long as a step brings more than
-noise; then the fastest settings run again for longer, and the best of them wins. Rollout, epochs, losses and model stay
-as they are. The batch size and
-the number of environments do change: more env steps per second is not always more learning per second.
+noise, twice; then the fastest settings run again for longer, and the best of them wins. What is learned stays as it is:
+batch size, rollout, epochs, losses and model. No more samples are under way than presets were tuned with, or than the
+run had.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 import yaml
 
-from sfactory.config import Config, devices, fitted_with_free_batch_size, merged, resolve, to_dict
+from sfactory.config import Config, changed, devices, fitted_with_free_batch_size, merged, resolve, to_dict
+from sfactory.config.fitting import MOST_BATCHES
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
 from sfactory.profiling.ceiling import precision_of
@@ -27,7 +28,7 @@ from sfactory.profiling.measure import PATIENCE_S, Interrupted, Profile, profile
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.planning import make_plan
 
-NOISE = 1.03
+NOISE = 1.1
 """A setting counts as better from this ratio of env steps per second on."""
 FINALISTS = 3
 START_S = 4.0
@@ -36,7 +37,6 @@ SEARCHED = (
     "device",
     "workers",
     "envs_per_worker",
-    "batch_size",
     "precision",
     "runtime.policy_workers",
     "runtime.groups",
@@ -121,8 +121,9 @@ def tuned_values(asked: Config, best: Config) -> dict[str, Any]:
     for name in ("run", "overwrite", "log"):
         values.pop(name, None)
     _set(values, searched_values(best))
-    if best.rollout != asked.rollout:  # shortened for many workers, whose environments are given now
-        values["rollout"] = best.rollout
+    for name in ("rollout", "batch_size"):  # fitted to numbers of environments that are given now
+        if getattr(best, name) != getattr(asked, name):
+            values[name] = getattr(best, name)
     return values
 
 
@@ -226,14 +227,14 @@ class _Search:
         for direction in (1, -1):
             for value in self._values(name, direction):
                 if (
-                    self._left() < (1 + 2 * FINALISTS) * self._run_s + (1 + FINALISTS) * self._start_s
+                    self._left() < (2 + 2 * FINALISTS) * self._run_s + (2 + FINALISTS) * self._start_s
                 ):  # the final's share of the time
                     return improved
                 candidate = self._candidate(name, value)
                 if candidate is None:
                     continue
-                fps, before = self.try_settings(candidate), self.profiles[_key(self.best)].fps
-                if not fps > NOISE * before:
+                before = self.profiles[_key(self.best)].fps
+                if not all(self.try_settings(candidate) > NOISE * before for _ in range(2)):
                     break
                 self.best, improved = candidate, True
             if improved:
@@ -248,17 +249,18 @@ class _Search:
                 yield self._other_device
             return
         if name == "precision":
-            if direction == 1 and devices.computes_bfloat16(devices.learner_device(self._fit(self.best))):
+            if direction == 1 and devices.computes_bfloat16(devices.learner_device(self._config(self.best))):
                 yield "float32" if now == "bfloat16" else "bfloat16"
             return
         if name == "runtime.rollout_nice":
             if direction == 1:
                 yield NICE_TRIED if now == 0 else 0
             return
-        if name in ("envs_per_worker", "batch_size"):
+        if name == "envs_per_worker":
             yield from (v for k in range(1, 5) if (v := int(now * 2.0 ** (direction * k))) >= 1)
             return
-        most = {"workers": cores if cores <= 4 else 2 * cores, "runtime.groups": 4}.get(name, cores)
+        # Many environments that wait fit onto a core.
+        most = {"workers": max(2 * cores, 16), "runtime.groups": 4}.get(name, cores)
         least = 0 if name == "runtime.policy_workers" else 1
         steps = sorted(
             {*range(least, min(most, 4) + 1), *(2**k for k in range(3, 10) if 2**k <= most), most, max(1, cores - 1)}
@@ -274,18 +276,30 @@ class _Search:
             config = dataclasses.replace(self._plan.config, device=value, runtime=other)
             changes["runtime.policy_workers"] = devices.policy_processes(config)
             changes["precision"] = self._precision(config)
-        settings = searched_values(self._fit({**self.best, **changes}))
-        tried = {_key(trial.settings) for trial in self.trials}
+        config = self._fitting({**self.best, **changes})
+        if config is None:
+            return None
+        settings, tried = searched_values(config), {_key(trial.settings) for trial in self.trials}
         return None if _key(settings) in tried or settings[name] == self.best[name] else settings
 
-    def _fit(self, settings: Settings) -> Config:
-        """A config of some settings whose sizes suit one another."""
+    def _config(self, settings: Settings) -> Config:
         values: dict[str, Any] = {}
         _set(values, settings)
-        groups = settings["runtime.groups"]
-        values["envs_per_worker"] = max(1, round(settings["envs_per_worker"] / groups)) * groups
-        env = self._plan.env
-        return fitted_with_free_batch_size(merged(self._plan.config, values), env.agents, env.observation.has_images)
+        return merged(self._plan.config, values)
+
+    def _fitting(self, settings: Settings) -> Config | None:
+        """A config of some settings, with so few environments that what is learned stays as it is; None if there is no
+        such number."""
+        config, asked, env = self._config(settings), self._plan.config, self._plan.env
+        batches, groups = 1 if asked.lag_free else MOST_BATCHES, config.runtime.groups
+        most = batches * asked.batch_size // (asked.rollout * env.agents)  # environments of the whole run
+        most = max(most, self._plan.rollouts * asked.envs_per_worker)
+        for envs in range(min(config.envs_per_worker, most // (config.workers or 1)) // groups, 0, -1):
+            fewer = changed(config, envs_per_worker=envs * groups)
+            found = fitted_with_free_batch_size(fewer, env.agents, env.observation.has_images)
+            if (found.batch_size, found.rollout) == (asked.batch_size, asked.rollout):
+                return found
+        return None
 
     def _run(self, settings: Settings, seconds: float, first: bool) -> float:
         """Env steps per second of a run with some settings; NaN if they cannot run. The first run has time to begin,
@@ -293,8 +307,8 @@ class _Search:
         begin = monotonic()
         patience_s = max(15.0, min(60.0, self._left()))
         try:
-            plan = dataclasses.replace(self._plan, config=make_plan(self._fit(settings)).config)
-            profile = profile_run(plan, seconds, patience_s=PATIENCE_S if first else patience_s, settling_s=patience_s)
+            plan = dataclasses.replace(self._plan, config=make_plan(self._config(settings)).config)
+            profile = profile_run(plan, seconds, patience_s=PATIENCE_S if first else patience_s)
         except (ConfigError, RunFailed) as problem:
             if first:
                 raise

@@ -49,13 +49,14 @@ class NullTraining:
         slots = wires.finished.get_many(timeout)
         self._watch.lap("waiting")
         if slots:
-            samples = int(np.count_nonzero(wires.arena.active[slots, :-1]))
+            samples = [int(np.count_nonzero(wires.arena.active[slot, :-1])) for slot in slots]
             wires.arena.state[slots] = FREE
             self._watch.lap("copying")
             wires.free.put_many(slots)
-            self._env_steps += samples
+            self._env_steps += sum(samples)
             self._watch.lap("queue")
-            self._watch.count(samples)
+            for count in samples:
+                self._watch.count(count)
         if time.monotonic() - self._reported > PROGRESS_EVERY_S:
             self._report()
             self._watch.lap("reporting")

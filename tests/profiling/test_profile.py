@@ -16,7 +16,6 @@ from environments import Pixels
 
 from sfactory.config import Config, RuntimeConfig, merged, resolve
 from sfactory.config.command_line import from_command_line
-from sfactory.config.lag import settling_steps
 from sfactory.errors import RunFailed
 from sfactory.profile import main
 from sfactory.profiling import measure as profiling
@@ -45,7 +44,6 @@ SMALL = [
     "--device",
     "cpu",
 ]
-OUT = ["--tune-out", "best.yaml"]
 PROCESSES = ["learner", "policy-0", "rollout-0"]
 
 
@@ -86,24 +84,47 @@ def profile(capsys, *args: str) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_what_was_sampled_before_the_first_update_is_not_measured(monkeypatch):
-    """The learner trains on it faster than the rollout workers sample, so many slots would flatter a run."""
-    monkeypatch.setattr(profiling, "WARM_UP_S", 0.0)
-    plan = make_plan(from_command_line(["--env", "CartPole-v1", *SMALL, "--runtime.spare-batches", "60"], "test"))
-    expected = settling_steps(plan.config, plan.rows)
-    assert expected == 2 * 128 * 61
-    interval = profiling.profile_run(plan, 0.3).interval
-    assert interval.before[interval.names.index("learner"), COLUMNS.index("rows")] >= expected
+def interval_of(**columns: dict[str, float]) -> Interval:
+    """What a learner and a rollout worker did."""
+    after = np.zeros((2, len(COLUMNS)))
+    for row, kind in zip(after, ("learner", "rollout"), strict=True):
+        for name, value in columns[kind].items():
+            row[COLUMNS.index(name)] = value
+    return Interval(["learner", "rollout-0"], np.zeros_like(after), after)
 
 
-def test_a_run_that_does_not_settle_in_time_is_measured_as_it_is_and_says_so(monkeypatch):
+@pytest.mark.parametrize(
+    ("learner_waits", "blocked", "expected"),
+    [
+        (9.0, 0.0, 80.0),  # the learner works in bursts: its rate is that of a burst
+        (0.0, 9.0, 6400.0),  # the rollout workers do
+        (9.0, 9.0, 6400.0),  # they take turns
+        (0.0, 0.0, 80.0),  # slots fill or drain
+    ],
+)
+def test_the_speed_is_that_of_whoever_does_not_wait(learner_waits, blocked, expected):
+    """Four batches of 128 with 64 env steps each, in 0.04 s of the 10 s in which 1,600 rows were stepped."""
+    plan = plan_for(envs_per_worker=4, rollout=8, batch_size=128)
+    learner = {"rows": 256, "batches": 4, "counted": 0.04, "waiting": learner_waits, "forward": 10 - learner_waits}
+    rollout = {"rows": 1600, "counted": 10, "blocked": blocked, "environment": 10 - blocked}
+    interval = interval_of(learner=learner, rollout=rollout)
+    assert profiling.env_steps_per_s(plan, interval) == pytest.approx(expected)
+    sampling = dataclasses.replace(plan, sample_only=True)  # whose learner counts segments: of 16 rows
+    if expected == 80:
+        assert profiling.env_steps_per_s(sampling, interval) == pytest.approx(640)
+    serial = dataclasses.replace(plan, config=dataclasses.replace(plan.config, serial=True))
+    assert profiling.env_steps_per_s(serial, interval) == pytest.approx(6400)
+    none = interval_of(learner={"waiting": 10.0}, rollout=rollout)
+    assert math.isnan(profiling.env_steps_per_s(plan, none))
+
+
+def test_a_run_is_warm_after_a_few_batches_and_says_how_far_it_is(monkeypatch):
     monkeypatch.setattr(profiling, "WARM_UP_S", 0.0)
-    plan = make_plan(from_command_line(["--env", "CartPole-v1", *SMALL, "--runtime.spare-batches", "60"], "test"))
+    plan = make_plan(from_command_line(["--env", "CartPole-v1", *SMALL], "test"))
     told: list[str] = []
-    early = profiling.profile_run(plan, 0.3, settling_s=0.0, tell=told.append)
-    assert not early.settled
-    assert profiling.profile_run(plan, 0.3).settled
-    assert any(text.startswith("warming up: ") and text.endswith("of 15,616 env steps") for text in told)
+    interval = profiling.profile_run(plan, 0.3, tell=told.append).interval
+    assert interval.before[interval.names.index("learner"), COLUMNS.index("batches")] >= 1
+    assert told[0] == "warming up: 0 batches"
     assert any(text.startswith("measuring: ") for text in told)
 
 
@@ -389,7 +410,7 @@ class FakeRuns:
         monkeypatch.setattr(tuning_module, "monotonic", lambda: self.now)
         monkeypatch.setattr("sfactory.config.devices.cores", lambda: 4)
 
-    def __call__(self, plan, seconds: float, patience_s: float, settling_s: float) -> Profile:
+    def __call__(self, plan, seconds: float, patience_s: float) -> Profile:
         config = plan.config
         self.now += min(self._first_batch_s, patience_s) + seconds
         self.seen.append(config)
@@ -410,17 +431,42 @@ class FakeRuns:
 
 def test_tuning_finds_the_fastest_within_its_time_and_keeps_what_is_learned(monkeypatch):
     runs = FakeRuns(monkeypatch)
-    plan = plan_for(rollout=16, epochs=3)
-    found = tune(plan, 300)
+    plan = plan_for(rollout=16, epochs=3, batch_size=16384)
+    found = tune(plan, 600)
     best = found.plan.config
-    assert best.workers == 4
+    assert best.workers == 16
     assert best.envs_per_worker == 128
     assert best.runtime.policy_workers == 1
-    assert runs.now <= 300
-    assert all((config.rollout, config.epochs) == (16, 3) for config in runs.seen)
+    assert runs.now <= 600
+    assert all((config.rollout, config.epochs, config.batch_size) == (16, 3, 16384) for config in runs.seen)
     assert len(found.trials) == len(runs.seen)
     assert any("no batch" in trial.note for trial in found.trials)
     assert max(trial.fps for trial in found.trials if not math.isnan(trial.fps)) == found.profile.fps
+
+
+@pytest.mark.parametrize("algo", ["appo", "ppo"])
+def test_tuning_has_no_more_samples_under_way_than_presets_were_tuned_with(monkeypatch, algo):
+    """Batch size and rollout stay, also where the number of environments would have others."""
+    runs = FakeRuns(monkeypatch)
+    plan = plan_for(algo=algo, rollout=16, batch_size=768)
+    tune(plan, 600)
+    assert {(config.rollout, config.batch_size) for config in runs.seen} == {(16, 768)}
+    assert {config.workers for config in runs.seen} >= {1, 2, 3, 4}
+    most = (1 if algo == "ppo" else 2) * 768 // 16
+    assert max(config.workers * config.envs_per_worker for config in runs.seen) == most
+
+
+def test_a_setting_must_be_faster_twice(monkeypatch):
+    """A first run with other numbers of workers may have been lucky."""
+    runs = FakeRuns(monkeypatch)
+    lucky = iter([100.0, 200.0])
+    monkeypatch.setattr(
+        tuning_module,
+        "profile_run",
+        lambda *args, **named: dataclasses.replace(runs(*args, **named), fps=next(lucky, 100.0)),
+    )
+    found = tune(plan_for(), 300)
+    assert found.plan.config.workers == 1
 
 
 @pytest.mark.parametrize(("asked", "on_gpu"), [("auto", "bfloat16"), ("float32", "float32")])
