@@ -38,6 +38,8 @@ the speed."""
 PROG = "sfactory check"
 PROCESS = "check"
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+SHARED = 0.9
+"""Share of its time that a step has a core below which it is told that there are other programs."""
 SHOWN_OUTPUT = 2000
 """Last characters of what a process printed that are shown when it ends by itself."""
 
@@ -122,7 +124,7 @@ def check(config: Config, options: Options) -> Result:
             spec = probe(request)
             if not options.no_speed:
                 try:
-                    result.expectation = expect(config, spec, result.facts, options.seconds)
+                    result.expectation = expect(config, spec, options.seconds)
                 except Interrupted:
                     raise
                 except SfactoryError as error:
@@ -221,7 +223,8 @@ def _measured(facts: Facts) -> Table:
     agents = f", {facts.agents} agents" if facts.agents > 1 else ""
     rows = f", {facts.rows} rows a step" if facts.rows > 1 else ""
     table.add_row("kind", f"{facts.kind}{agents}{rows}, {facts.steps:,} env steps played")
-    table.add_row("step", f"{facts.step}, {facts.cpu_share:.0%} of it at work")
+    others = f"; other programs had its core for {1 - facts.running_share:.0%}" if facts.running_share < SHARED else ""
+    table.add_row("step", f"{facts.step}, {facts.cpu_share:.0%} of it at work{others}")
     table.add_row("reset", str(facts.reset))
     return table
 

@@ -1,8 +1,9 @@
 """The ceiling of this machine for a run: the speed of simulation, inference and training, each measured alone on all
 cores, and the speed of a run that follows from them.
 
-Each is measured with every core busy with the same workload, because a core is slower while its neighbours work. The
-data plane is left out: no queues, no waiting, no copies between workers.
+Each is measured with every core busy with the same workload, because a core is slower while its neighbours work.
+Simulation has as many processes as the run has rollout workers, if these are more: of environments that wait, many
+share a core. The data plane is left out: no queues, no waiting, no copies between workers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Ceiling:
             reset as often as in the run, if that is known and is more often than these actions end an episode.
         inference_s: Core seconds (on a GPU: seconds) per env step of inference, at the cheapest batch size tried.
         training_s: Core seconds (on a GPU: seconds) per env step of training, over all epochs.
-        cores: Cores that the run may use.
+        cores: Cores that the run may use: one in serial mode.
         inference_rows: Rows of the cheapest inference batch.
         batch_size: Samples of a training batch.
         threads: Threads of each measuring process.
@@ -81,7 +82,6 @@ def measure_ceiling(
     config: Config,
     seconds: float,
     tell: Callable[[str], object] = str,
-    simulation_s: float | None = None,
     episode_length: float = math.inf,
 ) -> Ceiling:
     """Measure the ceiling of this machine for a run.
@@ -90,7 +90,6 @@ def measure_ceiling(
         config: Configuration of the run, resolved (:func:`sfactory.config.resolve`).
         seconds: Seconds for all measurements together; starting processes takes additional time.
         tell: Is told how far it is.
-        simulation_s: Core seconds per env step of the environment, where they are known; None: measured, too.
         episode_length: Mean env steps of an episode of the run; infinite where nobody knows.
 
     Raises:
@@ -99,11 +98,13 @@ def measure_ceiling(
     """
     with fork_server():
         plan = with_threads(make_plan(config), 1)
-        config, cores, share = plan.config, devices.cores(), seconds / 3
+        config, share = plan.config, seconds / 3
+        cores = 1 if config.serial else devices.cores()
         inference = inference_workloads(plan)
         simulation = Workload("simulation", episode_length=episode_length)
-        workloads = [*([simulation] if simulation_s is None else []), *inference, TRAINING]
+        workloads = [simulation, *inference, TRAINING]
         processes = {w: cores if device_of(plan, w).type == "cpu" else 1 for w in workloads}
+        processes[simulation] = max(cores, plan.rollouts)
         speeds: dict[Workload, float] = {}
         for number in sorted(set(processes.values())):
             lengths = {
@@ -111,11 +112,11 @@ def measure_ceiling(
             }
             tell(f"ceiling: {', '.join(sorted({w.kind for w in lengths}))}, for {sum(lengths.values()):.0f} s")
             speeds |= zip(lengths, measure(plan, lengths, number), strict=True)
-        costs = {workload: processes[workload] / speed for workload, speed in speeds.items()}
+        costs = {workload: min(cores, processes[workload]) / speed for workload, speed in speeds.items()}
         best = min(inference, key=costs.__getitem__)
         places = device_of(plan, best), device_of(plan, TRAINING)
     return Ceiling(
-        simulation_s or costs[simulation], costs[best], costs[TRAINING], cores, rows_of(plan, best),
+        costs[simulation], costs[best], costs[TRAINING], cores, rows_of(plan, best),
         config.batch_size,
         1, precision_of(plan, places[1]), places[0].type, places[1].type,
     )  # fmt: skip

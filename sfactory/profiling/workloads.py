@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import cycle
@@ -41,7 +42,9 @@ FROZEN_LR = 1e-9
 ACTIONS = 64
 """Sets of random actions drawn in advance, because drawing one takes as long as a step of a small environment."""
 SINGLE_STEPS = 32
-"""Env steps between two readings of the clock where environments are stepped one by one."""
+"""Most env steps between two readings of the clock where environments are stepped one by one."""
+QUICK_S = 0.01
+"""Time of some env steps up to which twice as many may pass before the clock is read again."""
 
 
 class Workload(NamedTuple):
@@ -149,9 +152,12 @@ def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator, ep
     actions = env.action.rows(*_random_actions(env, ACTIONS * SINGLE_STEPS, rng))
     turns = zip(cycle(range(group.rows)), cycle(actions), strict=False)
     envs, lengths = group.envs, [0.0] * group.rows
+    steps = 1
 
     def repeat() -> int:
-        for _ in range(SINGLE_STEPS):
+        nonlocal steps
+        done, begin = steps, time.perf_counter()
+        for _ in range(done):
             row, action = next(turns)
             _, _, terminated, truncated, _ = envs[row].step(action)
             lengths[row] += 1
@@ -161,7 +167,9 @@ def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator, ep
             elif lengths[row] >= episode_length:
                 envs[row].reset()
                 lengths[row] -= episode_length  # so that they are right on average
-        return SINGLE_STEPS
+        if time.perf_counter() - begin < QUICK_S:
+            steps = min(2 * done, SINGLE_STEPS)
+        return done
 
     return repeat
 

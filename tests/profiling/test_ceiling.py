@@ -11,6 +11,7 @@ from small_plans import small_config, small_plan
 
 from sfactory.config import ModelConfig, OptimConfig
 from sfactory.errors import RunFailed
+from sfactory.profiling import ceiling as ceiling_module
 from sfactory.profiling.ceiling import Ceiling, measure, measure_ceiling
 from sfactory.profiling.workloads import SIMULATION, TRAINING, Workload, inference_workloads, prepare, rows_of
 
@@ -60,6 +61,7 @@ def test_single_environments_are_reset_as_often_as_in_the_run(episode_length):
         Walled.steps = Walled.resets = 0
         for _ in range(100):
             repeat()
+    assert Walled.steps > 1000
     assert Walled.steps / Walled.resets == pytest.approx(episode_length, rel=0.02)
 
 
@@ -127,6 +129,23 @@ def test_a_ceiling_is_measured_and_all_processes_end():
     assert ceiling.env_steps_per_s == pytest.approx(ceiling.cores / sum(costs))
     assert (ceiling.batch_size, ceiling.precision, ceiling.learner_device) == (64, "float32", "cpu")
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("changes", "simulating", "cores"), [({"workers": 5}, 5, 2), ({"workers": 1}, 2, 2), ({"serial": True}, 1, 1)]
+)
+def test_simulation_has_as_many_processes_as_the_run_or_as_there_are_cores(changes, simulating, cores, monkeypatch):
+    """Each has a hundred env steps per second, as an environment that waits, and all else a thousand."""
+    monkeypatch.setattr("sfactory.config.devices.cores", lambda: 2)
+
+    def measured(plan, seconds, processes):
+        return [(100.0 if workload.kind == "simulation" else 1000.0) * processes for workload in seconds]
+
+    monkeypatch.setattr(ceiling_module, "measure", measured)
+    ceiling = measure_ceiling(small_config("sfactory/CartPole", **changes), 0.3)
+    assert ceiling.cores == cores
+    assert cores / ceiling.simulation_s == pytest.approx(100 * simulating)
+    assert ceiling.inference_s == ceiling.training_s == pytest.approx(1e-3)
 
 
 class Falling(Counting):

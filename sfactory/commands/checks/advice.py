@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from sfactory.commands.checks.findings import Facts, duration
 from sfactory.config import Config, devices
 from sfactory.envs.interface import TENSORS, EnvSpec
+from sfactory.errors import counted
 from sfactory.profiling.ceiling import Ceiling, measure_ceiling
 from sfactory.profiling.measure import Profile, profile_run
 from sfactory.runtime.planning import make_plan
@@ -16,8 +18,6 @@ from sfactory.spaces import ObservationSpec
 
 REACHED = 0.85
 """Share of the ceiling that a run usually reaches (perf/RESULTS.md)."""
-SLOW_STEP_S = 0.01
-"""Duration of an env step from which simulation is not measured once more: it would take long, and is known."""
 LONG_STEP_S, SHORT_STEP_S = 1e-3, 3e-5
 WAITING = 0.5
 """Share of processor time in a step below which it mostly waits."""
@@ -34,19 +34,21 @@ class Expectation:
         ceiling: What this machine could do at most; None where environments step on the device.
         limit: simulation, inference or training: what takes most of the time.
         shares: Share of the processor time that each of the three takes.
+        cores: How many the run may use.
     """
 
     env_steps_per_s: float
     ceiling: float | None
     limit: str
     shares: dict[str, float]
+    cores: int
 
     def __str__(self) -> str:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items())
         ceiling = "" if self.ceiling is None else f" (ceiling {_rounded(self.ceiling)})"
         speed = _rounded(self.env_steps_per_s)
         return (
-            f"about {speed} env steps/s with learning, on {devices.cores()} cores{ceiling}; the "
+            f"about {speed} env steps/s with learning, on {counted(self.cores, 'core')}{ceiling}; the "
             f"limit is {self.limit} ({shares} of the time)"
         )
 
@@ -56,9 +58,9 @@ def _rounded(speed: float) -> str:
     return f"{float(f'{speed:.3g}'):,.10g}"
 
 
-def expect(config: Config, spec: EnvSpec, facts: Facts, seconds: float) -> Expectation:
-    """Measure what inference and training cost, and estimate the speed of a run; where environments step on the device,
-    run it for so long.
+def expect(config: Config, spec: EnvSpec, seconds: float) -> Expectation:
+    """Measure what simulation, inference and training cost, and estimate the speed of a run; where environments step on
+    the device, run it for so long.
 
     Raises:
         ConfigError: If the configuration cannot work.
@@ -66,8 +68,7 @@ def expect(config: Config, spec: EnvSpec, facts: Facts, seconds: float) -> Expec
     """
     if spec.family == TENSORS:
         return _of_run(profile_run(make_plan(config), seconds))
-    known = facts.env_step_s if facts.env_step_s > SLOW_STEP_S else None
-    ceiling = measure_ceiling(config, seconds, simulation_s=known)
+    ceiling = measure_ceiling(config, seconds)
     costs = {"simulation": ceiling.simulation_s} | {
         name: cost
         for name, cost, device in (
@@ -85,13 +86,13 @@ def _of_run(profile: Profile) -> Expectation:
     updates = phases["forward"] + phases["update"]
     shares = {"simulation": phases["environment"], "inference and training": updates}
     limit = max(shares, key=lambda name: shares[name])
-    return Expectation(profile.fps, None, limit, shares)
+    return Expectation(profile.fps, None, limit, shares, devices.cores())
 
 
 def _expectation(costs: dict[str, float], ceiling: Ceiling) -> Expectation:
     shares = {name: cost / sum(costs.values()) for name, cost in costs.items()}
     limit = max(shares, key=lambda name: shares[name])
-    return Expectation(REACHED * ceiling.env_steps_per_s, ceiling.env_steps_per_s, limit, shares)
+    return Expectation(REACHED * ceiling.env_steps_per_s, ceiling.env_steps_per_s, limit, shares, ceiling.cores)
 
 
 def advise(config: Config, facts: Facts, spec: EnvSpec, expectation: Expectation | None) -> list[str]:
@@ -105,7 +106,7 @@ def advise(config: Config, facts: Facts, spec: EnvSpec, expectation: Expectation
     """
     preset = f"preset {config.preset}: {_of_preset(config)}"
     speed = _for_rows(config) if spec.family == TENSORS else _for_workers(config, facts)
-    images, learning = _for_images(spec.observation), _for_learning(config, facts)
+    images, learning = _for_images(config, spec.observation), _for_learning(config, facts)
     return [preset, *speed, *_for_time(config, facts, expectation), *images, *learning]
 
 
@@ -127,25 +128,32 @@ def _for_rows(config: Config) -> Iterator[str]:
     )
 
 
+def _flags(config: Config, values: Mapping[str, float]) -> str:
+    """The flags for values of fields, without those that a config has."""
+    other = {name: value for name, value in values.items() if attrgetter(name)(config) != value}
+    return " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in other.items())
+
+
 def _for_workers(config: Config, facts: Facts) -> Iterator[str]:
     cores, step_s = devices.cores(), facts.env_step_s
-    if step_s >= LONG_STEP_S and facts.cpu_share < WAITING:
+    waits, many = facts.cpu_share < WAITING, min(4 * cores, 64)
+    if step_s >= LONG_STEP_S and waits and not config.serial and (config.workers or 0) < many:
         yield (
-            f"--workers {min(4 * cores, 64)}: a step of {duration(step_s)} computes for {facts.cpu_share:.0%} of its "
-            "time and waits for the rest, so many of them fit onto one core"
+            f"--workers {many}: a step computes for {facts.cpu_share:.0%} of its time and waits for the rest, so many "
+            "of them fit onto one core"
         )
-    elif step_s >= LONG_STEP_S:
+    few = _flags(config, {"workers": cores, "envs_per_worker": 4})
+    if step_s >= LONG_STEP_S and not waits and not config.serial and few:
         yield (
-            f"--workers {cores} --envs-per-worker 4: steps take {duration(step_s)}, so every core should step "
-            "environments, and few in each worker keep batches young"
+            f"{few}: steps are slow, so every core should step environments, and few in each worker keep batches young"
         )
-    elif step_s <= SHORT_STEP_S and facts.kind != "single":
-        yield "steps are quick; --envs-per-worker 64 or more makes their batches larger"
-    elif step_s <= SHORT_STEP_S:
-        yield (
-            f"--envs-per-worker 64: steps take {duration(step_s)}, so that several environments in each worker share "
-            "the cost of a message; a gymnasium.vector.VectorEnv of your own saves Python's calls, too"
+    if step_s <= SHORT_STEP_S and config.envs_per_worker < 64:
+        single = (
+            "so that several environments in each worker share the cost of a message; a gymnasium.vector.VectorEnv of "
+            "your own saves Python's calls, too"
         )
+        reason = single if facts.kind == "single" else "and more environments make their batches larger"
+        yield f"--envs-per-worker 64: steps are quick, {reason}"
     resets = 0.0
     if facts.episodes and facts.kind == "single":
         resets = facts.running_share * facts.reset.mean / facts.episode_length / step_s
@@ -154,7 +162,7 @@ def _for_workers(config: Config, facts: Facts) -> Iterator[str]:
 
 
 def _for_time(config: Config, facts: Facts, expectation: Expectation | None) -> Iterator[str]:
-    if facts.step.most > 10:
+    if 10 * facts.step.most > max(100, config.runtime.step_timeout_s):
         yield f"--runtime.step-timeout-s {10 * facts.step.most:.0f}: the longest step took {duration(facts.step.most)}"
     if expectation is not None and expectation.limit == "training":
         yield "training is the limit: --epochs, --model.hidden and --model.features decide what it costs"
@@ -162,7 +170,7 @@ def _for_time(config: Config, facts: Facts, expectation: Expectation | None) -> 
         yield f"{config.steps:,} env steps would take about {hours:.0f} hours here; a shorter step would gain most"
 
 
-def _for_images(observation: ObservationSpec) -> Iterator[str]:
+def _for_images(config: Config, observation: ObservationSpec) -> Iterator[str]:
     images = [leaf for leaf in observation.leaves if leaf.is_image]
     if not images:
         return
@@ -173,17 +181,16 @@ def _for_images(observation: ObservationSpec) -> Iterator[str]:
             f"images are {' x '.join(map(str, largest.shape))}: gymnasium.wrappers.ResizeObservation to 84 x 84, and "
             "grey where colour does not matter, cost a fraction"
         )
-    yield "images: --model.encoder impala_resnet learns more per env step than nature_cnn, and costs more"
+    if config.model.encoder != "impala_resnet":
+        yield "images: --model.encoder impala_resnet learns more per env step than nature_cnn, and costs more"
 
 
 def _for_learning(config: Config, facts: Facts) -> Iterator[str]:
-    if facts.sparse:
-        yield (
-            f"--loss.entropy-coef {max(0.02, 2 * config.loss.entropy_coef):g} --rollout 128: rewards are sparse, so "
-            "that exploration matters and a reward must be carried far back"
-        )
+    exploring = {"loss.entropy_coef": max(0.02, config.loss.entropy_coef), "rollout": max(128, config.rollout)}
+    if facts.sparse and (flags := _flags(config, exploring)):
+        yield (f"{flags}: rewards are sparse, so that exploration matters and a reward must be carried far back")
     horizon = 1 / max(1e-9, 1 - config.loss.gamma)
-    if facts.episodes and facts.episode_length > 1.5 * horizon:
+    if facts.episodes and facts.episode_length > 1.5 * horizon and config.loss.gamma < 0.999:
         yield (
             f"--loss.gamma 0.999: episodes take {facts.episode_length:.0f} env steps, and --loss.gamma "
             f"{config.loss.gamma:g} looks about {horizon:.0f} ahead; where the end is what counts"
@@ -191,7 +198,7 @@ def _for_learning(config: Config, facts: Facts) -> Iterator[str]:
     size = max(abs(facts.reward_min), abs(facts.reward_max))
     if not config.loss.normalize_returns and not config.loss.reward_clip and size > 10:
         yield f"--loss.normalize-returns: rewards reach {size:.3g}, and this preset takes them as they are"
-    elif size > 1e4:
-        yield f"--loss.reward-scale {10 ** -round(math.log10(size)):g}: rewards reach {size:.3g}"
+    elif size > 1e4 and (flags := _flags(config, {"loss.reward_scale": 10 ** -round(math.log10(size))})):
+        yield f"{flags}: rewards reach {size:.3g}"
     if facts.observation_max > 100 and not config.model.normalize_obs:
         yield f"--model.normalize-obs: observations reach {facts.observation_max:.3g}"
