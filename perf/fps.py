@@ -28,7 +28,7 @@ from rich.table import Table
 
 from perf.runs import Report, training
 from sfactory.config.command_line import from_command_line
-from sfactory.config.lag import settling_steps
+from sfactory.config.lag import slot_count
 from sfactory.profiling.ceiling import Ceiling, measure_ceiling
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import fork_server
@@ -136,10 +136,11 @@ def measure_run(flags: str, seconds: float) -> tuple[float, float]:
 
 
 def settled_after(flags: str) -> int:
-    """Env steps of training after which a run has settled."""
+    """Env steps of training after which a run has settled: before, it may train on the slots that were filled until its
+    first update, here twice what all slots hold."""
     with fork_server():
         plan = make_plan(from_command_line(shlex.split(flags), "perf/fps.py"))
-    return settling_steps(plan.config, plan.rows)
+    return 2 * slot_count(plan.config, plan.rows) * plan.config.rollout * plan.rows
 
 
 def trained(reports: list[Report], settled: int) -> list[Report]:

@@ -22,15 +22,6 @@ def slot_count(config: Config, rows: int) -> int:
     return max(per_batch, config.workers * config.runtime.groups + per_batch * config.runtime.spare_batches)
 
 
-def settling_steps(config: Config, rows: int) -> int:
-    """Env steps of training after which a run goes on at the speed that it can keep.
-
-    At first it trains faster than it samples, on the slots that were filled before its first update: here twice what
-    all slots hold.
-    """
-    return 2 * slot_count(config, rows) * config.rollout * rows
-
-
 def least_max_lag(config: Config, rows: int) -> int:
     """The smallest bound on the lag, in updates, under which the learner never has to wait for a particular segment as
     long as segments finish in the order in which they were begun."""
