@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from sfactory.config.cgroups import cpu_quota
 from sfactory.config.fields import Config
 from sfactory.errors import ConfigError, RunFailed
 
@@ -256,8 +258,8 @@ def autocast_dtype(config: Config, images: bool, device: torch.device) -> torch.
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may use; of a container with less time than that, so many as fill its time."""
+    return math.ceil(min(len(os.sched_getaffinity(0)), cpu_quota()))
 
 
 def learner_threads(config: Config) -> int:

@@ -10,16 +10,17 @@ from pathlib import Path
 import psutil
 
 import sfactory
+from sfactory.config import devices
 
 PACKAGES = ("torch", "numpy", "numba", "gymnasium")
 
 
 def describe_machine() -> dict[str, str]:
     """Facts about this machine by name, for a reader. Asks no driver, which would take memory on a GPU."""
-    cores, threads = psutil.cpu_count(logical=False), psutil.cpu_count()
+    cores, threads, usable = psutil.cpu_count(logical=False), psutil.cpu_count(), devices.cores()
     facts = {
         "processor": _stated("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
-        "cores": f"{cores or threads} ({threads} threads)",
+        "cores": f"{cores or threads} ({threads} threads{f', {usable} usable' if usable != threads else ''})",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "GPUs": ", ".join(_gpus()) or "none",
         "system": f"{platform.system()} {platform.release()}",

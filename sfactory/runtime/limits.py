@@ -10,7 +10,6 @@ import logging
 import os
 import resource
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from sfactory.config import devices
+from sfactory.config.cgroups import cgroups
 from sfactory.config.lag import segments_per_batch
 from sfactory.data.arena import arena_bytes, segment_fields
 from sfactory.data.examples import example_batch
@@ -56,8 +56,6 @@ MOST_ONE_HOT = 2**30
 """Bytes of a minibatch's one-hot input, and of the first layer that takes it. So much takes seconds to be multiplied in
 each update."""
 SHARED_FOLDER = "/dev/shm"
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUPS = Path("/proc/self/cgroup")
 _log = logging.getLogger(__name__)
 
 
@@ -170,7 +168,7 @@ def free_memory() -> Limit:
     """Bytes that this process and its children may still take: of the machine, or of the tightest cgroup around
     them."""
     limits = [Limit(psutil.virtual_memory().available, "this machine")]
-    for folder in _cgroups("memory"):
+    for folder in cgroups("memory"):
         for most, used, cache in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -334,7 +332,7 @@ def threads_needed(plan: Plan) -> int:
 
 def _processes(plan: Plan) -> str | None:
     needed = threads_needed(plan)
-    for folder in _cgroups("pids"):
+    for folder in cgroups("pids"):
         if (most := _number(folder / "pids.max")) is not None and needed > (
             left := most - (_number(folder / "pids.current") or 0)
         ):
@@ -405,27 +403,6 @@ def _warn_of_disk(plan: Plan, model: nn.Module) -> None:
 
 def _finite(limit: int) -> float:
     return float("inf") if limit == resource.RLIM_INFINITY else limit
-
-
-def _cgroups(controller: str) -> Iterator[Path]:
-    """The folders of the cgroups that hold this process, of version 1 and 2, from its own up to the root."""
-    try:
-        lines = OWN_CGROUPS.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = CGROUPS / controller if controllers else CGROUPS
-        own = root / path.strip("/")
-        # Inside a container the path may be the one outside, which is not mounted; the root is then the container's
-        # own.
-        for folder in (own, *own.parents):
-            if not folder.is_relative_to(root):
-                break
-            if folder.is_dir():
-                yield folder
 
 
 def _number(file: Path) -> int | None:

@@ -14,6 +14,7 @@ import gymnasium
 import psutil
 import pytest
 import torch
+from cgroup_folders import use_cgroups
 from commands import ENVIRONMENT, ROOT
 from gymnasium import spaces
 from whole_runs import config_for, summary
@@ -126,18 +127,6 @@ def test_what_is_planned_for_covers_what_a_run_takes(policy_workers, tmp_path):
     assert planned[0] - limits.SPARE_DESCRIPTORS >= descriptors
     assert planned[1] >= threads
     assert 0.5 * planned[2] < memory < 1.3 * planned[2]
-
-
-def use_cgroups(monkeypatch, folder: Path, own: str, files: dict[str, object]) -> None:
-    """Let a folder stand for the machine's cgroups."""
-    for name, content in files.items():
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{content}\n")
-    folder.mkdir(exist_ok=True)
-    (folder / "own").write_text(f"{own}\n")
-    monkeypatch.setattr(limits, "CGROUPS", folder)
-    monkeypatch.setattr(limits, "OWN_CGROUPS", folder / "own")
 
 
 class Categories(gymnasium.Env):
