@@ -16,6 +16,8 @@ FULL = 0.9
 """Share of the machine's cores in use from which no core counts as spare."""
 ONE_THREAD = 0.8
 """Cores used by the learner up to which one thread is enough."""
+DISTURBS = 0.2
+"""Busy share of the learner from which its threads take time of others."""
 NAMES = {"rollout": "environments", "policy": "policy workers", "learner": "learner"}
 
 
@@ -49,8 +51,10 @@ def find_bottleneck(profile: Profile) -> Bottleneck:
     busy = {kind: profile.busy(kind) for kind in (KINDS if learns else KINDS[:2])}
     heaviest = max(busy, key=profile.cpu)
     if plan.inline_inference:  # simulation and inference take turns in the same processes
-        lighter, heavier = sorted(("rollout", "policy"), key=busy.get)
+        simulates = profile.interval.phases("rollout")["environment"] > busy["policy"]
+        heavier, lighter = ("rollout", "policy") if simulates else ("policy", "rollout")
         busy[heavier] += busy.pop(lighter)
+        heaviest = heavier if heaviest == lighter else heaviest
     slowest = max(busy, key=busy.get)
     used = f"{profile.cpu_cores:.1f} of {devices.cores()} cores"
     if plan.config.serial:
@@ -151,7 +155,8 @@ def _one_learner_thread(profile: Profile) -> list[str]:
     """On cores that the learner shares with the environments, several threads of it disturb more where one would do."""
     config = profile.plan.config
     threads = devices.learner_threads(config)
-    enough = devices.learner_device(config).type == "cpu" and profile.cpu("learner") < ONE_THREAD
+    disturbs = devices.learner_device(config).type == "cpu" and profile.busy("learner") > DISTURBS
+    enough = disturbs and profile.cpu("learner") < ONE_THREAD
     return (
         [f"--runtime.learner-threads 1 (now {threads})"]
         if threads > 1 and enough and not profile.plan.sample_only

@@ -1,6 +1,7 @@
 """The profile: its accounts add up, its files can be used, and it leaves nothing behind."""
 
 import dataclasses
+import io
 import json
 import math
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 from commands import Command, wait_until
 from environments import Pixels
+from rich.console import Console
 
 from sfactory.config import Config, RuntimeConfig, merged, resolve
 from sfactory.config.command_line import from_command_line
@@ -22,6 +24,7 @@ from sfactory.profiling import measure as profiling
 from sfactory.profiling import tune as tuning_module
 from sfactory.profiling.bottleneck import find_bottleneck
 from sfactory.profiling.measure import Interrupted, Level, Profile
+from sfactory.profiling.report import show
 from sfactory.profiling.tune import searched_values, tune, tuned_values
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import fork_server
@@ -379,12 +382,15 @@ def test_the_bottleneck_comes_with_its_flag(busy, cpu, blocked, name, flag, monk
     assert any(flag in advice for advice in found.advice)
 
 
-@pytest.mark.parametrize(("threads", "cpu", "advised"), [(2, 0.6, True), (2, 1.2, False), (1, 0.6, False)])
-def test_a_learner_that_needs_one_core_is_advised_to_have_one_thread(threads, cpu, advised, monkeypatch):
+@pytest.mark.parametrize(
+    ("threads", "cpu", "busy", "advised"),
+    [(2, 0.6, 0.7, True), (2, 1.2, 0.7, False), (1, 0.6, 0.7, False), (2, 0.1, 0.1, False)],
+)
+def test_a_learner_that_needs_one_core_is_advised_to_have_one_thread(threads, cpu, busy, advised, monkeypatch):
     monkeypatch.setattr("sfactory.config.devices.cores", lambda: 2)
     plan = plan_for(runtime=RuntimeConfig(learner_threads=threads))
     at_work = {"learner": cpu, "policy": 0.2, "rollout": 1.2}
-    found = find_bottleneck(profile_of(plan, {"learner": 0.7, "policy": 0.3, "rollout": 0.97}, at_work))
+    found = find_bottleneck(profile_of(plan, {"learner": busy, "policy": 0.3, "rollout": 0.97}, at_work))
     assert found.name == "environments"
     assert any("--runtime.learner-threads 1" in advice for advice in found.advice) == advised
 
@@ -399,6 +405,22 @@ def test_the_two_halves_of_a_process_that_infers_inline_are_one_stage(monkeypatc
     assert "higher --workers (now 2)" in found.advice
     found = find_bottleneck(profile_of(plan, {"learner": 0.5, "policy": 0.3, "rollout": 0.2}, cpu))
     assert found.name == "slots"
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_environments_that_take_less_than_inference_are_not_the_bottleneck(full, monkeypatch):
+    """What rollout workers do besides stepping environments is no environment's time."""
+    monkeypatch.setattr("sfactory.config.devices.cores", lambda: 2 if full else 4)
+    profile = profile_of(
+        plan_for(workers=2),
+        {"learner": 0.1, "policy": 0.42, "rollout": 0.54},
+        {"learner": 0.1, "policy": 0.8, "rollout": 1.0},
+    )
+    rollout = profile.interval.after[profile.interval.names.index("rollout-0")]
+    rollout[[COLUMNS.index("environment"), COLUMNS.index("copying")]] = 3.4, 2.0
+    found = find_bottleneck(profile)
+    assert found.name == "policy workers"
+    assert not any("learner-threads" in advice for advice in found.advice)
 
 
 class FakeRuns:
@@ -522,3 +544,27 @@ def test_tuned_values_say_what_was_asked_for_and_no_more():
     }  # fmt: skip
     assert "run" not in values
     assert "optim" not in values
+
+
+@pytest.mark.parametrize(("trials", "told"), [(1, "no time to compare anything; use more --seconds"), (2, "2 runs")])
+def test_what_a_search_prints_can_be_run(trials, told, place, capsys, monkeypatch):
+    plan, halves = plan_for(workers=1), dict.fromkeys(("learner", "policy", "rollout"), 0.5)
+    trial = tuning_module.Trial(searched_values(plan.config), 1000.0)
+    tuning = tuning_module.Tuning(plan, profile_of(plan, halves, halves), trials * [trial])
+    monkeypatch.setattr(tuning_module, "tune", lambda *_: tuning)
+    file = place / "my best.yaml"
+    assert main(["--env", "CartPole-v1", *SMALL, "--tune", "--tune-out", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert told in shown and f"sfactory train --config '{file}'" in shown
+    assert "1 rollout worker " in shown and "1 policy worker " in shown
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_lag_is_told_where_something_is_learned(learns):
+    plan, halves = plan_for(), dict.fromkeys(("learner", "policy", "rollout"), 0.5)
+    found = profile_of(dataclasses.replace(plan, sample_only=not learns), halves, halves)
+    found = found if learns else dataclasses.replace(found, lag_mean=math.nan, lag_max=math.nan)
+    console = Console(record=True, width=120, file=io.StringIO())
+    show(console, found, 1000.0, find_bottleneck(found))
+    text = console.export_text()
+    assert ("policy lag" in text) == learns
