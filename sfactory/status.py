@@ -133,7 +133,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.stat
             elif live is not None:
                 live.update(_view(options.run, found), refresh=True)
             else:
-                console.print(_view(options.run, found))
+                console.print(_view(options.run, found), soft_wrap=found.state is None)  # one line
             if not (options.watch and found.goes_on):
                 break
             time.sleep(WATCH_EVERY_S)

@@ -427,7 +427,7 @@ def test_a_folder_for_the_hub_is_no_run_that_was_killed(
     steps = load_snapshot(out, "latest").env_steps
     assert (found.status, found.env_steps, found.episode_return) == ("exported", steps, 50.0)
     assert main(["status", str(out)]) == 0
-    assert f"{out}: exported  {steps:,} env steps, return 50" in capsys.readouterr().out.replace("\n", "")
+    assert f"{out}: exported  {steps:,} env steps, return 50" in capsys.readouterr().out
     assert main(["report", str(out), "--episodes", "1000000"]) == 2
     assert "holds an exported policy and no reports of a run" in capsys.readouterr().err
     assert not (out / "report.html").exists()
