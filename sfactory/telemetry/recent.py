@@ -234,7 +234,7 @@ class BlindCritic:
     def noticed(self, updates: int, explained_variance: float) -> bool:
         """Take a report into account; True once, at the last of so many reports that show it. One that shows nothing
         new, or returns that do not vary, counts neither way."""
-        if updates == self._updates or explained_variance == 0.0:
+        if updates == self._updates or explained_variance == 0.0 or math.isnan(explained_variance):
             return False
         self._updates = updates
         self._reports = self._reports + 1 if abs(explained_variance) < BLIND else 0

@@ -138,8 +138,8 @@ def test_only_reports_in_a_row_with_something_learned_count() -> None:
     critic, noticed = BlindCritic(), []
     values = [3e-8] * (BLIND_REPORTS - 1) + [0.2] + [-3e-8] * 2 * BLIND_REPORTS
     for update, value in enumerate(values, 1):
-        noticed += [critic.noticed(update, value), critic.noticed(update, value)]
-    assert noticed.count(True) == 1 and noticed.index(True) == 2 * (2 * BLIND_REPORTS - 1)
+        noticed += [critic.noticed(update, math.nan), critic.noticed(update, value)]
+    assert noticed.count(True) == 1 and noticed.index(True) == 2 * (2 * BLIND_REPORTS - 1) + 1
     for value in (0.0, math.nan, 1e-3):
         critic = BlindCritic()
         assert not any(critic.noticed(update, value) for update in range(1, 100)), "returns do not vary, or are learned"
