@@ -92,7 +92,8 @@ def test_nothing_that_a_strangers_config_names_is_imported_called_or_opened(name
 
 @pytest.mark.parametrize("command", ["report", "runs", "status", "plot", "export"])
 @pytest.mark.parametrize("preset", ["auto", "default"])
-def test_no_command_imports_a_strangers_environment(command, preset, stranger):
+def test_no_command_imports_a_strangers_environment(command, preset, stranger, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where plots are put
     tamper(stranger, env="payload:make", preset=preset)
     assert main([command, str(stranger.parent if command == "runs" else stranger)]) == 0
 

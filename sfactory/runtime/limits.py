@@ -10,25 +10,22 @@ import logging
 import os
 import resource
 import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from sfactory.config import devices
-from sfactory.config.cgroups import cgroups
+from sfactory.config.cgroups import Limit, memory_limits, process_limits
 from sfactory.config.lag import segments_per_batch
 from sfactory.data.arena import arena_bytes, segment_fields
-from sfactory.data.examples import example_batch
 from sfactory.errors import ConfigError
 from sfactory.files import is_writable
 from sfactory.model import build_model
 from sfactory.model.actor_critic import CORES
 from sfactory.model.encoders import KNOWN
-from sfactory.model.networks import Outputs, TorchNetwork
+from sfactory.runtime.gpu_memory import too_large_batch
 from sfactory.runtime.processes import server_pid
 
 if TYPE_CHECKING:
@@ -48,8 +45,6 @@ OWN_DESCRIPTORS, DESCRIPTORS_PER_PROCESS = 24, 4
 sentinel, and two while it starts)."""
 SPARE_DESCRIPTORS = 64
 """Descriptors reserved for libraries, environments and callbacks."""
-CONTEXT_MIB = 400
-"""Memory of a GPU that a process takes before it computes there."""
 MEMORY_SHARE = 0.9
 """Share of the free memory that a run may use; the rest is for environments and activations."""
 MOST_ONE_HOT = 2**30
@@ -72,7 +67,7 @@ def check_limits(plan: Plan, model: nn.Module) -> None:
     Raises:
         ConfigError: If anything does not suffice, with figures and remedies.
     """
-    of_model = (check(plan, model) for check in (_memory, _device_memory, _file_size))
+    of_model = (check(plan, model) for check in (_memory, too_large_batch, _file_size))
     of_processes = (check(plan) for check in (_shared_folder, _descriptors, _processes))
     problems = [problem for problem in (*of_model, *of_processes) if problem is not None]
     if problems:
@@ -128,13 +123,6 @@ def _check_one_hot(plan: Plan) -> None:
         raise ConfigError(*problems)
 
 
-class Limit(NamedTuple):
-    """An amount that is left, and the name of its limit."""
-
-    left: float
-    by: str
-
-
 # Memory
 
 
@@ -167,17 +155,7 @@ def trajectory_bytes(plan: Plan, model: nn.Module) -> int:
 def free_memory() -> Limit:
     """Bytes that this process and its children may still take: of the machine, or of the tightest cgroup around
     them."""
-    limits = [Limit(psutil.virtual_memory().available, "this machine")]
-    for folder in cgroups("memory"):
-        for most, used, cache in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            if (limit := _number(folder / most)) is not None and (usage := _number(folder / used)) is not None:
-                limits.append(
-                    Limit(limit - usage + _statistic(folder / "memory.stat", cache), f"the memory limit of {folder}")
-                )
-    return min(limits)
+    return min([Limit(psutil.virtual_memory().available, "this machine"), *memory_limits()])
 
 
 def _memory(plan: Plan, model: nn.Module) -> str | None:
@@ -193,86 +171,7 @@ def _memory(plan: Plan, model: nn.Module) -> str | None:
     )
 
 
-# A GPU's memory
-
-
-def saved_bytes(model: nn.Module) -> float:
-    """Bytes of activations that a model of the CPU saves for the way back, for each sample, in float32."""
-    found = dict[int, int]()
-    own = {weights.data_ptr() for weights in model.state_dict().values()}
-
-    def note(x: torch.Tensor) -> torch.Tensor:
-        if x.data_ptr() not in own:
-            found[x.data_ptr()] = max(x.nbytes, found.get(x.data_ptr(), 0))
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        kept, samples = _example_pass(model)  # an address belongs to one tensor as long as it lives
-        total = sum(found.values())
-        del kept
-    return total / samples
-
-
-def passing_bytes(model: nn.Module) -> float:
-    """Bytes, for each sample, that a pass without a way back through a model of the CPU takes at its widest module, in
-    float32."""
-    widest = 0
-
-    def note(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-        nonlocal widest
-        if next(module.children(), None) is None:
-            widest = max(widest, sum(x.numel() for x in (*inputs, output) if isinstance(x, torch.Tensor)))
-
-    with torch.no_grad(), register_module_forward_hook(note):
-        _, samples = _example_pass(model)
-    return torch.float32.itemsize * widest / samples
-
-
-def _example_pass(model: nn.Module) -> tuple[Outputs, int]:
-    """What a model of the CPU makes of an example batch, and its number of samples."""
-    batch = example_batch(model.observation, model.action, model.state_size)
-    network = TorchNetwork(model, torch.device("cpu"), None, compiled=False)
-    with torch.random.fork_rng(devices=[]):
-        return network.outputs(batch, batch.all_columns), batch.first.numel()
-
-
-def activation_bytes(model: nn.Module, minibatches: int) -> float:
-    """Bytes of activations for each sample of a batch, in float32: of an update, which goes back through a minibatch,
-    or of the pass over the whole batch that its targets come from."""
-    return max(saved_bytes(model) / minibatches, passing_bytes(model))
-
-
-def gpu_bytes(plan: Plan, model: nn.Module, batch_size: int) -> float:
-    """Bytes of the learner's GPU that a run takes at least: two staging buffers, activations, weights with gradients
-    and optimizer, and a context for each process there."""
-    config, device = plan.config, devices.learner_device(plan.config)
-    segments = batch_size // (config.rollout * plan.rows)
-    batch = arena_bytes(segment_fields(plan.env, model.state_size), segments, config.rollout, plan.rows)
-    low = 1.0 if config.precision == "float32" else 0.5
-    activations = low * activation_bytes(model, config.optim.minibatches) * batch_size
-    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-    there = sum(devices.inference_device(config, worker) == device for worker in range(plan.policies))
-    return 2 * batch + activations + (5 + there) * weights + CONTEXT_MIB * MIB * (1 + there)
-
-
-def _device_memory(plan: Plan, model: nn.Module) -> str | None:
-    config, device = plan.config, devices.learner_device(plan.config)
-    if device.type != "cuda" or plan.sample_only or (state := devices.gpu_state(device)) is None:
-        return None
-    needed, segment = gpu_bytes(plan, model, config.batch_size), config.rollout * plan.rows
-    if needed <= state.free:
-        return None
-    fixed = gpu_bytes(plan, model, 0)
-    unit = (needed - fixed) / (config.batch_size // segment)
-    fitting = int(max(0, state.free - fixed) // unit) * segment
-    remedy = f"the largest that fits is {fitting}" if fitting else "not even one segment fits; make the model smaller"
-    minibatches = config.optim.minibatches
-    helps = activation_bytes(model, minibatches + 1) < activation_bytes(model, minibatches)
-    return (
-        f"batch_size {config.batch_size} needs about {needed / 2**30:.1f} GiB on {device}, of which "
-        f"{state.free / 2**30:.1f} GiB of {state.total / 2**30:.1f} GiB are free; {remedy}. "
-        f"{'More optim.minibatches or --precision bfloat16 need' if helps else '--precision bfloat16 needs'} less of it"
-    )
+# Files
 
 
 def _file_size(plan: Plan, model: nn.Module) -> str | None:
@@ -332,12 +231,10 @@ def threads_needed(plan: Plan) -> int:
 
 def _processes(plan: Plan) -> str | None:
     needed = threads_needed(plan)
-    for folder in cgroups("pids"):
-        if (most := _number(folder / "pids.max")) is not None and needed > (
-            left := most - (_number(folder / "pids.current") or 0)
-        ):
+    for limit in process_limits():
+        if needed > limit.left:
             return (
-                f"the run needs {needed} more processes and threads, and {folder}/pids.max leaves {left:g}; lower the "
+                f"the run needs {needed} more processes and threads, and {limit.by} leaves {limit.left:g}; lower the "
                 "number of workers"
             )
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -398,24 +295,5 @@ def _warn_of_disk(plan: Plan, model: nn.Module) -> None:
         )
 
 
-# Reading limits
-
-
 def _finite(limit: int) -> float:
     return float("inf") if limit == resource.RLIM_INFINITY else limit
-
-
-def _number(file: Path) -> int | None:
-    """The number in a file; None where it says max, or is not there."""
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _statistic(file: Path, name: str) -> int:
-    """One line of a file of names and numbers."""
-    try:
-        return next(int(line.split()[1]) for line in file.read_text().splitlines() if line.split()[:1] == [name])
-    except (OSError, StopIteration):
-        return 0

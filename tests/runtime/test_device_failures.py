@@ -17,7 +17,7 @@ from sfactory.config import Config, ModelConfig, OptimConfig, RuntimeConfig, dev
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.model import build_model
 from sfactory.model.actor_critic import ActorCritic
-from sfactory.runtime import limits
+from sfactory.runtime import gpu_memory
 from sfactory.runtime.planning import make_plan
 
 GIB = 2**30
@@ -152,8 +152,8 @@ def test_more_minibatches_need_less_of_a_gpu(driver) -> None:
         for count in (1, 4)
     ]
     model = build_model(plans[0].env.observation, plans[0].env.action, plans[0].config.model)
-    one, four = (limits.gpu_bytes(plan, model, plan.config.batch_size) for plan in plans)
-    saved, passing = limits.saved_bytes(model), limits.passing_bytes(model)
+    one, four = (gpu_memory.gpu_bytes(plan, model, plan.config.batch_size) for plan in plans)
+    saved, passing = gpu_memory.saved_bytes(model), gpu_memory.passing_bytes(model)
     assert saved > 4 * (32 * 20 * 20 + 64 * 9 * 9 + 64 * 7 * 7), "the layers' outputs in float32"
     assert passing == 4 * (84 * 84 * 4 + 32 * 20 * 20), "what the first convolution takes in and gives out"
     assert saved > passing > saved / 4, "the targets of four minibatches come from one pass over them all"
