@@ -488,7 +488,7 @@ SCORES: dict[str, Score] = {
     "hopper": Score(2000.0, limit_s=600.0),
     "walker2d": Score(2000.0, limit_s=600.0),
     "halfcheetah": Score(2000.0),
-    "pong-classic": Score(0.0, limit_s=5400.0, steps={"sample-factory": 10_000_000, "stable-baselines3": 10_000_000}),
+    "pong-classic": Score(0.0, limit_s=1800.0, steps={"sample-factory": 10_000_000, "stable-baselines3": 10_000_000}),
     "vizdoom-basic": Score(75.0, limit_s=1200.0),
 }
 """By the reference's name. What limits a run is the reference's number of env steps, or the seconds."""
