@@ -36,7 +36,7 @@ def fitted(config: Config, rows_per_env: int, images: bool = False) -> Config:
     if "envs_per_worker" not in given and (share > 1 or rows_per_env > 1):
         meant = max(1, int(preset_value(config, "envs_per_worker") / share) // groups)
         config = changed(config, envs_per_worker=_fitting_envs(config, rows_per_env, meant) * groups)
-        if share > 1 and "rollout" not in given and config.model.core == "none":
+        if share > 1 and "rollout" not in given and config.model.core == config.model.model == "none":
             config = _with_short_segments(config, rows_per_env)
     rows = config.envs_per_group * rows_per_env
     if "batch_size" in given or rows < 1:

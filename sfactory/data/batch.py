@@ -63,9 +63,9 @@ class Batch:
     def all_columns(self) -> slice:
         return slice(0, self.first.shape[1])
 
-    def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
         """Inputs of the network for some columns: observations ``[T+1, n, ...]``, ``first [T+1, n]`` and RNN states
-        ``[n, S]``."""
+        ``[n, S]``, or None where the model has none."""
         return _inputs(self, columns)
 
     def actions(self, columns: Columns) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -216,7 +216,7 @@ class Samples:
     reward: Tensor
     targets: Targets
 
-    def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    def inputs(self, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
         """As :meth:`Batch.inputs`."""
         return _inputs(self, columns)
 
@@ -226,9 +226,10 @@ class Samples:
         return categorical, continuous, None if self.mask is None else select_columns(self.mask, columns, 1)
 
 
-def _inputs(samples: Batch | Samples, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+def _inputs(samples: Batch | Samples, columns: Columns) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
     obs = tuple(select_columns(leaf, columns, 1) for leaf in samples.obs)
-    return obs, select_columns(samples.first, columns, 1), select_columns(samples.rnn_state, columns, 0)
+    state = select_columns(samples.rnn_state, columns, 0) if samples.rnn_state.shape[-1] else None
+    return obs, select_columns(samples.first, columns, 1), state
 
 
 class Assembler:

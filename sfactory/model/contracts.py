@@ -15,7 +15,9 @@ from sfactory.errors import ConfigError
 from sfactory.spaces import Leaf, ObservationSpec
 
 _ROWS = 2
-_BEGINS = torch.ones(1, _ROWS, dtype=torch.bool)
+_FIRST = torch.tensor([[True, False], [False, False], [False, True]])
+"""Where episodes begin in the three steps of two rows that `forward` and `unroll` are both tried with: one at the first
+step, and one at the last, which goes on with a stored state before."""
 
 
 def construct(make: Callable[..., Any], role: str, /, *args: Any, **kwargs: Any) -> nn.Module:
@@ -54,51 +56,68 @@ def checked_encoder(encoder: nn.Module, role: str, leaf: Leaf) -> nn.Module:
 
 
 def checked_core(core: nn.Module, role: str, in_features: int) -> nn.Module:
-    """The core, if it has `out_features`, `state_size` and `unroll`, one step gives an output and a state of these
-    sizes, and `unroll` the same output.
+    """The core, if it has `out_features`, `state_size` and `unroll`, a step gives an output and a state of these sizes,
+    and `unroll` the outputs of `forward` step by step.
 
     Raises:
         ConfigError: If not.
     """
     _require(core, role, out_features=int, state_size=int, unroll=Callable)
-    x, state = torch.ones(_ROWS, in_features), torch.ones(_ROWS, core.state_size)
+    x, zeros = torch.ones(_ROWS, in_features), torch.zeros(_ROWS, core.state_size)
     with _trying(core, role):
-        answer = core(x, torch.zeros_like(state))
+        answer = core(x, zeros)
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise ConfigError(f"{role} returned a {type(answer).__name__} from forward; it must return (output, state)")
     _require_shape(role, "two rows", answer[0], (_ROWS, core.out_features), "(2, out_features)")
     _require_shape(role, "two states", answer[1], (_ROWS, core.state_size), "(2, state_size)")
+    inputs = torch.stack([x, -x, x])
+    with _trying(core, role):
+        stepped = _step_by_step(lambda t, state: core(inputs[t], state), answer[1])
     with _trying(core, f"{role}.unroll"):
-        outputs = core.unroll(x[None], _BEGINS, state)
-    _require_same(role, "outputs", answer[0], outputs)
+        outputs = core.unroll(inputs, _FIRST, answer[1])
+    _require_same(role, "outputs", stepped[0], outputs)
     return core
 
 
 def checked_model(model: nn.Module, role: str, observation: ObservationSpec, width: int) -> nn.Module:
     """The model, if it has `state_size` and `unroll`, its forward gives policy parameters, a value and a state for each
-    row, and its unroll the same parameters and values.
+    row, and its unroll the parameters and values of forward step by step.
 
     Raises:
         ConfigError: If not.
     """
     _require(model, role, state_size=int, unroll=Callable)
     obs = tuple(map(_observations, observation.leaves))
-    state = torch.ones(_ROWS, model.state_size) if model.state_size else None
     with _trying(model, role):
-        answer = model(obs, None if state is None else torch.zeros_like(state))
+        answer = model(obs, torch.zeros(_ROWS, model.state_size) if model.state_size else None)
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise ConfigError(
             f"{role} returned a {type(answer).__name__} from forward; it must return (params, value, state)"
         )
     _require_shape(role, "two observations", answer[0], (_ROWS, width), "(2, the width of the distribution)")
     _require_shape(role, "two observations", answer[1], (_ROWS,), "(2,) values")
-    if state is not None:
+    if model.state_size:
         _require_shape(role, "two states", answer[2], (_ROWS, model.state_size), "(2, state_size)")
+    state = answer[2] if model.state_size else None
+    inputs = tuple(torch.stack([leaf, leaf.flip(0), leaf]) for leaf in obs)
+    with _trying(model, role):
+        params, values = _step_by_step(lambda t, state: model(tuple(leaf[t] for leaf in inputs), state), state)
     with _trying(model, f"{role}.unroll"):
-        params, value, *_ = model.unroll(tuple(leaf[None] for leaf in obs), _BEGINS, state)
-    _require_same(role, "parameters", answer[0], params)
-    _require_same(role, "values", answer[1], value)
+        unrolled_params, unrolled_values, *_ = model.unroll(inputs, _FIRST, state)
+    _require_same(role, "parameters", params, unrolled_params)
+    _require_same(role, "values", values, unrolled_values)
     return model
+
+
+def _step_by_step(step: Callable[[int, Tensor | None], tuple[Any, ...]], state: Tensor | None) -> list[Tensor]:
+    """What a module's forward, given a time and a state, answers before the next state, of all steps ``[3, 2, ...]``.
+    The state is zeroed where an episode begins."""
+    answers = []
+    for t, first in enumerate(_FIRST):
+        *answer, after = step(t, None if state is None else state.masked_fill(first[:, None], 0.0))
+        answers.append(answer)
+        state = None if state is None else after
+    return [torch.stack(steps) for steps in zip(*answers, strict=True)]
 
 
 def _require(module: nn.Module, role: str, **attributes: Any) -> None:
@@ -134,13 +153,15 @@ def _require_shape(role: str, given: str, result: Any, shape: tuple[int, ...], m
 
 
 def _require_same(role: str, what: str, stepped: Tensor, unrolled: Any) -> None:
-    """Compare what forward and unroll make of one step that begins an episode."""
-    _require_shape(f"{role}.unroll", "one step of two rows", unrolled, (1, *stepped.shape), f"(1, 2, ...) {what}")
-    if not torch.allclose(unrolled[0].float(), stepped.float(), rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise ConfigError(
-            f"{role}.unroll gave the {what} {unrolled[0].tolist()} for one step that begins an episode, forward "
-            f"{stepped.tolist()}; both must give the same numbers"
-        )
+    """Compare what forward and unroll make of three steps, in which one episode goes on and others begin."""
+    _require_shape(f"{role}.unroll", "three steps of two rows", unrolled, tuple(stepped.shape), f"(3, 2, ...) {what}")
+    for t, (wanted, got) in enumerate(zip(stepped.float(), unrolled.float(), strict=True)):
+        if not torch.allclose(got, wanted, rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise ConfigError(
+                f"{role}.unroll gave the {what} {got.tolist()} for step {t} of two rows, in which episodes begin as in "
+                f"{_FIRST.tolist()}, and forward {wanted.tolist()}; both must give the same numbers, with a state that "
+                "is zeroed where an episode begins"
+            )
 
 
 def _observations(leaf: Leaf) -> Tensor:

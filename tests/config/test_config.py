@@ -406,6 +406,8 @@ def test_images_are_sampled_as_by_two_workers_and_a_core_keeps_its_segments():
     assert [(config.envs_per_worker, config.rollout) for config in pong] == [(8, 128), (8, 128), (4, 128), (2, 64)]
     core = ModelConfig(core="lstm")
     assert fitted(resolve(Config(env="x", workers=62, model=core)), 1).rollout == 32
+    own = ModelConfig(model="some_module:Recurrent")
+    assert fitted(resolve(Config(env="x", workers=62, model=own)), 1).rollout == 32, "which may have memory"
     assert fitted(resolve(Config(env="x", workers=62, rollout=32)), 1).rollout == 32
 
 

@@ -107,3 +107,11 @@ def test_single_samples_keep_their_action_mask_and_target():
             name = dataclasses.fields(Targets)[0].name
             assert getattr(whole.targets, name)[t, column] == getattr(single.targets, name)[0, i]
     assert single.rnn_state.shape == (steps * columns, batch.rnn_state.shape[1])
+
+
+def test_a_model_without_memory_gets_no_state():
+    arena = make_arena(slots=2)
+    columns, without = slice(0, 5), np.zeros((*arena.rnn_state.shape[:-1], 0), np.float32)
+    batch = Assembler(arena, 2, CPU)([0, 1])
+    assert batch.inputs(columns)[2] is not None
+    assert dataclasses.replace(batch, rnn_state=torch.from_numpy(without).flatten(0, 1)).inputs(columns)[2] is None

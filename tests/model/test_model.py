@@ -490,6 +490,20 @@ class Remembering(OwnCore):
         return super().unroll(x, torch.zeros_like(first), state)
 
 
+class Forgetting(OwnCore):
+    """Begins each step at zero."""
+
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        return super().unroll(x, torch.ones_like(first), state)
+
+
+class Unbroken(OwnCore):
+    """Begins an episode at zero in the first step alone."""
+
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        return super().unroll(x, torch.cat((first[:1], torch.zeros_like(first[1:]))), state)
+
+
 class Dropping(OwnModel):
     """Has a Dropout, which draws other numbers at every call in training."""
 
@@ -528,10 +542,12 @@ def test_a_whole_model_is_given_its_keyword_arguments() -> None:
         ({"core": NoUnroll}, "unroll"),
         ({"model": WrongModel}, r"\(params, value, state\)"),
         ({"model": OtherUnroll}, r"unroll gave the parameters .* both must give the same numbers"),
-        ({"model": FlatUnroll}, r"unroll turned one step of two rows into \(2,\); it must be \(1, 2"),
+        ({"model": FlatUnroll}, r"unroll turned three steps of two rows into \(6,\); it must be \(3, 2"),
         ({"model": FailingUnroll}, "unroll failed on a batch of two observations.*KeyError"),
         ({"model": OwnModel, "kwargs": {"width": 7}}, "unexpected keyword argument 'width'"),
-        ({"core": Remembering}, "unroll gave the outputs"),
+        ({"core": Remembering}, "unroll gave the outputs .* for step 0"),
+        ({"core": Forgetting}, "unroll gave the outputs .* for step 0"),
+        ({"core": Unbroken}, "unroll gave the outputs .* for step 2"),
     ],
 )
 def test_wrong_parts_say_what_is_wrong(config: dict[str, Any], message: str) -> None:
