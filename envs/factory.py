@@ -42,6 +42,18 @@ def read_spaces(observation: Any, action: Any, request: EnvRequest) -> tuple[Obs
         raise ConfigError(*(f"{env_name(request.env)}: {problem}" for problem in error.problems)) from None
 
 
+def declared(env: Any, name: str, request: EnvRequest) -> Any:
+    """An attribute that an environment declares itself by, such as its ``observation_space``; None if it has none.
+
+    Raises:
+        ConfigError: If it is a property that raises.
+    """
+    try:
+        return getattr(env, name, None)
+    except Exception as error:
+        raise ConfigError(f"{env_name(request.env)}: {name} raised {type(error).__name__}: {error}") from error
+
+
 def render_fps(env: Any) -> float:
     """Frame rate of videos in env steps per second, from ``metadata["render_fps"]``; 30 where it is missing."""
     fps = (getattr(env, "metadata", None) or {}).get("render_fps")
@@ -71,10 +83,10 @@ def make_environments(request: EnvRequest, count: int) -> list[Any]:
     name = env_name(request.env)
     first = make_environment(request, count)
     if is_vector(first):
-        if first.num_envs != count:
+        if (given := declared(first, "num_envs", request)) != count:
             close_quietly(first)
             raise ConfigError(
-                f"{name} returned a vector environment with num_envs {first.num_envs}, but a group has {count} "
+                f"{name} returned a vector environment with num_envs {given}, but a group has {count} "
                 "environments (envs_per_worker / runtime.groups); let the callable take num_envs, or change "
                 "envs_per_worker"
             )
@@ -83,8 +95,11 @@ def make_environments(request: EnvRequest, count: int) -> list[Any]:
     try:
         while len(envs) < count:
             envs.append(make_environment(request, count))
-        if len(set(map(id, envs))) < count:
-            raise ConfigError(f"{name} returned the same environment twice; it must make a new one at every call")
+        if len({id(getattr(env, "unwrapped", env)) for env in envs}) < count:
+            raise ConfigError(
+                f"{name} returned the same environment twice, as it is or in a wrapper; it must make a new one at "
+                "every call"
+            )
     except BaseException:
         for env in envs:
             close_quietly(env)

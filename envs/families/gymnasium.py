@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from sfactory.envs.factory import Maker, read_spaces, render_fps
+from sfactory.envs.factory import Maker, declared, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
 from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
 from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
@@ -27,7 +27,8 @@ def read_spec(env: gymnasium.Env, request: EnvRequest) -> EnvSpec:
         ConfigError: If its spaces are not supported or reset() does not return (observation, info).
         EnvironmentFault: If reset() raises.
     """
-    observation, action = read_spaces(env.observation_space, env.action_space, request)
+    spaces = (declared(env, name, request) for name in ("observation_space", "action_space"))
+    observation, action = read_spaces(*spaces, request)
     name = environment_name(request, 0)
     _, info = check_reset(name, lambda: env.reset(seed=0))
     masked = observation.mask_path is not None or MASK_KEY in info

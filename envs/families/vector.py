@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from sfactory.config import env_name
-from sfactory.envs.factory import Maker, read_spaces, render_fps
+from sfactory.envs.factory import Maker, declared, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
 from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
 from sfactory.envs.interface import (
@@ -37,9 +37,8 @@ def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
         EnvironmentFault: If reset() raises or returns something else than (observation, info).
     """
     _autoreset_mode(env, request)
-    observation, action = read_spaces(
-        getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None), request
-    )
+    spaces = (declared(env, name, request) for name in ("single_observation_space", "single_action_space"))
+    observation, action = read_spaces(*spaces, request)
     _, info = check_reset(environment_name(request, 0), lambda: env.reset(seed=0))
     masked = observation.mask_path is not None or MASK_KEY in info
     return EnvSpec(observation, action, masked=masked, family="vector", render_fps=render_fps(env))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 import sfactory
@@ -25,6 +26,7 @@ from sfactory.runtime.dry_run import check_extensions
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.mps import mps_problem
 from sfactory.runtime.plan import Plan
+from sfactory.spaces import LEAST_SIDE
 
 T = TypeVar("T")
 FEW_UPDATES = 500
@@ -150,7 +152,20 @@ def notes_on(plan: Plan) -> list[str]:
             f"{counted(config.optim.minibatches, 'minibatch', 'minibatches')}), too few for most tasks; raise "
             "--steps, --epochs or --optim.minibatches, or lower --batch-size"
         )
-    return notes + _notes_on_categories(plan)
+    return notes + _notes_on_pictures(plan) + _notes_on_categories(plan)
+
+
+def _notes_on_pictures(plan: Plan) -> list[str]:
+    """Notes on bytes that look like pictures, and have too few or too many dimensions to be taken for such."""
+    model = plan.config.model
+    if model.model != "none" or model.encoder != "auto":
+        return []
+    return [
+        f"the observation {leaf.name} {leaf.shape} enters dense layers: images have three dimensions, height, width "
+        "and channels; add one of a single channel, or join a stack's frames and their colours to one"
+        for leaf in plan.env.observation.leaves
+        if leaf.dtype == np.uint8 and len(leaf.shape) in (2, 4) and sorted(leaf.shape)[-2] >= LEAST_SIDE
+    ]
 
 
 def _notes_on_categories(plan: Plan) -> list[str]:

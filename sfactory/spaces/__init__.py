@@ -27,6 +27,8 @@ else:
 MASK_KEY = "action_mask"
 MOST_CATEGORIES = 32
 """An integer Box of at most so many values holds categories; of more, quantities or brightness."""
+LEAST_SIDE = 7
+"""Pixels of each side from which an array may be a picture."""
 
 
 class Reading(NamedTuple):
@@ -222,12 +224,12 @@ def _box_leaf(name: str, path: tuple[str | int, ...], space: spaces.Box, reading
 
 
 def _layout(shape: tuple[int, ...], reading: Reading) -> Literal["flat", "hwc", "chw"]:
-    """Whether three dimensions are an image, two of them with at least 7 pixels, and where its channels are.
+    """Whether three dimensions are an image, two of them with at least LEAST_SIDE pixels, and where its channels are.
 
     Of a square image they are what is beside the two equal sides, of another the smaller of the first and the last
     dimension; where all are equal the last, as Gymnasium's images have it.
     """
-    if not reading.images or len(shape) != 3 or sorted(shape)[1] < 7:
+    if not reading.images or len(shape) != 3 or sorted(shape)[1] < LEAST_SIDE:
         return "flat"
     first, middle, last = shape
     if reading.channels != "auto":

@@ -376,7 +376,7 @@ def test_a_card_passes_masks_and_tells_no_return_that_is_not_known(
     assert main(["export", str(run), "--format", "hf", "--episodes", "0", "--out", str(out)]) == 0
     assert "its return is not known" in capsys.readouterr().out
     card = (out / "README.md").read_text()
-    assert 'policy.act(observation, state=None, action_mask=info["action_mask"])' in card
+    assert 'policy.act(observation, state, action_mask=info["action_mask"])' in card
     assert "model-index" not in card and "unknown" not in card and "env steps.\n" in card
 
 

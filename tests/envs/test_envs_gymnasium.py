@@ -521,10 +521,27 @@ def test_a_video_of_a_callable_without_render_mode_is_refused():
         general.probe(EnvRequest(Counting, {}, render_mode="rgb_array"))
 
 
-def test_a_callable_that_returns_one_environment_again_is_refused():
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_callable_that_returns_one_environment_again_is_refused(wrapped):
     env = Counting()
     with pytest.raises(ConfigError, match="same environment twice"):
-        group_of(lambda: env, count=2)
+        group_of(lambda: gymnasium.wrappers.TimeLimit(env, 100) if wrapped else env, count=2)
+
+
+class WithoutSpaces(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+
+class WithRaisingSpace(WithoutSpaces):
+    @property
+    def observation_space(self):
+        raise KeyError("sensors")
+
+
+def test_spaces_that_are_missing_or_raise_are_told_in_a_sentence():
+    assert "WithoutSpaces: observation_space is None; it must be a gymnasium.spaces.Space" in problem(WithoutSpaces)
+    assert "observation_space raised KeyError: 'sensors'" in problem(WithRaisingSpace)
 
 
 def test_a_mask_that_first_comes_with_a_step_is_a_fault_when_an_episode_ends():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import shutil
 from pathlib import Path
@@ -67,6 +68,26 @@ def test_a_batch_that_is_not_the_presets_is_told_unless_it_was_asked_for():
     for flags in ([], ["--batch-size", "2048"]):
         assert notes_on(make_plan(from_command_line(["--env", "CartPole-v1", *flags], "test"))) == []
     assert notes_on(make_plan(resolve(Config(env=Crowd, batch_size=768)))) == []
+
+
+class Picture(gymnasium.Env):
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, *shape: int) -> None:
+        self.observation_space = spaces.Box(0, 255, shape, np.uint8)
+
+    def reset(self, **_):
+        return self.observation_space.sample(), {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"), [((96, 96), 1), ((4, 48, 48, 3), 1), ((48, 48, 3), 0), ((128,), 0), ((5, 9), 0)]
+)
+def test_pictures_that_enter_dense_layers_are_told(shape: tuple[int, ...], told: int):
+    env = functools.partial(Picture, *shape)
+    notes = notes_on(make_plan(resolve(Config(env=env, steps=200_000))))
+    assert [("enters dense layers" in note) and (str(shape) in note) for note in notes] == [True] * told
+    assert notes_on(make_plan(resolve(Config(env=env, steps=200_000, model=ModelConfig(encoder="mlp"))))) == []
 
 
 class ManyCategories(gymnasium.Env):

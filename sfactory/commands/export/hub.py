@@ -189,7 +189,8 @@ A policy for `{env}`, trained with sfactory for {env_steps:,} env steps.{returne
     from sfactory import {imported}
 
     policy = load_policy(snapshot_download({repo or "OWNER/NAME"!r}){passed})
-    action, state = policy.act(observation, state=None{mask})
+    state = None  # at an episode's begin
+    action, state = policy.act(observation, state{mask})
 {missing}
 `{CONFIG}` is the whole configuration of the run, `{SPACES}` describes what the policy sees and does and how it is
 built, and `{CHECKPOINTS}/` has the weights as safetensors.
