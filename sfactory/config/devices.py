@@ -14,7 +14,7 @@ import torch
 
 from sfactory.config.cgroups import cpu_quota
 from sfactory.config.fields import Config
-from sfactory.errors import ConfigError, RunFailed
+from sfactory.errors import ConfigError
 
 
 def resolve_device(name: str) -> torch.device:
@@ -44,11 +44,6 @@ def resolve_device(name: str) -> torch.device:
 
 BFLOAT16_SINCE = (8, 0)
 """Compute capability from which on GPUs multiply in bfloat16."""
-DEVICE_ERRORS = (
-    "CUDA error", "CUDNN_STATUS", "CUBLAS_STATUS", "CUDA driver error", "Triton Error [CUDA]",
-    "unable to find an engine to execute this computation",  # of cuDNN, often for want of memory
-)  # fmt: skip
-"""What errors of libraries on a device say."""
 SMALL_DENSE = 1 << 18
 """Weights of a network of dense layers up to which cores train faster than a GPU, which would wait for launches: two
 cores reach 1,490,000 env steps/s on CartPole-v1."""
@@ -211,41 +206,6 @@ def gpu_state(device: torch.device) -> GpuState | None:
         return GpuState(int(free) << 20, int(total) << 20, tuple(map(int, capability.split("."))))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-
-
-def is_device_error(error: BaseException) -> bool:
-    """Whether a device has failed or run out of memory, not the program."""
-    if isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError):
-        return True
-    return isinstance(error, RuntimeError) and any(name in str(error) for name in DEVICE_ERRORS)
-
-
-@contextlib.contextmanager
-def explaining(config: Config) -> Iterator[None]:
-    """Around the learner's work: an error of its device is raised as one that says what to do."""
-    try:
-        yield
-    except BaseException as error:
-        if (told := explained(error, config)) is error:
-            raise
-        raise told from error
-
-
-def explained(error: BaseException, config: Config) -> BaseException:
-    """An error of the learner's device as one that says what to do; others as they are."""
-    if not is_device_error(error):
-        return error
-    said = str(error).strip().partition("\n")[0]
-    if isinstance(error, torch.OutOfMemoryError):
-        return RunFailed(
-            f"the learner's device has too little memory: {said}; what was learned so far is saved. Lower batch_size "
-            f"(now {config.batch_size}), raise optim.minibatches (now {config.optim.minibatches}), use --precision "
-            "bfloat16, make the model smaller, or let nothing else use the device (--runtime.inference-device cpu)"
-        )
-    return RunFailed(
-        f"the learner's device failed: {said}; what was learned so far is saved, as far as it can still be read. The "
-        "same command goes on from the last checkpoint; CUDA_LAUNCH_BLOCKING=1 shows where it happens"
-    )
 
 
 def autocast_dtype(config: Config, images: bool, device: torch.device) -> torch.dtype | None:

@@ -13,6 +13,7 @@ from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.run_files import VIDEOS
 from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime import workers
+from sfactory.runtime.device_errors import explained, explaining
 from sfactory.runtime.monitor import Monitor
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.training import Stopped, make_training
@@ -32,7 +33,7 @@ def run_serial(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: M
 def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor) -> None:
     wires, generation = monitor.wires, monitor.reporter.progress.env_steps
     workers.seed_globals(plan, generation)
-    with devices.explaining(plan.config):
+    with explaining(plan.config):
         training = make_training(plan, wires, store)
     policies = [workers.make_policy_worker(plan, wires, i, generation) for i in range(len(wires.requests))]
     rollouts = _make_rollout_workers(plan, wires, generation)
@@ -53,7 +54,7 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor
     except SfactoryError as error:
         monitor.fail(Failure("serial", str(error), "", isinstance(error, EnvironmentFault)))
     except BaseException as error:
-        monitor.fail_with(devices.explained(error, plan.config))
+        monitor.fail_with(explained(error, plan.config))
     finally:
         for rollout in rollouts:
             rollout.report()

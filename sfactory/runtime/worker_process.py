@@ -18,8 +18,8 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
-from sfactory.config import devices
 from sfactory.errors import EnvironmentFault, SfactoryError
+from sfactory.runtime.device_errors import is_device_error
 from sfactory.runtime.output import print_into
 from sfactory.runtime.plan import PickledPlan
 from sfactory.runtime.processes import RUNNER_SIGNALS, EventSender, kill_tree
@@ -92,7 +92,7 @@ def process_main(
     except SfactoryError as error:
         events.put(Failure(name, str(error), "", isinstance(error, EnvironmentFault)))
     except BaseException as error:
-        if devices.is_device_error(error):  # another process may have better luck, or another GPU
+        if is_device_error(error):  # another process may have better luck, or another GPU
             explain_exit(folder, str(error).strip().partition("\n")[0])
             os._exit(DEVICE_FAILED)
         events.put(Failure(name, str(error) or repr(error), traceback.format_exc()))

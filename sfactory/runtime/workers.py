@@ -23,6 +23,7 @@ from sfactory.model import build_uninitialized
 from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime.allocator import keep_freed_memory
+from sfactory.runtime.device_errors import explaining
 from sfactory.runtime.plan import EVALUATOR, Plan
 from sfactory.runtime.training import Stopped, make_training
 from sfactory.runtime.wires import Wires, inline_wires
@@ -98,7 +99,7 @@ def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
     """Main function of the learner's process."""
     torch.set_num_threads(devices.learner_torch_threads(plan.config))
     keep_freed_memory()
-    with devices.explaining(plan.config):
+    with explaining(plan.config):
         _train(plan, wires, store)
 
 

@@ -18,6 +18,7 @@ from sfactory.errors import ConfigError, RunFailed
 from sfactory.model import build_model
 from sfactory.model.actor_critic import ActorCritic
 from sfactory.runtime import gpu_memory
+from sfactory.runtime.device_errors import explained, is_device_error
 from sfactory.runtime.planning import make_plan
 
 GIB = 2**30
@@ -81,14 +82,14 @@ def test_a_policy_worker_whose_device_fails_is_lost_and_started_anew(
     ids=["memory", "driver", "library"],
 )
 def test_errors_of_a_device_are_explained(error: Exception, part: str) -> None:
-    told = devices.explained(error, Config(env="x"))
+    told = explained(error, Config(env="x"))
     assert isinstance(told, RunFailed) and part in str(told) and "saved" in str(told)
 
 
 @pytest.mark.parametrize("error", [ValueError("CUDA error"), RuntimeError("shapes do not match")])
 def test_errors_of_a_program_stay_what_they_are(error: Exception) -> None:
-    assert not devices.is_device_error(error)
-    assert devices.explained(error, Config(env="x")) is error
+    assert not is_device_error(error)
+    assert explained(error, Config(env="x")) is error
 
 
 # What is asked of a GPU before a run
