@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,6 +144,19 @@ def test_nothing_imports_the_insides_of_the_kernels() -> None:
         for name in imported(path)
         if name.startswith(insides)
     ]
+
+
+def test_what_changes_a_config_does_not_count_as_its_user() -> None:
+    """`dataclasses.replace` would note what it changes as given."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for module, path in sources()
+        if module != "sfactory.config.declaring"
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("replace", "dataclasses.replace")
+        if re.search(r"\bconfig(\.\w+)?$", ast.unparse(node.args[0]))
+    ]
+    assert not wrong, f"use sfactory.config.changed in {wrong}"
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef]]:

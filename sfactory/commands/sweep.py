@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shlex
@@ -23,7 +22,7 @@ from sfactory.commands.sweeps.space import Space, parse_space, read_space
 from sfactory.commands.sweeps.study import StudyTrials
 from sfactory.commands.sweeps.summary import BEST, table, write_summary
 from sfactory.commands.sweeps.trials import Note, Trial, Trials
-from sfactory.config import from_dict, load_yaml, resolve
+from sfactory.config import changed, from_dict, load_yaml, resolve
 from sfactory.errors import ConfigError, counted, shown, telling_errors
 from sfactory.files import write_atomically
 from sfactory.runs.run_files import try_lock
@@ -138,11 +137,11 @@ def _check_runs(space: Space, elsewhere: bool) -> None:
     problems: list[str] = []
     for change in [{}, *others]:
         config = from_dict(space.values({**first, **change}))
-        if elsewhere:
-            runtime = dataclasses.replace(config.runtime, inference_device=None)
-            config = dataclasses.replace(config, device="cpu", runtime=runtime)
         try:
-            make_plan(resolve(config))
+            config = resolve(config)
+            if elsewhere:
+                config = changed(config, device="cpu", runtime=changed(config.runtime, inference_device=None))
+            make_plan(config)
         except ConfigError as error:
             if not change:  # what all runs share
                 raise

@@ -220,7 +220,8 @@ def given_names(config: Any) -> frozenset[str]:
 
 
 def changed(config: T, *, given: frozenset[str] | None = None, **changes: Any) -> T:
-    """A changed copy of a config.
+    """A changed copy of a config. Within sfactory every config is changed by it: `dataclasses.replace` is for users,
+    whose changes then count as given.
 
     Args:
         given: The names of the fields that count as given by its creator; unset: those of the original.

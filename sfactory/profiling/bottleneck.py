@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
 
-from sfactory.config import devices
+from sfactory.config import changed, devices
 from sfactory.profiling.measure import KINDS, Profile
 
 SATURATED = 0.85
@@ -130,7 +129,7 @@ def _for_learner(profile: Profile) -> tuple[str, ...]:
 def _lower_precision(profile: Profile, device: torch.device) -> list[str]:
     """bfloat16 where it pays and is not used yet."""
     plan = profile.plan
-    automatic = dataclasses.replace(plan.config, precision="auto")
+    automatic = changed(plan.config, precision="auto")
     images = plan.env.observation.has_images
     pays = device.type == "cuda" or devices.autocast_dtype(automatic, images, device) is not None
     unused = devices.autocast_dtype(plan.config, images, device) is None

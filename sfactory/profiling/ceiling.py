@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sfactory.config import Config, devices
+from sfactory.config import Config, changed, devices
 from sfactory.data.shared_memory import SharedArray
 from sfactory.errors import RunFailed
 from sfactory.profiling.workloads import (
@@ -130,10 +130,8 @@ def precision_of(plan: Plan, device: torch.device) -> str:
 
 def with_threads(plan: Plan, threads: int) -> Plan:
     """A plan whose learner and whose only policy worker have so many threads."""
-    runtime = dataclasses.replace(
-        plan.config.runtime, learner_threads=threads, inference_threads=threads, policy_workers=1
-    )
-    return dataclasses.replace(plan, config=dataclasses.replace(plan.config, runtime=runtime))
+    runtime = changed(plan.config.runtime, learner_threads=threads, inference_threads=threads, policy_workers=1)
+    return dataclasses.replace(plan, config=changed(plan.config, runtime=runtime))
 
 
 def measure(plan: Plan, seconds: Mapping[Workload, float], processes: int) -> list[float]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sfactory.config import EvalConfig
+from sfactory.config import EvalConfig, changed
 from sfactory.data.arena import FILLING, FINISHED
 from sfactory.errors import RunFailed, SfactoryError
 from sfactory.files import temporary_folder
@@ -144,7 +144,7 @@ def profile_run(
         EnvironmentFault, RunFailed: As :func:`sfactory.train`; RunFailed also if no batch was trained in time.
     """
     with temporary_folder() as folder, contextlib.nullcontext() if plan.config.serial else fork_server():
-        log = dataclasses.replace(
+        log = changed(
             plan.config.log,
             display="none",
             tensorboard=False,
@@ -154,8 +154,8 @@ def profile_run(
             save_every_s=ENDLESS,
             milestone_every=0,
         )
-        config = dataclasses.replace(plan.config, run=str(folder / "run"), overwrite=False, steps=ENDLESS, log=log)
-        config = dataclasses.replace(config, eval=EvalConfig())
+        run, plays = str(folder / "run"), EvalConfig()
+        config = changed(plan.config, run=run, overwrite=False, steps=ENDLESS, log=log, eval=plays)
         observer = _Observer(plan, seconds, patience_s, tell, command_s)
         parts = folder / "trace" if trace is not None else None
         if parts is not None:

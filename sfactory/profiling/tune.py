@@ -272,8 +272,8 @@ class _Search:
         be."""
         changes = {name: value}
         if name == "device":  # policy workers are left to what suits it, and the precision, if nobody has named one
-            other = dataclasses.replace(self._plan.config.runtime, policy_workers=None)
-            config = dataclasses.replace(self._plan.config, device=value, runtime=other)
+            other = changed(self._plan.config.runtime, policy_workers=None)
+            config = changed(self._plan.config, device=value, runtime=other)
             changes["runtime.policy_workers"] = devices.policy_processes(config)
             changes["precision"] = self._precision(config)
         config = self._fitting({**self.best, **changes})

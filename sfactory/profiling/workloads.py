@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from sfactory.config import devices
+from sfactory.config import changed, devices
 from sfactory.config.lag import segments_per_batch, slot_count
 from sfactory.data.arena import FINISHED, Arena, Segments
 from sfactory.data.feed import SlotFeed
@@ -284,7 +284,7 @@ def invent_experience(arena: Arena, env: EnvSpec, slot: int) -> None:
 def _training(plan: Plan) -> Repetition:
     """The real learner on one invented segment, which makes up the whole batch as often as it takes."""
     config, env = plan.config, plan.env
-    config = dataclasses.replace(config, steps=10**15, optim=dataclasses.replace(config.optim, lr=FROZEN_LR))
+    config = changed(config, steps=10**15, optim=changed(config.optim, lr=FROZEN_LR))
     wires, device = make_wires(plan, local=True), devices.learner_device(config)
     model = build_model(env.observation, env.action, config.model).to(device)
     watch = wires.control.stopwatch("learner")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from sfactory.config import Config, to_dict
+from sfactory.config import Config, changed, to_dict
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.files import TEMPORARY, write_atomically
@@ -107,7 +106,7 @@ class RunFolder:
     def _describe(self) -> None:
         """Write the config and the policy's description."""
         self.describe_policy()
-        values = to_dict(dataclasses.replace(self.config, overwrite=False))
+        values = to_dict(changed(self.config, overwrite=False))
         write_atomically(self.path / CONFIG, yaml.safe_dump(values, sort_keys=False).encode())
 
     def _is_held(self) -> bool:

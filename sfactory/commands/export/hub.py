@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from sfactory.commands import plot
-from sfactory.config import Config, to_dict
+from sfactory.config import Config, changed, to_dict
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError, SfactoryError, installing
 from sfactory.files import write_atomically
@@ -105,7 +105,7 @@ def make_folder(
     out.mkdir(parents=True, exist_ok=True)
     (out / CURVE).unlink(missing_ok=True)
     config = read_config(run)
-    saved = yaml.safe_dump(to_dict(dataclasses.replace(config, run="")), sort_keys=False)
+    saved = yaml.safe_dump(to_dict(changed(config, run="")), sort_keys=False)
     write_atomically(out / CONFIG, saved.encode())
     shutil.copyfile(run / SPACES, out / SPACES)
     store = CheckpointStore(out / CHECKPOINTS, keep=1)
