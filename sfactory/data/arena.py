@@ -19,7 +19,6 @@ Only the holder writes ``state``, and the learner releases each slot exactly onc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -38,7 +37,7 @@ class Field(NamedTuple):
     """One array of a slot.
 
     Attributes:
-        name: Attribute of :class:`Segments`; observation leaves are called ``obs/...``.
+        name: Attribute of :class:`Arena`; observation leaves are called ``obs/...``.
         shape: Shape of one entry.
         dtype: NumPy dtype.
         steps: Entries per slot in time: ``T+1``, ``T``, or 1 (once per segment, without a time dimension).
@@ -52,6 +51,10 @@ class Field(NamedTuple):
     steps: Literal["T+1", "T", "1"]
     writer: Literal["environment", "rollout", "policy"]
     per_row: bool = True
+
+
+WITHOUT_TIME = ("owner", "rnn_state")
+"""Fields of one entry per segment, whose arrays lack the dimension of time."""
 
 
 def segment_fields(env: EnvSpec, state_size: int) -> tuple[Field, ...]:
@@ -83,30 +86,40 @@ def segment_fields(env: EnvSpec, state_size: int) -> tuple[Field, ...]:
     )
 
 
-@dataclass
-class Segments:
-    """The arrays of a segment, in the arena with a leading slot dimension.
+class Arena:
+    """All slots of a run, in shared memory: an array for each field of a segment, and three of the slots' own.
+
+    Args:
+        fields: Fields of a segment.
+        slots: Number of slots.
+        rollout: T, env steps per row in a segment.
+        rows: Rows of a group.
 
     Attributes:
-        obs: One array per observation leaf ``[..., T+1, rows, *leaf.shape]``.
-        mask: bool ``[..., T+1, rows, logits]`` of allowed actions, or None.
-        first: bool ``[..., T+1, rows]``; the observation is the first of its episode.
-        active: bool ``[..., T+1, rows]``; the action has an effect, so the sample counts.
-        reward: float32 ``[..., T, rows]``, reward of the action.
-        terminated, truncated: bool ``[..., T, rows]``, episode end after the action.
-        final_change: float32 ``[..., T, rows]``; the behaviour policy's V(final_obs) - V(x_t), in units of return, of
+        arrays: Those of the segments by the names of their fields; the next ones, up to `version`, are the same arrays.
+        obs: One array per observation leaf ``[slots, T+1, rows, *leaf.shape]``.
+        mask: bool ``[slots, T+1, rows, logits]`` of allowed actions, or None.
+        first: bool ``[slots, T+1, rows]``; the observation is the first of its episode.
+        active: bool ``[slots, T+1, rows]``; the action has an effect, so the sample counts.
+        reward: float32 ``[slots, T, rows]``, reward of the action.
+        terminated, truncated: bool ``[slots, T, rows]``, episode end after the action.
+        final_change: float32 ``[slots, T, rows]``; the behaviour policy's V(final_obs) - V(x_t), in units of return, of
             rows truncated in an environment that had already reset itself. NaN elsewhere; there V(final_obs) is the
             value at t+1.
-        owner: int32 ``[..., rows]``, number of the policy that owns the row. The design provides for several policies;
-            so far every row belongs to :data:`OWN_POLICY`.
-        categorical, continuous: Actions, int32 ``[..., T, rows, K]`` and float32 ``[..., T, rows, D]``.
-        log_prob: float32 ``[..., T, rows]``, log probability of the action under the behaviour policy.
-        value: float32 ``[..., T+1, rows]``, the behaviour policy's value in units of return; step T only where it was
+        owner: int32 ``[slots, rows]``, number of the policy that owns the row. The design provides for several
+            policies; so far every row belongs to :data:`OWN_POLICY`.
+        categorical, continuous: Actions, int32 ``[slots, T, rows, K]`` and float32 ``[slots, T, rows, D]``.
+        log_prob: float32 ``[slots, T, rows]``, log probability of the action under the behaviour policy.
+        value: float32 ``[slots, T+1, rows]``, the behaviour policy's value in units of return; step T only where it was
             requested. The learner computes its own values.
-        rnn_state: float32 ``[..., rows, S]`` before the first step, not yet zeroed where an episode begins.
-        version: int64 ``[..., T]``, version of the policy that chose the actions.
+        rnn_state: float32 ``[slots, rows, S]`` before the first step, not yet zeroed where an episode begins.
+        version: int64 ``[slots, T]``, version of the policy that chose the actions.
+        state: int8 ``[slots]``: FREE, FILLING or FINISHED.
+        begun: int64 ``[slots]``: lower bound for the policy versions of the slot's samples.
+        finished_s: float64 ``[slots]``: time at which the slot was last filled, in monotonic seconds.
     """
 
+    arrays: dict[str, np.ndarray]
     obs: tuple[np.ndarray, ...]
     mask: np.ndarray | None
     first: np.ndarray
@@ -122,24 +135,9 @@ class Segments:
     value: np.ndarray
     rnn_state: np.ndarray
     version: np.ndarray
-
-
-class Arena(Segments):
-    """All slots of a run, in shared memory.
-
-    Args:
-        fields: Fields of a segment.
-        slots: Number of slots.
-        rollout: T, env steps per row in a segment.
-        rows: Rows of a group.
-    """
-
     state: np.ndarray
-    """int8 ``[slots]``: FREE, FILLING or FINISHED."""
     begun: np.ndarray
-    """int64 ``[slots]``: lower bound for the policy versions of the slot's samples."""
     finished_s: np.ndarray
-    """float64 ``[slots]``: time at which the slot was last filled, in monotonic seconds."""
 
     def __init__(self, fields: tuple[Field, ...], slots: int, rollout: int, rows: int) -> None:
         self._build(fields, slots, rollout, rows, SharedBlock(max(1, arena_bytes(fields, slots, rollout, rows))))
@@ -153,8 +151,9 @@ class Arena(Segments):
         )
         self.slots, self.rollout, self.rows = slots, rollout, rows
         self._recipe = fields, slots, rollout, rows, block
-        obs = tuple(arrays.pop(field.name) for field in fields if field.name.startswith("obs"))
-        super().__init__(obs=obs, mask=arrays.pop("mask", None), **arrays)
+        self.arrays, self.mask = arrays, None
+        self.obs = tuple(array for name, array in arrays.items() if name.startswith("obs"))
+        vars(self).update((name, array) for name, array in arrays.items() if not name.startswith("obs"))
 
     def __reduce__(self):
         return _rebuild_arena, self._recipe

@@ -1,6 +1,6 @@
 """Training batches: finished segments side by side, as tensors on the learner's device.
 
-A batch has the fields of :class:`sfactory.data.arena.Segments` that the learner needs, time-major with the rows of all
+A batch has the fields of :class:`sfactory.data.arena.Arena` that the learner needs, time-major with the rows of all
 segments as columns: ``[T(+1), B, ...]``. Once its targets are known, its first T steps become :class:`Samples`, from
 which minibatches are drawn.
 """
@@ -15,12 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfactory.data.arena import Arena
+from sfactory.data.arena import WITHOUT_TIME, Arena
 from sfactory.data.chunks import Columns, select_columns
 from sfactory.data.staging import DoubleBuffer, StagingBuffer
-
-WITHOUT_TIME = ("rnn_state", "owner")
-"""Fields without a time dimension: one entry per segment and row."""
 
 
 def column_dim(name: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from sfactory.config import changed, devices
 from sfactory.config.lag import segments_per_batch, slot_count
-from sfactory.data.arena import FINISHED, Arena, Segments
+from sfactory.data.arena import FINISHED, Arena
 from sfactory.data.feed import SlotFeed
 from sfactory.data.weights import FlatWeights
 from sfactory.envs import make_group
@@ -313,8 +312,5 @@ def _training(plan: Plan) -> Repetition:
 
 def _repeat_first(arena: Arena, slots: int) -> None:
     """Copy the first slot into the others."""
-    for field in dataclasses.fields(Segments):
-        value = getattr(arena, field.name)
-        for array in value if isinstance(value, tuple) else (value,):
-            if array is not None:
-                array[1:slots] = array[0]
+    for array in arena.arrays.values():
+        array[1:slots] = array[0]

@@ -8,7 +8,7 @@ import os
 import numpy as np
 from arenas import STATE_SIZE, env_spec, make_arena
 
-from sfactory.data.arena import FILLING, FINISHED, FREE, Arena, arena_bytes, segment_fields
+from sfactory.data.arena import FILLING, FINISHED, FREE, WITHOUT_TIME, Arena, arena_bytes, segment_fields
 from sfactory.data.queues import LocalQueue
 from sfactory.data.scheduler import reclaim_slots
 
@@ -17,10 +17,10 @@ SPAWN = multiprocessing.get_context("spawn")
 
 def test_every_field_has_its_own_aligned_memory():
     arena = make_arena()
-    arrays = [
-        *arena.obs,
-        *(getattr(arena, f.name) for f in segment_fields(env_spec(), STATE_SIZE) if not f.name.startswith("obs")),
-    ]
+    fields = segment_fields(env_spec(), STATE_SIZE)
+    arrays = [*arena.obs, *(getattr(arena, f.name) for f in fields if not f.name.startswith("obs"))]
+    assert {id(array) for array in arrays} == {id(array) for array in arena.arrays.values()}
+    assert {f.name for f in fields if f.steps == "1"} == {*WITHOUT_TIME}
     for number, array in enumerate(arrays):
         assert array.ctypes.data % 64 == 0
         array[...] = array.dtype.type(number % 2)

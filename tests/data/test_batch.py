@@ -9,8 +9,8 @@ import pytest
 import torch
 from arenas import make_arena
 
-from sfactory.data.arena import Arena
-from sfactory.data.batch import WITHOUT_TIME, Assembler, Batch, Targets
+from sfactory.data.arena import WITHOUT_TIME, Arena
+from sfactory.data.batch import Assembler, Batch, Targets
 
 CPU = torch.device("cpu")
 
