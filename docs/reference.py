@@ -59,7 +59,7 @@ sfactory plot runs/cartpole --y return_mean fps
 - **Does the critic follow?** `explained_variance` near 1 is good, near 0 it knows nothing yet, below 0 it misleads. If
   it stays 0 except for rounding, the critic gives every observation the same value; the run then says so.
 - **Does the policy still explore?** `entropy` falls slowly. If it is near 0 while returns are low, raise
-  `loss.entropy_coef`.
+  `loss.entropy_coef`. With `loss.exploration kl` the column is log n less the entropy of n allowed choices, and rises.
 - **What limits the speed?** Whoever is busy near 1; rollout and policy together where inference is inline, as by
   default on a CPU. `sfactory profile` says it exactly: [tuning for throughput](throughput.md).
 - **Is anything wrong?** `env_faults`, `restarts` and `skipped_updates` stay at 0 in a healthy run:

@@ -148,7 +148,8 @@ class ActionDistribution(Distribution):
         return log_prob + self._normal_log_prob(params, continuous), entropy + self._normal_entropy(params)
 
     def kl_from_uniform(self, params: Tensor, mask: Tensor | None = None) -> Tensor:
-        """KL(policy || uniform over the allowed categories) of the categorical components: ``[...]``; 0 without any."""
+        """KL(policy || uniform over the allowed categories) of the categorical components: ``[...]``; 0 without any.
+        For each it is the logarithm of the number of allowed categories, less the entropy."""
         if not self.action.sizes:
             return params.new_zeros(params.shape[:-1])
         return self._categorical_kl(params, torch.zeros_like(params), mask)

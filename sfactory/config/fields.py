@@ -167,8 +167,9 @@ class LossConfig(Settings):
     entropy_coef: float = setting(0.0, resume=_LOSS)
     """Weight of the exploration bonus."""
     exploration: Literal["entropy", "kl"] = setting("entropy", resume=_LOSS)
-    """The bonus: the policy's entropy, or minus the KL divergence from the uniform policy (categorical actions
-    only)."""
+    """The bonus: the policy's entropy, or minus KL(policy || uniform), of categorical actions only. With n allowed
+    choices that is the entropy less log n, so both have the same gradient; what differs is the figure that is reported,
+    and with mixed actions that `kl` leaves out the continuous ones."""
     normalize_advantage: bool = setting(True, resume=_LOSS)
     """Advantages of a batch get mean 0 and standard deviation 1, before importance weights multiply them."""
     normalize_returns: bool = setting(False, resume=_UNIT)
