@@ -56,7 +56,7 @@ from sfactory.model import NatureCNN, build_model, recurrence
 from sfactory.model.networks import Network, TorchNetwork
 from sfactory.model.precision import mixed_precision
 from sfactory.spaces import ActionSpec, ObservationSpec
-from sfactory.vtrace import vtrace, vtrace_torch
+from sfactory.vtrace import unweighted_vtrace, vtrace
 
 SEGMENTS = ((32, 64), (32, 512), (128, 1024))
 ROWS = (64, 1024)
@@ -160,7 +160,7 @@ def estimators(device: torch.device) -> Iterator[Case]:
         arrays = (log_ratios, rewards, values, values[0].copy(), ends < 0.01, ends > 0.99, final_values)
         tensors = _copy(arrays, device)
         for name, first, kernel, numpy_version, torch_version in (
-            ("vtrace", 0, vtrace, plain.vtrace_numpy, vtrace_torch),
+            ("vtrace", 0, vtrace, plain.vtrace_numpy, lambda *inputs: unweighted_vtrace(*inputs, 1.0, 1.0)),
             ("gae", 1, gae, plain.gae_numpy, gae_torch),
         ):
             versions: dict[str, Call] = {

@@ -246,11 +246,22 @@ class Objective:
         return reward.clamp(-loss.reward_clip, loss.reward_clip) if loss.reward_clip > 0 else reward
 
 
-def on_policy_gae(log_weights: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+def on_policy_gae(
+    log_weights: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_values: Tensor,
+    gamma: float,
+    lam: float,
+    rho_bar: float,
+    c_bar: float,
+) -> tuple[Tensor, Tensor]:
     """GAE as an estimator: the policy that sampled is taken for the proximal one, so weights and their truncations do
     not matter."""
-    *outcome, gamma, lam, _, _ = inputs
-    advantages, returns = gae_torch(*outcome, gamma, lam)
+    advantages, returns = gae_torch(rewards, values, bootstrap_value, terminated, truncated, final_values, gamma, lam)
     return returns, advantages
 
 

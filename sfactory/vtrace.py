@@ -11,7 +11,7 @@ gamma_t is gamma, and 0 at a termination. V' and vs' are V and vs of the next st
 truncation. gamma^c_t, which carries the trace on, is gamma, and 0 at both kinds of end. With w = 1 and rho_bar = c_bar
 = rho_bar_pg = 1 both vs - V and adv are the GAE advantages of the same lambda.
 
-:func:`vtrace` takes NumPy arrays, :func:`vtrace_torch` tensors of any device.
+:func:`vtrace` takes NumPy arrays, :func:`unweighted_vtrace` tensors of any device.
 """
 
 from __future__ import annotations
@@ -64,50 +64,19 @@ def vtrace(
     Raises:
         ValueError: If shapes do not match.
     """
+    check_shapes(np.asarray(values), np.asarray(bootstrap_value), log_ratios=np.asarray(log_ratios))
+
+    def weighted(log_weights: Tensor, *outcome: Tensor) -> tuple[Tensor, Tensor]:
+        vs, advantages = unweighted_vtrace(log_weights, *outcome, gamma, lam, rho_bar, c_bar)
+        return vs, log_weights.exp().clamp_(max=rho_bar_pg) * advantages
+
     ends = np.asarray(terminated, bool), np.asarray(truncated, bool)
-    arrays = log_ratios, rewards, values, bootstrap_value, *ends, final_values
-    return on_arrays(vtrace_torch, *arrays, gamma=gamma, lam=lam, rho_bar=rho_bar, c_bar=c_bar, rho_bar_pg=rho_bar_pg)
-
-
-@torch.no_grad()
-def vtrace_torch(
-    log_ratios: Tensor,
-    rewards: Tensor,
-    values: Tensor,
-    bootstrap_value: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    final_values: Tensor,
-    gamma: float,
-    lam: float = 1.0,
-    rho_bar: float = 1.0,
-    c_bar: float = 1.0,
-    rho_bar_pg: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """:func:`vtrace` on tensors of one device, in the dtype of `values`, without a host synchronisation and without
-    gradients.
-
-    Raises:
-        ValueError: If shapes do not match.
-    """
-    check_shapes(
-        values,
-        bootstrap_value,
-        log_ratios=log_ratios,
-        rewards=rewards,
-        terminated=terminated,
-        truncated=truncated,
-        final_values=final_values,
-    )
-    vs, advantages = unweighted_vtrace(
-        log_ratios, rewards, values, bootstrap_value, terminated, truncated, final_values, gamma, lam, rho_bar, c_bar
-    )
-    return vs, log_ratios.exp().clamp_(max=rho_bar_pg) * advantages
+    return on_arrays(weighted, log_ratios, rewards, values, bootstrap_value, *ends, final_values)
 
 
 @torch.no_grad()
 def unweighted_vtrace(
-    log_ratios: Tensor,
+    log_weights: Tensor,
     rewards: Tensor,
     values: Tensor,
     bootstrap_value: Tensor,
@@ -119,13 +88,26 @@ def unweighted_vtrace(
     rho_bar: float,
     c_bar: float,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`vtrace_torch` with advantages r_t + gamma_t q_{t+1} - V_t, that is without their weight min(rho_bar_pg,
-    w_t).
+    """:func:`vtrace` on tensors of one device, in the dtype of `values`, without a host synchronisation and without
+    gradients. `log_weights` are log w_t; advantages are r_t + gamma_t q_{t+1} - V_t, without their weight
+    min(rho_bar_pg, w_t).
 
     Whatever shifts advantages, such as normalisation, must do so before the weight multiplies them: a sample that the
     new policy would hardly take has a weight near 0 and must not get the shift as its advantage.
+
+    Raises:
+        ValueError: If shapes do not match.
     """
-    weights = log_ratios.exp()
+    check_shapes(
+        values,
+        bootstrap_value,
+        log_weights=log_weights,
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        final_values=final_values,
+    )
+    weights = log_weights.exp()
     delta = temporal_difference(rewards, values, bootstrap_value, terminated, truncated, final_values, gamma)
     decay = trace_decay(terminated, truncated, gamma * lam, values.dtype)
     rho, c = weights.clamp(max=rho_bar), weights.clamp(max=c_bar)

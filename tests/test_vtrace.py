@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,17 @@ from hypothesis import strategies as st
 from segments import Estimator, Segments, on_tensors, random_segments
 
 from sfactory.gae import gae
-from sfactory.vtrace import vtrace, vtrace_torch
+from sfactory.vtrace import unweighted_vtrace, vtrace
 
-IMPLEMENTATIONS = {"numpy": vtrace, "torch": on_tensors(vtrace_torch)}
+
+def weighted_vtrace(log_weights: torch.Tensor, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """V-trace of tensors, with the arguments of :func:`vtrace`."""
+    outcome, (*settings, rho_bar_pg) = inputs[:6], (*inputs[6:], 1.0, 1.0, 1.0, 1.0)[:5]
+    vs, advantages = unweighted_vtrace(log_weights, *outcome, *settings)
+    return vs, log_weights.exp().clamp(max=rho_bar_pg) * advantages
+
+
+IMPLEMENTATIONS = {"numpy": vtrace, "torch": on_tensors(weighted_vtrace)}
 
 
 @pytest.fixture(params=list(IMPLEMENTATIONS))
@@ -172,8 +182,16 @@ def test_a_wrong_shape_is_named(estimate: Estimator, name: str, shape: tuple[int
         estimate(*segments, 0.9)
 
 
+def test_a_wrong_shape_of_the_ratios_is_named_as_the_argument_is() -> None:
+    segments = random_segments(9, 4, 5)._replace(log_ratios=np.zeros((3, 5)))
+    with pytest.raises(ValueError, match=r"log_ratios has shape \(3, 5\) and values has \(4, 5\)"):
+        vtrace(*segments, 0.9)
+    with pytest.raises(ValueError, match=r"log_weights has shape \(3, 5\) and values has \(4, 5\)"):
+        on_tensors(unweighted_vtrace)(*segments, 0.9, 1.0, 1.0, 1.0)
+
+
 def test_targets_carry_no_gradient() -> None:
     tensors = [torch.from_numpy(array) for array in random_segments(10, 4, 2)]
     tensors[0].requires_grad_()
     tensors[2].requires_grad_()
-    assert not any(result.requires_grad for result in vtrace_torch(*tensors, 0.9))
+    assert not any(result.requires_grad for result in unweighted_vtrace(*tensors, 0.9, 1.0, 1.0, 1.0))

@@ -206,7 +206,7 @@ def chunk_densities(columns, params, taken, sizes, from_uniform):
 
 @njit(cache=True, nogil=True)
 def _vtrace(
-    log_ratios, rewards, values, bootstrap_value, final_values, terminated, truncated,
+    log_weights, rewards, values, bootstrap_value, final_values, terminated, truncated,
     gamma, lam, rho_bar, c_bar, vs, advantages,
 ):  # fmt: skip
     """:func:`sfactory.vtrace.unweighted_vtrace` in one pass; fills vs and advantages."""
@@ -215,7 +215,7 @@ def _vtrace(
     correction = np.zeros(columns)  # vs - V of the next step
     for t in range(steps - 1, -1, -1):
         for b in range(columns):
-            weight = np.exp(log_ratios[t, b])
+            weight = np.exp(log_weights[t, b])
             value = values[t, b]
             following = final_values[t, b] if truncated[t, b] else next_value[b]
             delta = rewards[t, b] + (0.0 if terminated[t, b] else gamma * following) - value
