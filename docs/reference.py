@@ -52,8 +52,8 @@ sfactory plot runs/cartpole --y return_mean fps
 
 - **Does it learn?** `episode_return_mean` is of sampled actions while the policy changes. For a figure to publish, take
   `eval_return_mean` (`--eval.every`) or `sfactory eval`.
-- **Is a step too large?** `kl` is what the epochs of a batch change, `clip_fraction` how many samples the clip has
-  stopped. If both grow while returns fall, lower `optim.lr` or `epochs`.
+- **Is a step too large?** `kl` is what the epochs of a batch change, `clip_fraction` how many samples are beyond
+  the clip range. If both grow while returns fall, lower `optim.lr` or `epochs`.
 - **Are samples too old?** `behaviour_kl` tells what `policy_lag_mean` amounts to. If it is larger than `kl`, see
   [what policy lag costs](lag.md).
 - **Does the critic follow?** `explained_variance` near 1 is good, near 0 it knows nothing yet, below 0 it misleads. If

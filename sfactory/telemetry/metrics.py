@@ -126,7 +126,7 @@ class Report:
     behaviour_kl: float = metric("losses", "nats", section="lag")
     """KL divergence of the proximal policy from the behaviour policy, which sampled: what the policy lag amounts to."""
     clip_fraction: float = metric("losses", "share", section="learner")
-    """Share of samples whose ratio PPO's clip cut off."""
+    """Share of samples whose ratio, of the new policy to the proximal one, is further than loss.clip from 1."""
     valid_fraction: float = metric("losses", "share", section="learner")
     """Share of a batch's samples that are learned from. Those of dead agents and of rows that rest are not."""
     explained_variance: float = metric("losses", section="learner")
