@@ -40,13 +40,19 @@ from sfactory.vtrace import unweighted_vtrace
 Estimator = Callable[..., tuple[Tensor, Tensor]]
 """An advantage estimator: has the arguments of :func:`sfactory.vtrace.unweighted_vtrace` and returns value targets and
 advantages, in units of return, without V-trace's weight min(rho_bar_pg, w), which multiplies the advantages later."""
-Evaluation = Any
-"""The policy's densities on a chunk: what an objective's `evaluate` gives to its other methods."""
 
 
 @dataclass
-class _Evaluation:
-    """The outputs, and what follows from them for the actions that were taken."""
+class ActionDensities:
+    """A network's outputs on a chunk, and what follows from them for the actions that were taken: what
+    :meth:`Objective.evaluate_actions` gives to the other methods.
+
+    Attributes:
+        params, value: Policy parameters and values ``[T(+1), n, ...]``, where gradients end.
+        log_prob: log pi(a_t|x_t) ``[T, n]``.
+        exploration: The exploration bonus ``[T, n]``.
+        auxiliary: The network's other outputs, by name; gradients end there too.
+    """
 
     params: Tensor
     value: Tensor
@@ -128,7 +134,7 @@ class Objective:
         value = rewards.where(valid, 0.0).sum() / count / (1 - gamma)
         self.units.begin_at(value.where(goes_on, 0.0))
 
-    def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> Evaluation:
+    def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> ActionDensities:
         """The present policy's densities of the actions that were taken.
 
         Args:
@@ -145,13 +151,13 @@ class Objective:
         else:
             log_prob = self.distribution.log_prob(own, categorical, continuous, mask)
             exploration = self.distribution.kl_from_uniform(own, mask)
-        return _Evaluation(params, value, log_prob, exploration, auxiliary)
+        return ActionDensities(params, value, log_prob, exploration, auxiliary)
 
-    def estimate(self, evaluation: Evaluation, batch: Batch, columns: Columns) -> Estimates:
-        """What the policy of an evaluation, the proximal one, makes of a chunk of a batch: V-trace's estimates, or
-        GAE's for algo ppo."""
+    def estimate(self, densities: ActionDensities, batch: Batch, columns: Columns) -> Estimates:
+        """What the policy of the densities, the proximal one, makes of a chunk of a batch, by the estimator that
+        ``loss.estimator`` names."""
         chunk, loss = batch.select(columns), self.config.loss
-        log_prob, values = evaluation.log_prob.detach(), self.units.to_returns(evaluation.value.detach())
+        log_prob, values = densities.log_prob.detach(), self.units.to_returns(densities.value.detach())
         log_weights, ends = log_prob - chunk.log_prob, (chunk.terminated, chunk.truncated)
         outcome = self._rewards(chunk), values[:-1], values[-1], *ends, final_values(chunk, values)
         returns, advantages = self._estimator(log_weights, *outcome, loss.gamma, loss.lam, loss.rho_bar, loss.c_bar)
@@ -171,7 +177,7 @@ class Objective:
         targets = Targets(advantages, returns, values, whole.log_prob, whole.log_weights, valid)
         return targets, batch_stats(whole.log_weights, valid)
 
-    def totals(self, evaluation: Evaluation, targets: Targets, columns: Columns) -> Tensor:
+    def totals(self, densities: ActionDensities, targets: Targets, columns: Columns) -> Tensor:
         """What :meth:`gradients` has to know of all chunks of a minibatch, added up: float64 ``[2]``, the number of
         valid samples and the sum of |pi / mu - 1| over them.
 
@@ -183,11 +189,11 @@ class Objective:
         count = part.valid.sum().double()
         if not self.bounds_shift:
             return torch.stack((count, torch.zeros_like(count)))
-        shift = torch.where(part.valid, _log_shift(evaluation, part), 0.0).expm1().abs().sum()
+        shift = torch.where(part.valid, _log_shift(densities, part), 0.0).expm1().abs().sum()
         return torch.stack((count, shift.double()))
 
     def gradients(
-        self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
+        self, densities: ActionDensities, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
     ) -> Gradients:
         """The gradients of a chunk's share of the loss.
 
@@ -197,7 +203,7 @@ class Objective:
             columns: Which of them the chunk has.
             totals: Of the whole minibatch, as :meth:`totals` gives them.
         """
-        config, own, part = self.config, evaluation, targets.select(columns)
+        config, own, part = self.config, densities, targets.select(columns)
         count, shift = totals
         if self.bounds_shift:
             far = shift > 2 * config.loss.tv_limit * count
@@ -212,14 +218,14 @@ class Objective:
         return Gradients(of_params, of_value, sums, dict(zip(own.auxiliary, others, strict=True)))
 
     def terms(
-        self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns
+        self, densities: ActionDensities, samples: Batch | Samples, targets: Targets, columns: Columns
     ) -> Mapping[str, Tensor]:
         """The user's own terms of a chunk, by name, as they are; the configuration has to name some.
 
         Args:
             targets: Of the chunk.
         """
-        own, steps = evaluation, len(evaluation.log_prob)
+        own, steps = densities, len(densities.log_prob)
         obs, first, _ = samples.inputs(columns)
         categorical, continuous, mask = samples.actions(columns)
         auxiliary = {name: tensor[:steps] for name, tensor in own.auxiliary.items()}
@@ -231,10 +237,10 @@ class Objective:
         return self._terms(seen, self.config)
 
     def _term_loss(
-        self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, count: Tensor
+        self, densities: ActionDensities, samples: Batch | Samples, targets: Targets, columns: Columns, count: Tensor
     ) -> tuple[Tensor, Tensor]:
         """A chunk's share of the user's own terms: what is minimised, and the sum of each, float64 ``[terms]``."""
-        terms, coefs = self.terms(evaluation, samples, targets, columns), self.config.loss.term_coefs
+        terms, coefs = self.terms(densities, samples, targets, columns), self.config.loss.term_coefs
         self.term_names = list(terms)
         sums = {name: torch.where(targets.valid, term, 0.0).sum() for name, term in terms.items()}
         loss = torch.stack([coefs.get(name, 1.0) * total for name, total in sums.items()]).sum() / count.clamp(min=1)
@@ -283,9 +289,9 @@ def _terms(config: Config) -> Terms | None:
     return None if config.loss.terms == "none" else load_object(config.loss.terms, "loss.terms")
 
 
-def _log_shift(evaluation: _Evaluation, targets: Targets) -> Tensor:
+def _log_shift(densities: ActionDensities, targets: Targets) -> Tensor:
     """log pi(a_t|x_t) - log mu(a_t|x_t) of a chunk ``[T, n]``."""
-    return evaluation.log_prob.detach() - targets.old_log_prob + targets.log_weights
+    return densities.log_prob.detach() - targets.old_log_prob + targets.log_weights
 
 
 def final_values(batch: Batch, values: Tensor) -> Tensor:

@@ -22,11 +22,11 @@ class Loss(Protocol):
     def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> Any:
         """The present policy's densities of the actions that were taken."""
 
-    def totals(self, evaluation: Any, targets: Targets, columns: Columns) -> Tensor:
+    def totals(self, densities: Any, targets: Targets, columns: Columns) -> Tensor:
         """What :meth:`gradients` has to know of all chunks of a minibatch, added up."""
 
     def gradients(
-        self, evaluation: Any, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
+        self, densities: Any, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
     ) -> Any:
         """The gradients of a chunk's share of the loss."""
 
@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
 
     columns: Columns
     outputs: Outputs
-    evaluation: Any
+    densities: Any
 
 
 class Update:
@@ -99,12 +99,12 @@ class Update:
 
     def gradient(self, chunks: Sequence[Chunk], samples: Batch | Samples, targets: Targets) -> Tensor:
         """Fill the parameters' ``grad``; gives the sums of the loss. The targets are those of all columns."""
-        shares = [self._objective.totals(chunk.evaluation, targets, chunk.columns) for chunk in chunks]
+        shares = [self._objective.totals(chunk.densities, targets, chunk.columns) for chunk in chunks]
         totals = shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
         self._parameters.grad.zero_()
 
         def backward(chunk: Chunk) -> Tensor:
-            gradients = self._objective.gradients(chunk.evaluation, samples, targets, chunk.columns, totals)
+            gradients = self._objective.gradients(chunk.densities, samples, targets, chunk.columns, totals)
             self._network.backward(chunk.outputs, gradients.params, gradients.value, gradients.auxiliary)
             return gradients.sums
 

@@ -106,8 +106,8 @@ def targets_of(objective: Objective, params: torch.Tensor, value: torch.Tensor, 
     """By two chunks."""
     chunks = []
     for columns in (slice(0, 2), slice(2, params.shape[1])):
-        evaluation = objective.evaluate_actions(Outputs(params[:, columns], value[:, columns]), batch, columns)
-        chunks.append(objective.estimate(evaluation, batch, columns))
+        densities = objective.evaluate_actions(Outputs(params[:, columns], value[:, columns]), batch, columns)
+        chunks.append(objective.estimate(densities, batch, columns))
     return objective.targets(chunks)[0]
 
 
@@ -115,9 +115,9 @@ def gradients_of(
     objective: Objective, params, value, samples: Batch | Samples, targets: Targets, columns: Columns
 ) -> tuple:
     """Gradients and sums of some columns."""
-    evaluation = objective.evaluate_actions(Outputs(params, value), samples, columns)
-    totals = objective.totals(evaluation, targets, columns)
-    return objective.gradients(evaluation, samples, targets, columns, totals)[:3]
+    densities = objective.evaluate_actions(Outputs(params, value), samples, columns)
+    totals = objective.totals(densities, targets, columns)
+    return objective.gradients(densities, samples, targets, columns, totals)[:3]
 
 
 def at_once(objective: Objective, params, value, batch: Batch) -> tuple:
@@ -274,9 +274,9 @@ def test_a_policy_that_is_far_from_the_one_that_sampled_goes_no_further(space: s
     for limit in (0.0, 1e-3, 1e3):
         objective = both("appo", LossConfig(tv_limit=limit), action)[kind]
         targets = targets_of(objective, params, value, batch)
-        evaluation = objective.evaluate_actions(Outputs(params, value), batch, batch.all_columns)
-        totals = objective.totals(evaluation, targets, batch.all_columns)
-        found[limit] = objective.gradients(evaluation, batch, targets, batch.all_columns, totals)
+        densities = objective.evaluate_actions(Outputs(params, value), batch, batch.all_columns)
+        totals = objective.totals(densities, targets, batch.all_columns)
+        found[limit] = objective.gradients(densities, batch, targets, batch.all_columns, totals)
     for of_open, of_near in zip(found[0.0][:3], found[1e3][:3], strict=True):
         torch.testing.assert_close(of_open, of_near, rtol=0, atol=0)
     departs = (targets.log_weights * targets.advantages > 0) & targets.valid
@@ -354,8 +354,8 @@ def test_a_truncation_is_bootstrapped_by_the_present_critic(kind: type[Objective
     objective = kind(Config(env="x", loss=LossConfig(gamma=gamma)), ActionDistribution(action), units)
     objective.begin_critic(batch)
     params, value = outputs_of(action)
-    evaluation = objective.evaluate_actions(Outputs(params, torch.zeros_like(value)), batch, batch.all_columns)
-    estimates = objective.estimate(evaluation, batch, batch.all_columns)
+    densities = objective.evaluate_actions(Outputs(params, torch.zeros_like(value)), batch, batch.all_columns)
+    estimates = objective.estimate(densities, batch, batch.all_columns)
     begun = 10 * batch.reward.double().mean().item()
     expected = batch.reward[3] + gamma * (begun + 0.25) - begun
     assert begun < -150
@@ -369,8 +369,8 @@ def test_what_has_no_time_dimension_is_not_cut_to_the_steps() -> None:
     batch.owner[STEPS:] = OWN_POLICY + 1
     for objective in both("appo", LossConfig(), action):
         outputs = Outputs(*outputs_of(action, 2 * STEPS))
-        evaluation = objective.evaluate_actions(outputs, batch, batch.all_columns)
-        valid = objective.estimate(evaluation, batch, batch.all_columns).valid
+        densities = objective.evaluate_actions(outputs, batch, batch.all_columns)
+        valid = objective.estimate(densities, batch, batch.all_columns).valid
         assert torch.equal(valid, valid_samples(batch)) and not valid[:, STEPS:].any()
         if isinstance(objective, CompiledObjective):
             (owner,) = [x for x in objective.arrays(_Outcome, batch) if x.dtype == np.int32]

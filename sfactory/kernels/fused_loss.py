@@ -15,7 +15,7 @@ from torch import Tensor
 from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import Columns
 from sfactory.losses import SUMS, exploration_coef
-from sfactory.objective import Evaluation, Gradients, Objective
+from sfactory.objective import ActionDensities, Gradients, Objective
 
 BLOCK = 256
 """Samples of a program of the kernel."""
@@ -30,9 +30,9 @@ class FusedObjective(Objective):
     kernel. The densities themselves stay tensor operations."""
 
     def gradients(
-        self, evaluation: Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
+        self, densities: ActionDensities, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
     ) -> Gradients:
-        own, part = evaluation, targets.select(columns)
+        own, part = densities, targets.select(columns)
         value = own.value[: len(own.log_prob)]
         of_log_prob, of_value, of_exploration, sums = self._loss(own.log_prob, value, own.exploration, part, totals)
         pairs = (own.log_prob, of_log_prob), (value, of_value), (own.exploration, of_exploration)

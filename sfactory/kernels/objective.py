@@ -71,8 +71,9 @@ class TargetArrays(NamedTuple):
 
 
 @dataclass
-class _Evaluation:
-    """A chunk's actions, and ``[T(+1), n]`` of values, ``[T, n]`` of log-probabilities and of the exploration bonus."""
+class CompiledDensities:
+    """What :class:`sfactory.objective.ActionDensities` are here: a chunk's actions, values ``[T(+1), n]``, and
+    log-probabilities and exploration bonus ``[T, n]``."""
 
     actions: Actions
     value: NDArray[np.float32]
@@ -104,38 +105,38 @@ class CompiledObjective(Objective):
         self.of_loss = config.algo != "impala", *map(float, weights)
         self._last: dict[type, tuple[object, NamedTuple]] = {}
 
-    def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> _Evaluation:
+    def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> CompiledDensities:
         params, value = (np.ascontiguousarray(x.detach().numpy()) for x in (outputs.params, outputs.value))
         taken = self.arrays(Taken, samples)
         densities_of = self.sizes, self.from_uniform
         actions, log_prob, exploration = chunk_densities(indices(columns), params, taken, *densities_of)
-        return _Evaluation(actions, value, log_prob, exploration)
+        return CompiledDensities(actions, value, log_prob, exploration)
 
-    def estimate(self, evaluation: _Evaluation, batch: Batch, columns: Columns) -> Estimates:
-        values = self.units.to_returns(torch.from_numpy(evaluation.value)).numpy()
+    def estimate(self, densities: CompiledDensities, batch: Batch, columns: Columns) -> Estimates:
+        values = self.units.to_returns(torch.from_numpy(densities.value)).numpy()
         outcome = self.arrays(_Outcome, batch)
         found = _estimates(
-            indices(columns), evaluation.log_prob, values, outcome, OWN_POLICY, *self._of_rewards, *self._of_vtrace
+            indices(columns), densities.log_prob, values, outcome, OWN_POLICY, *self._of_rewards, *self._of_vtrace
         )
-        return Estimates(*map(torch.from_numpy, (evaluation.log_prob, found[0], values[:-1], *found[1:])))
+        return Estimates(*map(torch.from_numpy, (densities.log_prob, found[0], values[:-1], *found[1:])))
 
-    def totals(self, evaluation: _Evaluation, targets: Targets, columns: Columns) -> Tensor:
+    def totals(self, densities: CompiledDensities, targets: Targets, columns: Columns) -> Tensor:
         if isinstance(columns, slice):  # of many samples, whose exponentials torch computes several at once
-            of_torch = replace(evaluation, log_prob=torch.from_numpy(evaluation.log_prob))
+            of_torch = replace(densities, log_prob=torch.from_numpy(densities.log_prob))
             return super().totals(of_torch, targets, columns)
         arrays = self.arrays(TargetArrays, targets)
         return torch.tensor(
-            chunk_totals(indices(columns), evaluation.log_prob, arrays, self.bounds_shift), dtype=torch.float64
+            chunk_totals(indices(columns), densities.log_prob, arrays, self.bounds_shift), dtype=torch.float64
         )
 
     def gradients(
-        self, evaluation: _Evaluation, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
+        self, densities: CompiledDensities, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
     ) -> Gradients:
         arrays = self.arrays(TargetArrays, targets)
         count, shift = totals.tolist()
         far = shift > self.shift_limit * count
         of_params, of_value, sums = chunk_gradients(
-            indices(columns), evaluation.actions, evaluation.value, evaluation.log_prob, evaluation.exploration,
+            indices(columns), densities.actions, densities.value, densities.log_prob, densities.exploration,
             arrays, self.sizes, self.from_uniform, far, count, *self.of_loss,
         )  # fmt: skip
         return Gradients(torch.from_numpy(of_params), torch.from_numpy(of_value), torch.from_numpy(sums))

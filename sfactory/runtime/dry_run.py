@@ -45,9 +45,9 @@ def check_extensions(config: Config, model: nn.Module, masked: bool) -> None:
     objective = Objective(config, model.distribution, CriticUnits(model, normalize=False))
     columns = batch.all_columns
     outputs = TorchNetwork(model, _CPU, None, compiled=False).outputs(batch, columns)
-    evaluation = objective.evaluate_actions(outputs, batch, columns)
+    densities = objective.evaluate_actions(outputs, batch, columns)
     role = f"loss.estimator {config.loss.estimator}"
-    estimates = _called(role, lambda: objective.estimate(evaluation, batch, columns))
+    estimates = _called(role, lambda: objective.estimate(densities, batch, columns))
     _require(role, "value targets", estimates.returns, tuple(batch.reward.shape), "[T, B]")
     _require(role, "advantages", estimates.advantages, tuple(batch.reward.shape), "[T, B]")
     targets, _ = objective.targets([estimates])
@@ -140,8 +140,8 @@ def _check_terms(config: Config, objective: Objective, batch: Batch, targets: Ta
     """Call the loss terms once, and see to what they give."""
     role, samples = f"loss.terms {config.loss.terms}", batch.samples(targets, single=False)
     columns = batch.all_columns
-    evaluation = objective.evaluate_actions(outputs, samples, columns)
-    terms = _called(role, lambda: objective.terms(evaluation, samples, targets, columns))
+    densities = objective.evaluate_actions(outputs, samples, columns)
+    terms = _called(role, lambda: objective.terms(densities, samples, targets, columns))
     if not isinstance(terms, Mapping) or not terms or not all(isinstance(name, str) for name in terms):
         raise ConfigError(f"{role} returned {_described(terms)}; it must return a mapping of names to tensors [T, B]")
     for name, term in terms.items():
