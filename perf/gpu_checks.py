@@ -20,6 +20,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from perf.learner_numbers import backward, outputs_of
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, devices
 from sfactory.data.arena import Arena, segment_fields
 from sfactory.data.batch import Assembler
@@ -365,12 +366,12 @@ def _learned(learner: Learner) -> dict[str, Tensor]:
     the parameters. All copied to the CPU."""
     batch, numbers = learner._feed.assemble(list(SLOTS[0])), itertools.count()
     objective, columns = Objective(learner._config, learner._model.distribution, learner._units), batch.all_columns
-    outputs = learner.outputs(batch)
+    outputs = outputs_of(learner, batch)
     targets, _ = objective.targets(
         [objective.estimate(objective.evaluate_actions(outputs, batch, columns), batch, columns)]
     )
     named = {"advantages": targets.advantages, "returns": targets.returns}
-    named |= {"loss": learner.backward(batch)[0].loss, "gradient": learner._flat.parameters.grad}
+    named |= {"loss": backward(learner, batch)[0].loss, "gradient": learner._flat.parameters.grad}
     found = {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
 
     def weights_after(batches: int) -> Tensor:

@@ -20,9 +20,8 @@ from sfactory.data.plane import EventSink
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
-from sfactory.losses import COUNT, SUMS, BatchStats, LossStats, loss_stats
+from sfactory.losses import COUNT, SUMS, BatchStats, loss_stats
 from sfactory.model.heads import PolicyHead
-from sfactory.model.networks import Outputs
 from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Estimates, valid_samples
 from sfactory.telemetry.events import PROGRESS_EVERY_S, TERM, Progress
@@ -302,23 +301,6 @@ class Learner:
         buffers = [x for x in self._model.buffers() if not x.is_floating_point()]
         optimizer = self._optimizer.state_dict().values()
         return RecordedSteps(self._device, [self._flat.vector, *optimizer, *moments, *counts, *buffers])
-
-    def backward(self, batch: Batch) -> tuple[LossStats, BatchStats]:
-        """Statistics of a whole batch and of its loss at the present weights, whose gradient goes into the parameters'
-        ``grad``."""
-        chunks, targets, stats = self._begin(batch, self._one_pass)
-        samples: Batch | Samples = batch
-        if not self._one_pass:
-            samples = batch.samples(targets, single=False)
-            chunks = self._update.forward(samples, [chunk.columns for chunk in chunks])
-        sums = self._update.gradient(chunks, samples, targets)
-        return loss_stats(self._config.loss, sums), BatchStats(*stats)
-
-    def outputs(self, batch: Batch) -> Outputs:
-        """What the present weights make of a whole batch, without gradients."""
-        self._network.refresh()
-        with torch.no_grad():
-            return self._network.outputs(batch, batch.all_columns)
 
     def _set_learning_rate(self) -> None:
         if self._config.optim.schedule == "linear":

@@ -8,6 +8,7 @@ import torch
 from environments import MODES, Busy, Counting, vector_of
 from sampling_run import SamplingRun, transitions
 
+from perf.learner_numbers import backward, outputs_of
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.objective import final_values
@@ -63,7 +64,7 @@ def test_lag_zero_importance_weights_are_one(core, shared, env, precision, tmp_p
             assert not batch.mask.all()
             assert (run.importance_weights(batch) - 1).abs().max() < close
             values, stored = (
-                run.learner.outputs(batch).value[:-1],
+                outputs_of(run.learner, batch).value[:-1],
                 torch.from_numpy(np.concatenate(run.wires.arena.value[slots], 1)),
             )
             active = batch.active[:-1]
@@ -83,7 +84,7 @@ def test_the_mask_shapes_log_probabilities_and_entropy(tmp_path):
         unmasked = dataclasses.replace(batch, mask=torch.ones_like(batch.mask))
         assert (run.importance_weights(batch) - 1).abs().max() < 1e-5
         assert run.importance_weights(unmasked).min() < 0.95
-        (loss, _), (other_loss, _) = map(run.learner.backward, (batch, unmasked))
+        (loss, _), (other_loss, _) = (backward(run.learner, x) for x in (batch, unmasked))
         assert float(loss.entropy) < float(other_loss.entropy) - 0.05
     finally:
         run.close()
@@ -148,7 +149,7 @@ def test_truncated_episodes_are_bootstrapped_with_the_value_of_their_final_obser
         for _ in range(3):
             slots = run.sample(2)
             batch = run.learner._feed.assemble(slots)
-            finals = final_values(batch, run.learner.outputs(batch).value)
+            finals = final_values(batch, outputs_of(run.learner, batch).value)
             arena_obs = batch.obs[0]
             for t, column in (batch.truncated & batch.active[:-1]).nonzero().tolist():
                 episode, count, length = arena_obs[t, column].tolist()

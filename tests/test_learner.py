@@ -11,6 +11,7 @@ import pytest
 import torch
 from sampling_run import SamplingRun
 
+from perf.learner_numbers import outputs_of
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig
 from sfactory.data.batch import Batch
 from sfactory.distributions import ActionDistribution
@@ -160,10 +161,10 @@ def test_the_critic_predicts_the_same_returns_when_its_unit_moves(tmp_path) -> N
     try:
         learner, units = run.learner, run.learner._units
         batch = learner._feed.assemble(run.sample(learner._feed.per_batch))
-        before = units.to_returns(learner.outputs(batch).value)
+        before = units.to_returns(outputs_of(learner, batch).value)
         learner._begin(batch, gradients=False)
         assert float(units.moments.mean) < -10, "Pendulum costs"
-        torch.testing.assert_close(units.to_returns(learner.outputs(batch).value), before, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(units.to_returns(outputs_of(learner, batch).value), before, rtol=1e-4, atol=1e-4)
         unit = run.training._model.unit
         torch.testing.assert_close(unit.mean.double(), units.moments.mean, rtol=1e-6, atol=0)
         again = CriticUnits(copy.deepcopy(run.training._model), normalize=True)
@@ -182,7 +183,7 @@ def test_the_values_that_policies_write_are_in_units_of_return(tmp_path) -> None
             rollout.poll(0)
         slots = run.sample(learner._feed.per_batch)
         batch = learner._feed.assemble(slots)
-        values = learner._units.to_returns(learner.outputs(batch).value)[:-1]
+        values = learner._units.to_returns(outputs_of(learner, batch).value)[:-1]
         stored = torch.from_numpy(np.concatenate(run.wires.arena.value[slots], 1))[:-1]
         fresh = torch.from_numpy(
             np.concatenate([run.wires.arena.version[slot, :, None] == learner.updates for slot in slots], 1)

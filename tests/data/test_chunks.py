@@ -6,6 +6,7 @@ import pytest
 import torch
 from sampling_run import SamplingRun
 
+from perf.learner_numbers import backward
 from sfactory.config import Config, LossConfig, ModelConfig
 from sfactory.data.chunks import ChunkThreads, chunk_columns, chunk_slices, select_columns
 
@@ -40,7 +41,7 @@ def test_chunks_have_the_gradient_and_statistics_of_the_whole_batch(
             learner._flat.vector.copy_(weights)
             learner._units.load_state_dict(moments)
             learner._batch_chunk, learner._threads = width, ChunkThreads(threads)
-            update, whole = learner.backward(batch)
+            update, whole = backward(learner, batch)
             return learner._flat.parameters.grad.clone(), update.stacked(), whole.stacked()
 
         expected = gradient(100, 1)
