@@ -288,14 +288,14 @@ def _check_learner(
     for name, limit in (("gradient", GRADIENT_LIMITS[precision]), ("change", change), ("replayed", DRIFT * change)):
         result[name] = float((found[name] - expected[name]).norm() / expected[name].norm())
         near &= result[name] <= limit
-    steps, taken = learner._steps, learner.choice.taken
+    steps, taken = learner._recorder, learner.choice.taken
     result |= {"kernels": [*taken, *map(": ".join, learner.choice.refused.items())]}
     fused = "fused loss" in taken or device.type != "cuda" or not triton_is_there()
     result["graphs"] = graphs = len(steps._recordings)
     result["sync"] = _synchronisation(lambda: _train(learner, 0), device)
     result |= {f"recorded_{name}": value for name, value in _update_times(learner).items()}
     result["quick"] = result["recorded_host_us"] <= HOST_US
-    learner._steps = PlainSteps()
+    learner._recorder = PlainSteps()
     _train(learner, 0)  # without recordings, work takes memory of its own
     result |= {f"single_{name}": value for name, value in _update_times(learner).items()}
     return {"ok": near and fused and not result["sync"] and steps.enabled and graphs > 1, **result}
@@ -340,9 +340,9 @@ def device_learner(
         return _learner(config, problem, device, autocast, rows)
     plain = dataclasses.replace(config, runtime=RuntimeConfig(kernels="off"))
     learner = _learner(plain, problem, device, autocast, rows)
-    if isinstance(learner._steps, PlainSteps):
+    if isinstance(learner._recorder, PlainSteps):
         learner._feed.assemble = Assembler(learner._feed._arena, learner._feed.per_batch, device, staged=True)
-        learner._steps = learner._recorded_steps()
+        learner._recorder = learner._recorded_steps()
     return learner
 
 

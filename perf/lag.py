@@ -103,9 +103,9 @@ class RowsLearner(LateLearner):
             for rows in torch.randperm(columns, generator=self._generator).split(
                 columns // self._config.optim.minibatches
             ):
-                self._learn_rows(batch, rows, *self._targets(batch, rows, proximal))
+                self._learn_rows(batch, rows, *self._targets_of(batch, rows, proximal))
 
-    def _targets(self, batch: Batch, rows: Tensor, proximal: Estimates) -> tuple[Estimates, Tensor]:
+    def _targets_of(self, batch: Batch, rows: Tensor, proximal: Estimates) -> tuple[Estimates, Tensor]:
         """Of some rows the estimates, and the log-probabilities around which the surrogate is clipped."""
         part = Estimates(*(select_columns(x, rows, 1) for x in proximal))
         return part, part.log_prob
@@ -125,8 +125,7 @@ class RowsLearner(LateLearner):
         targets = Targets(advantages, returns, values, old_log_prob, estimates.log_weights, valid)
         samples = batch.select(rows).samples(targets, single=False)
         self._network.refresh()
-        self._steps.keep("statistics", [self._update(samples, [slice(0, len(rows))])])
-        self._note_update()
+        self._note_update(self._update(samples, [slice(0, len(rows))]))
 
     def _advantages(self, advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:
         return weighted_advantages(self._config.loss, advantages, weights, valid)
@@ -135,14 +134,14 @@ class RowsLearner(LateLearner):
 class RecomputedLearner(RowsLearner):
     """Targets anew at every update."""
 
-    def _targets(self, batch: Batch, rows: Tensor, proximal: Estimates) -> tuple[Estimates, Tensor]:
+    def _targets_of(self, batch: Batch, rows: Tensor, proximal: Estimates) -> tuple[Estimates, Tensor]:
         return self._estimates(batch, rows), select_columns(proximal.log_prob, rows, 1)
 
 
 class StaleLearner(RowsLearner):
     """Targets anew at every update, clipped around the behaviour policy, advantages normalised after their weight."""
 
-    def _targets(self, batch: Batch, rows: Tensor, proximal: Estimates) -> tuple[Estimates, Tensor]:
+    def _targets_of(self, batch: Batch, rows: Tensor, proximal: Estimates) -> tuple[Estimates, Tensor]:
         return self._estimates(batch, rows), select_columns(batch.log_prob, rows, 1)
 
     def _advantages(self, advantages: Tensor, weights: Tensor, valid: Tensor) -> Tensor:

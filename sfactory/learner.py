@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 
 import numpy as np
@@ -92,7 +93,7 @@ class Learner:
         self.env_steps = self.updates = 0
         # A batch source's batches lie in ever new places, and recordings read where they were made.
         records = device.type == "cuda" and config.runtime.cuda_graphs and config.batch_source == "none"
-        self._steps = self._recorded_steps() if records else PlainSteps()
+        self._recorder = self._recorded_steps() if records else PlainSteps()
         self._statistics: list[Tensor] = []
         self._batch_statistics: list[Tensor] = []
         self._lags: list[tuple[float, int]] = []
@@ -209,9 +210,10 @@ class Learner:
 
     def _learn(self, batch: Batch) -> None:
         """The targets of a batch, from the weights as they are, and all updates."""
-        samples = self._first_pass(batch)
-        if samples is None:
+        if self._one_pass:
+            self._only_update(batch)
             return
+        samples = batch.samples(self._targets(batch), self._single)
         for epoch in range(self._config.epochs):
             if epoch:
                 self._feed.epoch_done(self.updates)
@@ -219,41 +221,36 @@ class Learner:
                 self._feed.between_updates()
                 self._update_on(samples, columns)
 
-    def _first_pass(self, batch: Batch) -> Samples | None:
-        """The samples of a batch with their targets; None where its only update has been made as well."""
-        steps = self._steps
+    def _only_update(self, batch: Batch) -> None:
+        """The only update of a batch, back through the pass that its targets come from."""
 
-        def begin() -> None:
-            _, targets, stats = self._begin(batch, gradients=False)
-            steps.keep("batch statistics", [stats])
-            steps.keep("targets", list(vars(targets).values()))
-
-        def whole() -> None:
+        def begin_and_update() -> Iterator[Tensor]:
             chunks, targets, stats = self._begin(batch, gradients=True)
-            steps.keep("batch statistics", [stats])
-            steps.keep("statistics", [self._update.after(chunks, batch, targets)])
+            yield stats
+            yield self._update.after(chunks, batch, targets)
 
-        kind, work = ("batch", whole) if self._one_pass else ("targets", begin)
-        steps((kind, batch.reward.shape), batch.reward.data_ptr(), work)
-        self._batch_statistics += steps.take("batch statistics")
-        self._watch.lap("update" if self._one_pass else "forward")
-        if not self._one_pass:
-            return batch.samples(Targets(*steps.kept["targets"]), self._single)
-        self._note_update()
-        return None
+        stats, row = self._recorder("batch", batch.reward, begin_and_update)
+        self._batch_statistics.append(stats.clone())
+        self._note_update(row)
+
+    def _targets(self, batch: Batch) -> Targets:
+        """The targets of a batch, from the weights as they are."""
+
+        def begin() -> Iterator[Tensor]:
+            _, targets, stats = self._begin(batch, gradients=False)
+            yield from (stats, *vars(targets).values())
+
+        stats, *targets = self._recorder("targets", batch.reward, begin)
+        self._batch_statistics.append(stats.clone())
+        self._watch.lap("forward")
+        return Targets(*targets)
 
     def _update_on(self, samples: Samples, columns: list[Columns]) -> None:
         """An update on the columns of a minibatch."""
-        steps = self._steps
         if not isinstance(columns[0], slice):
-            steps.keep("columns", columns)
-            columns = steps.kept["columns"]
-
-        def update() -> None:
-            steps.keep("statistics", [self._update(samples, columns)])
-
-        steps(("update", samples.reward.shape), samples.reward.data_ptr(), update)
-        self._note_update()
+            columns = [self._recorder.keep(("columns", i), part) for i, part in enumerate(columns)]
+        (row,) = self._recorder("update", samples.reward, lambda: [self._update(samples, columns)])
+        self._note_update(row)
 
     def _begin(self, batch: Batch, gradients: bool) -> tuple[list[Chunk], Targets, Tensor]:
         """One pass of the proximal policy, the present weights, over a batch; its targets, and their statistics.
@@ -287,9 +284,9 @@ class Learner:
         minibatches = order.to(self._device, non_blocking=True).split(columns // self._config.optim.minibatches)
         return [list(minibatch.split(self._minibatch_chunk)) for minibatch in minibatches]
 
-    def _note_update(self) -> None:
+    def _note_update(self, row: Tensor) -> None:
         """Keep account of an update: of the sums of its loss, and the norm of the gradient."""
-        self._statistics += self._steps.take("statistics")
+        self._statistics.append(row.clone())
         self.updates += 1
         self._watch.lap("update")
 

@@ -33,9 +33,9 @@ def make_learner(case: str, recorded: bool, **changes: Any) -> Learner:
     learner = gpu_checks.device_learner(config, PROBLEMS[made.problem], CPU, None, ROWS)
     learner._feed.assemble = Assembler(learner._feed._arena, learner._feed.per_batch, CPU, staged=True)
     if recorded:
-        learner._steps = learner._recorded_steps()
+        learner._recorder = learner._recorded_steps()
     else:  # with a rate in float32, as on a device
-        learner._steps = PlainSteps()
+        learner._recorder = PlainSteps()
         set_rate = learner._set_learning_rate
         learner._set_learning_rate = lambda: (set_rate(), learner._optimizer.update_rate())
     return learner
@@ -77,7 +77,7 @@ def test_recorded_updates_are_the_plain_ones_over_many_batches(case: str, taped:
     plain, recorded = make_learner(case, recorded=False), make_learner(case, recorded=True)
     expected, found = train(plain, MANY), train(recorded, MANY)
     assert not caplog.records
-    assert recorded._steps.enabled and len(taped) == len(recorded._steps._recordings) >= 2
+    assert recorded._recorder.enabled and len(taped) == len(recorded._recorder._recordings) >= 2
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     for own, other in zip(recorded._statistics, plain._statistics, strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=0)
@@ -133,7 +133,7 @@ def test_an_update_that_waits_for_the_device_is_not_recorded_and_goes_on_plainly
     with caplog.at_level(logging.WARNING):
         found = train(waiting, MANY)
     torch.testing.assert_close(found, train(plain, MANY), rtol=0, atol=0)
-    assert not waiting._steps.enabled and not taped
+    assert not waiting._recorder.enabled and not taped
     (told,) = caplog.records
     assert "no CUDA graphs in the learner" in told.message and "\n" not in told.message
 
@@ -153,7 +153,7 @@ def test_an_update_that_waits_is_noticed_before_a_recording_where_the_device_tel
 
     waiting._update.step = waits
     torch.testing.assert_close(train(waiting, MANY), train(plain, MANY), rtol=0, atol=0)
-    assert not waiting._steps.enabled and len(caplog.records) == 1
+    assert not waiting._recorder.enabled and len(caplog.records) == 1
 
 
 def test_nothing_is_recorded_after_a_recording_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_batches_of_another_shape_are_recorded_anew(taped: list[int]) -> None:
 def test_what_is_kept_stays_where_it_is() -> None:
     steps, addresses = RecordedSteps(CPU, []), set()
     for number in range(5):
-        steps.keep("rows", [torch.full((3,), float(number))])
-        addresses.add(steps.kept["rows"][0].data_ptr())
-        assert steps.kept["rows"][0].tolist() == [number] * 3
+        kept = steps.keep("rows", torch.full((3,), float(number)))
+        addresses.add(kept.data_ptr())
+        assert kept.tolist() == [number] * 3
     assert len(addresses) == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from sfactory.errors import said
 
 Work = Callable[[], object]
 """Work on one device that always reads and writes the same memory."""
+Step = Callable[[], Iterable[Tensor]]
+"""Work that gives tensors, each as soon as it is there."""
 WARM_UPS = 3
 """Runs before a recording, in which libraries choose their kernels and take their memory."""
 SAME_CHANGE = 0.05
@@ -130,26 +132,15 @@ class Recorder:
 
 
 class PlainSteps:
-    """Steps that are done as they come: what :class:`RecordedSteps` is where nothing is recorded.
+    """Steps that are done as they come: what :class:`RecordedSteps` is where nothing is recorded."""
 
-    Attributes:
-        kept: What steps have kept, by name.
-    """
+    def keep(self, name: Hashable, found: Tensor) -> Tensor:
+        """The tensor itself, which nothing has to find again."""
+        return found
 
-    def __init__(self) -> None:
-        self.kept = dict[str, list[Tensor]]()
-
-    def keep(self, name: str, found: Sequence[Tensor]) -> None:
-        """Keep tensors until they are taken, or others kept."""
-        self.kept[name] = list(found)
-
-    def take(self, name: str) -> list[Tensor]:
-        """Tensors that were kept, which are the caller's from here on."""
-        return self.kept.pop(name)
-
-    def __call__(self, kind: Hashable, address: int, step: Work) -> None:
-        """Do a step."""
-        step()
+    def __call__(self, name: str, source: Tensor, step: Step) -> list[Tensor]:
+        """Do a step; gives what it gave."""
+        return list(step())
 
 
 class RecordedSteps:
@@ -158,11 +149,10 @@ class RecordedSteps:
 
     Args:
         device: Where steps are done.
-        state: All that steps change, besides what they :meth:`keep`.
+        state: All that steps change, besides what they give.
 
     Attributes:
         enabled: Off after the first step that could not be recorded: from then on all are done plainly.
-        kept: What steps have kept, by name; each list of tensors stays where it is.
     """
 
     def __init__(self, device: torch.device, state: Sequence[Tensor]) -> None:
@@ -171,42 +161,47 @@ class RecordedSteps:
         self._stream = self._module.Stream(device)
         self._times: dict[Hashable, int] = {}
         self._recordings: dict[Hashable, Work] = {}
-        self.enabled, self.kept = True, dict[str, list[Tensor]]()
+        self._kept: dict[Hashable, Tensor] = {}
+        self._given: dict[str, list[Tensor]] = {}
+        self.enabled = True
 
-    def keep(self, name: str, found: Sequence[Tensor]) -> None:
-        """Copy tensors into memory that stays where it is. Of another shape than before they get new memory, and
-        everything is recorded anew."""
-        kept = self.kept.get(name)
-        if kept is not None and [x.shape for x in kept] == [x.shape for x in found]:
-            for own, x in zip(kept, found, strict=True):
-                own.copy_(x.detach())
-            return
+    def keep(self, name: Hashable, found: Tensor) -> Tensor:
+        """Copy a tensor into memory that stays where it is, and give that. Of another shape than before it gets new
+        memory, and everything is recorded anew."""
+        kept = self._kept.get(name)
+        if kept is not None and kept.shape == found.shape:
+            return kept.copy_(found.detach())
         if kept is not None:
             self._times.clear()
             self._recordings.clear()
             self._pool = graph_pool(self._device)
-        self.kept[name] = [x.detach().clone() for x in found]
+        self._kept[name] = found.detach().clone()
+        return self._kept[name]
 
-    def take(self, name: str) -> list[Tensor]:
-        """Copies of tensors that were kept."""
-        return [x.clone() for x in self.kept[name]]
-
-    def __call__(self, kind: Hashable, address: int, step: Work) -> None:
-        """Do a step.
+    def __call__(self, name: str, source: Tensor, step: Step) -> list[Tensor]:
+        """Do a step; gives what it gave, in memory that its next one writes anew.
 
         Args:
-            kind: Kind of step, and the shapes of what it reads.
-            address: Of what it reads, besides what is kept. A step must do the same whenever both are the same.
+            name: Kind of step.
+            source: What it reads, besides what is kept: a step must do the same whenever that lies in the same place
+                and has the same shape.
         """
-        if (recording := self._recordings.get((kind, address))) is not None:
+        kind = name, source.shape
+        key = *kind, source.data_ptr()
+
+        def work() -> None:
+            self._given[name] = [self.keep((name, i), found) for i, found in enumerate(step())]
+
+        if (recording := self._recordings.get(key)) is not None:
             recording()
         elif not self.enabled:
-            step()
+            work()
         elif (times := self._times.get(kind, 0)) < WARM_UPS:
             self._times[kind] = times + 1
-            self._apart(step)
+            self._apart(work)
         else:
-            self._apart(lambda: self._record((kind, address), step))
+            self._apart(lambda: self._record(key, work))
+        return self._given[name]
 
     def _apart(self, work: Work) -> None:
         """Do work in a stream of its own, since nothing can be recorded in the default one."""
@@ -216,23 +211,22 @@ class RecordedSteps:
             work()
         current.wait_stream(self._stream)
 
-    def _record(self, key: Hashable, step: Work) -> None:
+    def _record(self, key: Hashable, work: Work) -> None:
         """Do a step plainly and once more, from the same state, recorded; then keep the recording if both are alike."""
-        kept = [x for tensors in self.kept.values() for x in tensors]
-        state = [x.detach() for x in (*self._own_state, *kept)]
+        state = [x.detach() for x in (*self._own_state, *self._kept.values())]
         before = [x.clone() for x in state]
         try:
             with refusing_waits(self._device):
-                step()
+                work()
         except RuntimeError as error:
             self._restore(state, before)
-            step()
+            work()
             self._give_up(error)
             return
         expected = [x.clone() for x in state]
         self._restore(state, before)
         try:
-            recording = record(step, self._device, self._pool)
+            recording = record(work, self._device, self._pool)
             recording()
             if any(map(self._differs, state, expected, before)):
                 raise RuntimeError("it gives other numbers when it is replayed")

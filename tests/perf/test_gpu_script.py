@@ -91,7 +91,7 @@ BREAKS: dict[str, tuple[str, Callable[[Learner], Any]]] = {
     ),
     "values not clipped": ("masked, ppo, clipped values", lambda learner: reconfigure(learner, value_clip=0.0)),
     "PPO for IMPALA": ("masked, impala", lambda learner: reconfigure(learner, algo="ppo")),
-    "no graphs": ("masked, impala", lambda learner: setattr(learner._steps, "enabled", False)),
+    "no graphs": ("masked, impala", lambda learner: setattr(learner._recorder, "enabled", False)),
     "no masks": ("masked, impala", lambda learner: without(learner, mask=lambda _: None)),
     "final values lost": (
         "masked, impala",
