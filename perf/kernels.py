@@ -199,7 +199,7 @@ def losses(device: torch.device) -> Iterator[Case]:
             targets = Targets(advantages, returns, returns, behaviour, torch.zeros_like(behaviour), valid)
 
             def call() -> Sequence[torch.Tensor]:
-                value = chunk_loss(config, "appo", *inputs, targets, valid.sum())[0]
+                value = chunk_loss(config, True, *inputs, targets, valid.sum())[0]
                 return value, *torch.autograd.grad(value, inputs)
 
             return call

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -212,7 +211,7 @@ def value_loss(error: Tensor, change: Tensor | None = None, clip: float = 0.0) -
 
 def chunk_loss(
     config: LossConfig,
-    algo: Literal["appo", "impala", "ppo"],
+    surrogate: bool,
     log_prob: Tensor,
     value: Tensor,
     exploration: Tensor,
@@ -226,6 +225,7 @@ def chunk_loss(
     any valid sample the loss and its gradients are 0. The losses of chunks add up, and so do their sums.
 
     Args:
+        surrogate: PPO's clipped surrogate, else the plain policy gradient.
         log_prob: float32 or float64 ``[T, B]`` with gradient; log pi(a_t|x_t).
         value: float ``[T, B]`` with gradient, in the units of `targets.returns`.
         exploration: float ``[T, B]`` with gradient; the policy's entropy, or with ``exploration="kl"`` its KL
@@ -238,10 +238,8 @@ def chunk_loss(
         ``[SUMS]``.
 
     Raises:
-        ValueError: If `algo` is unknown or shapes do not match.
+        ValueError: If shapes do not match.
     """
-    if algo not in ("appo", "impala", "ppo"):
-        raise ValueError(f"algo is {algo!r}; use appo, impala or ppo")
     _check_shapes({"log_prob": log_prob, "exploration": exploration, **vars(targets)}, value)
     valid = targets.valid
     zero = value.new_zeros(())
@@ -251,10 +249,10 @@ def chunk_loss(
     error = torch.where(valid, value - targets.returns, zero)
     change = torch.where(valid, value - targets.old_values, zero) if config.value_clip > 0 else None
     advantages = torch.where(valid, targets.advantages, zero)
-    if algo == "impala":
-        policy = policy_loss_impala(torch.where(valid, log_prob, zero), advantages)
-    else:
+    if surrogate:
         policy = policy_loss_ppo(log_ratio, advantages, config.clip)
+    else:
+        policy = policy_loss_impala(torch.where(valid, log_prob, zero), advantages)
     policy_sum = policy.sum()
     value_sum = value_loss(error, change, config.value_clip).sum()
     exploration_sum = torch.where(valid, exploration, zero).sum()

@@ -42,6 +42,27 @@ Estimator = Callable[..., tuple[Tensor, Tensor]]
 advantages, in units of return, without V-trace's weight min(rho_bar_pg, w), which multiplies the advantages later."""
 
 
+class Algo(NamedTuple):
+    """What a value of ``algo`` means.
+
+    Attributes:
+        surrogate: The policy's loss is PPO's clipped surrogate; else the plain policy gradient.
+        on_policy: The policy that sampled is taken for the proximal one: GAE, and no weights; else V-trace.
+        bounded: ``loss.tv_limit`` holds.
+    """
+
+    surrogate: bool
+    on_policy: bool
+    bounded: bool
+
+
+ALGOS = {
+    "appo": Algo(surrogate=True, on_policy=False, bounded=True),
+    "impala": Algo(surrogate=False, on_policy=False, bounded=False),
+    "ppo": Algo(surrogate=True, on_policy=True, bounded=False),
+}
+
+
 @dataclass
 class ActionDensities:
     """A network's outputs on a chunk, and what follows from them for the actions that were taken: what
@@ -114,7 +135,12 @@ class Objective:
         self.config, self.distribution, self.units = config, distribution, units
         self.term_names: list[str] = []
         self._estimator, self._terms = _estimator(config), _terms(config)
-        self.bounds_shift = config.algo == "appo" and config.loss.tv_limit > 0
+        self.bounds_shift = self.algo.bounded and config.loss.tv_limit > 0
+
+    @property
+    def algo(self) -> Algo:
+        """What the configuration's ``algo`` means."""
+        return ALGOS[self.config.algo]
 
     def begin_critic(self, batch: Batch) -> None:
         """Tell an untrained critic where to begin, from the first batch: at r / (1 - gamma) for the mean reward r, if
@@ -170,7 +196,7 @@ class Objective:
             Estimates(*(torch.cat(parts, 1) for parts in zip(*chunks, strict=True))) if len(chunks) > 1 else chunks[0]
         )
         loss, valid, weights = self.config.loss, whole.valid, whole.log_weights.exp()
-        weights = torch.ones_like(weights) if self.config.algo == "ppo" else weights.clamp(max=loss.rho_bar_pg)
+        weights = torch.ones_like(weights) if self.algo.on_policy else weights.clamp(max=loss.rho_bar_pg)
         advantages = weighted_advantages(loss, whole.advantages, weights, valid)
         self.units.update(whole.returns, valid)
         returns, values = self.units.from_returns(whole.returns), self.units.from_returns(whole.values)
@@ -209,7 +235,7 @@ class Objective:
             far = shift > 2 * config.loss.tv_limit * count
             part = replace(part, advantages=without_departures(part.advantages, _log_shift(own, part), far))
         value = own.value[: len(own.log_prob)]
-        loss, sums = chunk_loss(config.loss, config.algo, own.log_prob, value, own.exploration, part, count)
+        loss, sums = chunk_loss(config.loss, self.algo.surrogate, own.log_prob, value, own.exploration, part, count)
         if self._terms is not None:
             more, term_sums = self._term_loss(own, samples, part, columns, count)
             loss, sums = loss + more, torch.cat((sums, term_sums))
@@ -279,7 +305,7 @@ def _estimator(config: Config) -> Estimator:
     """The advantage estimator that a configuration means."""
     name = config.loss.estimator
     if name == "auto":
-        name = "gae" if config.algo == "ppo" else "vtrace"
+        name = "gae" if ALGOS[config.algo].on_policy else "vtrace"
     built_in = isinstance(name, str) and name in ESTIMATORS
     return ESTIMATORS[name] if built_in else load_object(name, "loss.estimator")
 

@@ -21,6 +21,7 @@ from sfactory.losses import (
     loss_stats,
     weighted_advantages,
 )
+from sfactory.objective import ALGOS
 
 Loss = Callable[..., tuple[Tensor, LossStats]]
 
@@ -29,7 +30,7 @@ def total_loss(
     config: LossConfig, algo: str, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets
 ) -> tuple[Tensor, LossStats]:
     """The loss of one chunk that is the whole minibatch, and its statistics."""
-    loss, sums = chunk_loss(config, algo, log_prob, value, exploration, targets, targets.valid.sum())
+    loss, sums = chunk_loss(config, ALGOS[algo].surrogate, log_prob, value, exploration, targets, targets.valid.sum())
     return loss, loss_stats(config, sums)
 
 
@@ -42,7 +43,7 @@ def compiled_loss(
     gradients, sums = [torch.empty_like(value).detach() for _ in range(3)], torch.empty(SUMS, dtype=torch.float64)
     settings = config.clip, config.value_clip, config.value_coef, exploration_coef(config)
     number = loss_and_gradients(
-        *flat, float(targets.valid.sum()), algo != "impala", *map(float, settings),
+        *flat, float(targets.valid.sum()), ALGOS[algo].surrogate, *map(float, settings),
         *(gradient.reshape(-1).numpy() for gradient in gradients), sums.numpy(),
     )  # fmt: skip
     shifts = (
@@ -271,12 +272,6 @@ def test_a_wrong_shape_is_named() -> None:
     targets = dataclasses.replace(case.targets, returns=torch.zeros(5))
     with pytest.raises(ValueError, match=r"returns has shape \(5,\) and value has \(6, 5\)"):
         total_loss(LossConfig(), "appo", *case.inputs, targets)
-
-
-def test_an_unknown_algorithm_is_named() -> None:
-    case = make_case()
-    with pytest.raises(ValueError, match="algo is 'a2c'; use appo, impala or ppo"):
-        total_loss(LossConfig(), "a2c", *case.inputs, case.targets)
 
 
 def test_advantages_are_normalised_over_the_valid_samples_before_their_weight_multiplies_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from gymnasium import spaces
 from torch import nn
 
 from sfactory.config import Config, LossConfig
+from sfactory.config.declaring import types_of
 from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import Columns, select_columns
 from sfactory.distributions import ActionDistribution
 from sfactory.kernels.objective import CompiledObjective, _Outcome
 from sfactory.model.networks import Outputs
 from sfactory.model.normalizer import CriticUnits, ValueUnit
-from sfactory.objective import OWN_POLICY, Objective, valid_samples
+from sfactory.objective import ALGOS, OWN_POLICY, Objective, valid_samples
 from sfactory.spaces import ActionSpec
 from sfactory.vtrace import vtrace
 
@@ -123,6 +125,10 @@ def gradients_of(
 def at_once(objective: Objective, params, value, batch: Batch) -> tuple:
     """Targets and gradients of the same policy on the whole batch."""
     return gradients_of(objective, params, value, batch, targets_of(objective, params, value, batch), batch.all_columns)
+
+
+def test_every_algorithm_has_its_meaning() -> None:
+    assert tuple(ALGOS) == typing.get_args(types_of(Config)["algo"])
 
 
 @pytest.mark.parametrize("columns", [slice(2, 2 + COLUMNS), torch.tensor([7, 0, 4, 5, 8, 1])], ids=["slice", "indices"])

@@ -55,7 +55,7 @@ class FusedObjective(Objective):
         loss = self.config.loss
         loss_and_gradients[(programs,)](
             *inputs, totals, *gradients, partial, count, loss.clip, loss.value_clip, loss.value_coef,
-            exploration_coef(loss), loss.tv_limit, self.config.algo != "impala", self.bounds_shift,
+            exploration_coef(loss), loss.tv_limit, self.algo.surrogate, self.bounds_shift,
             loss.value_clip > 0, SUMS, BLOCK,
         )  # fmt: skip
         return *gradients, partial.sum(0)

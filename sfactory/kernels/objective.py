@@ -102,7 +102,7 @@ class CompiledObjective(Objective):
         bars = (loss.rho_bar, loss.c_bar) if vtrace else (1.0, 1.0)
         self._of_vtrace = vtrace, *map(float, (loss.gamma, loss.lam, *bars))
         weights = (loss.clip, loss.value_clip, loss.value_coef, exploration_coef(loss))
-        self.of_loss = config.algo != "impala", *map(float, weights)
+        self.of_loss = self.algo.surrogate, *map(float, weights)
         self._last: dict[type, tuple[object, NamedTuple]] = {}
 
     def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> CompiledDensities:
