@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
 
 import sfactory
@@ -26,7 +25,6 @@ from sfactory.runtime.dry_run import check_extensions
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.mps import mps_problem
 from sfactory.runtime.plan import Plan
-from sfactory.spaces import LEAST_SIDE
 
 T = TypeVar("T")
 FEW_UPDATES = 500
@@ -164,7 +162,7 @@ def _notes_on_pictures(plan: Plan) -> list[str]:
         f"the observation {leaf.name} {leaf.shape} enters dense layers: images have three dimensions, height, width "
         "and channels; add one of a single channel, or join a stack's frames and their colours to one"
         for leaf in plan.env.observation.leaves
-        if leaf.dtype == np.uint8 and len(leaf.shape) in (2, 4) and sorted(leaf.shape)[-2] >= LEAST_SIDE
+        if leaf.is_flat_picture
     ]
 
 

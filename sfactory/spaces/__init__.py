@@ -86,6 +86,11 @@ class Leaf:
         return self.layout != "flat"
 
     @property
+    def is_flat_picture(self) -> bool:
+        """Whether these are bytes like a picture's, which has two dimensions or four where an image has three."""
+        return self.dtype == np.uint8 and len(self.shape) in (2, 4) and sorted(self.shape)[-2] >= LEAST_SIDE
+
+    @property
     def channels_last(self) -> bool:
         """Whether an image's channels are its last dimension (H, W, C); else (C, H, W)."""
         return self.layout == "hwc"
