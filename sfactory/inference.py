@@ -98,7 +98,7 @@ def _engine_for(index: int, model: nn.Module, kernels: Kernels, plane: DataPlane
     """The fastest engine for a policy worker's model on its device."""
     autocast, arena, groups = kernels.autocast, plane.arena, plane.groups
     if kernels.device.type != "cpu":
-        own = [group for group in range(groups) if plane.policy_of[group] == index]
+        own = [group for group in range(groups) if plane.policy_worker_of[group] == index]
         return GraphedEngine(model, arena, own, autocast, watch, kernels.config.runtime.cuda_graphs)
     flat = FlatWeights(model)  # before a network takes note of where the weights lie
     if (network := kernels.dense_network()) is not None:

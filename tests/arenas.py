@@ -27,16 +27,18 @@ def make_arena(slots: int = 3, rollout: int = 4, rows: int = 5, masked: bool = T
     return Arena(segment_fields(env_spec(masked), STATE_SIZE), slots, rollout, rows)
 
 
-def make_plane(arena: Arena, policy_of: tuple[int, ...], rollout_of: tuple[int, ...], weights: int = 1) -> DataPlane:
+def make_plane(
+    arena: Arena, policy_worker_of: tuple[int, ...], rollout_worker_of: tuple[int, ...], weights: int = 1
+) -> DataPlane:
     """A data plane with local queues, for the given routes of groups."""
     return DataPlane(
         arena,
         PublishedWeights(weights),
-        requests=[LocalQueue() for _ in range(max(policy_of) + 1)],
-        ready=[LocalQueue() for _ in range(max(rollout_of) + 1)],
+        requests=[LocalQueue() for _ in range(max(policy_worker_of) + 1)],
+        ready=[LocalQueue() for _ in range(max(rollout_worker_of) + 1)],
         free=LocalQueue(),
         finished=LocalQueue(),
         events=LocalEvents(),
-        policy_of=policy_of,
-        rollout_of=rollout_of,
+        policy_worker_of=policy_worker_of,
+        rollout_worker_of=rollout_worker_of,
     )

@@ -291,8 +291,8 @@ def test_inference_is_inline_where_several_rollout_workers_share_a_cpu_with_it(
     changes, policy_workers, policies, tmp_path
 ):
     plan = make_plan(config_for(tmp_path, env=Counting, **changes))
-    assert (plan.config.runtime.policy_workers, plan.policies) == (policy_workers, policies)
-    answered = {plan.policy_of(group) for group in range(plan.groups)}
+    assert (plan.config.runtime.policy_workers, plan.policy_workers) == (policy_workers, policies)
+    answered = {plan.policy_worker_of(group) for group in range(plan.groups)}
     assert answered == set(range(policies))
 
 

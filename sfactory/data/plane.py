@@ -36,8 +36,8 @@ class DataPlane:
         free: Slots that may be filled.
         finished: Slots that are full.
         events: Destination of events for the runner.
-        policy_of: For each group of the run, the number of the policy worker that serves it.
-        rollout_of: For each group of the run, the number of the rollout worker that steps it.
+        policy_worker_of: For each group of the run, the number of the policy worker that serves it.
+        rollout_worker_of: For each group of the run, the number of the rollout worker that steps it.
     """
 
     arena: Arena
@@ -47,18 +47,18 @@ class DataPlane:
     free: Queue
     finished: Queue
     events: EventSink
-    policy_of: tuple[int, ...]
-    rollout_of: tuple[int, ...]
+    policy_worker_of: tuple[int, ...]
+    rollout_worker_of: tuple[int, ...]
 
     @property
     def groups(self) -> int:
         """Number of groups of the run."""
-        return len(self.policy_of)
+        return len(self.policy_worker_of)
 
     def requests_of(self, group: int) -> Queue:
         """The queue for requests of a group."""
-        return self.requests[self.policy_of[group]]
+        return self.requests[self.policy_worker_of[group]]
 
     def ready_of(self, group: int) -> Queue:
         """The queue that tells a group's rollout worker that actions have been written."""
-        return self.ready[self.rollout_of[group]]
+        return self.ready[self.rollout_worker_of[group]]

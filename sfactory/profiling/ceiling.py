@@ -104,7 +104,7 @@ def measure_ceiling(
         simulation = Workload("simulation", episode_length=episode_length)
         workloads = [simulation, *inference, TRAINING]
         processes = {w: cores if device_of(plan, w).type == "cpu" else 1 for w in workloads}
-        processes[simulation] = max(cores, plan.rollouts)
+        processes[simulation] = max(cores, plan.rollout_workers)
         speeds: dict[Workload, float] = {}
         for number in sorted(set(processes.values())):
             lengths = {

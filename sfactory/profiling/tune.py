@@ -293,7 +293,7 @@ class _Search:
         config, asked, env = self._config(settings), self._plan.config, self._plan.env
         batches, groups = 1 if asked.lag_free else MOST_BATCHES, config.runtime.groups
         most = batches * asked.batch_size // (asked.rollout * env.agents)  # environments of the whole run
-        most = max(most, self._plan.rollouts * asked.envs_per_worker)
+        most = max(most, self._plan.rollout_workers * asked.envs_per_worker)
         for envs in range(min(config.envs_per_worker, most // (config.workers or 1)) // groups, 0, -1):
             fewer = changed(config, envs_per_worker=envs * groups)
             found = fitted_with_free_batch_size(fewer, env.agents, env.observation.has_images)

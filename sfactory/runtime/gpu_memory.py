@@ -96,5 +96,5 @@ def gpu_bytes(plan: Plan, model: nn.Module, batch_size: int) -> float:
     low = 1.0 if config.precision == "float32" else 0.5
     activations = low * activation_bytes(model, config.optim.minibatches) * batch_size
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-    there = sum(devices.inference_device(config, worker) == device for worker in range(plan.policies))
+    there = sum(devices.inference_device(config, worker) == device for worker in range(plan.policy_workers))
     return 2 * batch + activations + (5 + there) * weights + CONTEXT_BYTES * (1 + there)

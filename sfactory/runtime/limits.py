@@ -136,10 +136,10 @@ def memory_needed(plan: Plan, model: nn.Module) -> int:
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     kept = 7 * plan.evaluates  # published twice, in the evaluator, and a candidate with its optimizer's state
     if config.serial:
-        copies, processes = 6 + plan.policies, 0
+        copies, processes = 6 + plan.policy_workers, 0
     else:
-        copies = 6 + 2 * plan.policies
-        processes = LEARNER_MIB + POLICY_MIB * plan.policies + ROLLOUT_MIB * plan.rollouts
+        copies = 6 + 2 * plan.policy_workers
+        processes = LEARNER_MIB + POLICY_MIB * plan.policy_workers + ROLLOUT_MIB * plan.rollout_workers
         processes += EVALUATOR_MIB * plan.evaluates
         pid = server_pid()
         processes += max(0, SERVER_MIB - (psutil.Process(pid).memory_info().rss // MIB if pid is not None else 0))
@@ -204,7 +204,7 @@ def descriptors_needed(plan: Plan) -> int:
     needed = len(os.listdir("/proc/self/fd")) + OWN_DESCRIPTORS + SPARE_DESCRIPTORS
     if plan.config.serial:
         return needed
-    processes = 1 + plan.policy_processes + plan.rollouts + plan.evaluates
+    processes = 1 + plan.policy_processes + plan.rollout_workers + plan.evaluates
     return needed + DESCRIPTORS_PER_PROCESS * processes
 
 
@@ -226,7 +226,7 @@ def threads_needed(plan: Plan) -> int:
         return 1
     learner, policy = 3 + devices.learner_threads(config), 2 + devices.inference_threads(config)
     rollout = 2 + (config.runtime.env_threads if config.runtime.env_threads > 1 else 0) * config.runtime.groups
-    return 3 + learner + policy * plan.policies + rollout * plan.rollouts + 3 * plan.evaluates
+    return 3 + learner + policy * plan.policy_workers + rollout * plan.rollout_workers + 3 * plan.evaluates
 
 
 def _processes(plan: Plan) -> str | None:

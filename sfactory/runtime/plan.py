@@ -46,7 +46,7 @@ class Plan:
         return self.env.family == TENSORS and not self.sample_only
 
     @property
-    def rollouts(self) -> int:
+    def rollout_workers(self) -> int:
         """Number of rollout workers."""
         return 0 if self.on_device else self.config.workers
 
@@ -63,7 +63,7 @@ class Plan:
     @property
     def groups(self) -> int:
         """Number of groups of the whole run."""
-        return self.rollouts * self.config.runtime.groups
+        return self.rollout_workers * self.config.runtime.groups
 
     @property
     def inline_inference(self) -> bool:
@@ -71,14 +71,14 @@ class Plan:
         return self.config.runtime.policy_workers == 0 or self.on_device
 
     @property
-    def policies(self) -> int:
+    def policy_workers(self) -> int:
         """Number of policy workers, in processes of their own or inline."""
-        return self.rollouts if self.inline_inference else self.config.runtime.policy_workers
+        return self.rollout_workers if self.inline_inference else self.config.runtime.policy_workers
 
     @property
     def policy_processes(self) -> int:
         """Processes that do nothing but inference."""
-        return 0 if self.inline_inference else self.policies
+        return 0 if self.inline_inference else self.policy_workers
 
     @property
     def evaluates(self) -> bool:
@@ -88,17 +88,17 @@ class Plan:
     @property
     def worker_names(self) -> list[str]:
         """Names of all workers, in the order of the control block's rows."""
-        policies = (f"policy-{i}" for i in range(self.policies))
-        rollouts = (f"rollout-{i}" for i in range(self.rollouts))
+        policies = (f"policy-{i}" for i in range(self.policy_workers))
+        rollouts = (f"rollout-{i}" for i in range(self.rollout_workers))
         return ["learner", *policies, *rollouts, *([EVALUATOR] if self.evaluates else [])]
 
-    def rollout_of(self, group: int) -> int:
+    def rollout_worker_of(self, group: int) -> int:
         """Number of the rollout worker that steps a group."""
         return group // self.config.runtime.groups
 
-    def policy_of(self, group: int) -> int:
+    def policy_worker_of(self, group: int) -> int:
         """Number of the policy worker that serves a group."""
-        return self.rollout_of(group) if self.inline_inference else group % self.policies
+        return self.rollout_worker_of(group) if self.inline_inference else group % self.policy_workers
 
     def seed(self, generation: int) -> int:
         """Seed of the workers that start at a generation: the run's own seed at the start of the run (0), else another

@@ -69,7 +69,7 @@ def _make_rollout_workers(plan: Plan, wires: Wires, generation: int) -> list[Rol
     """All rollout workers. If one cannot be made, those before it are closed."""
     with contextlib.ExitStack() as made:
         rollouts = []
-        for index in range(plan.rollouts):
+        for index in range(plan.rollout_workers):
             rollouts.append(workers.make_rollout_worker(plan, wires, index, generation))
             made.callback(rollouts[-1].close)
         made.pop_all()

@@ -87,7 +87,7 @@ class Supervisor:
         generation = self._monitor.reporter.progress.env_steps + self._monitor.restarts
         for i in range(self._plan.policy_processes):
             self._start(f"policy-{i}", workers.policy_main, i, generation)
-        for i in range(self._plan.rollouts):
+        for i in range(self._plan.rollout_workers):
             self._start(f"rollout-{i}", workers.rollout_main, i, generation)
         self._watchdog = self._new_watchdog()
 

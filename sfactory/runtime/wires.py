@@ -66,8 +66,8 @@ def make_wires(plan: Plan, local: bool, wall_s: float = 0.0) -> Wires:
         free=LocalQueue() if local else PipeQueue(max(1, slots)),
         finished=LocalQueue() if local else PipeQueue(max(1, slots)),
         events=LocalEvents(),
-        policy_of=tuple(map(plan.policy_of, range(plan.groups))),
-        rollout_of=tuple(map(plan.rollout_of, range(plan.groups))),
+        policy_worker_of=tuple(map(plan.policy_worker_of, range(plan.groups))),
+        rollout_worker_of=tuple(map(plan.rollout_worker_of, range(plan.groups))),
         control=ControlBlock(plan.worker_names, SharedArray, plan.trace, wall_s),
         evaluation=EvaluationBoard(size) if plan.evaluates else None,
     )
@@ -79,8 +79,8 @@ def _sampling_queues(plan: Plan, local: bool) -> tuple[list[Queue], list[Queue]]
     def queue(capacity: int) -> Queue:
         return LocalQueue() if local else IndexQueue(capacity)
 
-    requests = [queue(plan.groups) for _ in range(plan.policies)]
-    return requests, [queue(plan.config.runtime.groups) for _ in range(plan.rollouts)]
+    requests = [queue(plan.groups) for _ in range(plan.policy_workers)]
+    return requests, [queue(plan.config.runtime.groups) for _ in range(plan.rollout_workers)]
 
 
 def inline_wires(plan: Plan, wires: Wires) -> Wires:
