@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from sfactory.kernels.modules import exchange
-from sfactory.kernels.registry import MODULES, modules_of
+from sfactory.kernels.modules import exchange, modules_of
+from sfactory.kernels.registry import MODULES
 
 
 def exchange_all(module: nn.Module) -> nn.Module:

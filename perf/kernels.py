@@ -43,16 +43,15 @@ from sfactory.envs.native.cartpole import CartPole
 from sfactory.envs.native.memory_grid import MemoryGrid
 from sfactory.envs.native.pendulum import Pendulum
 from sfactory.gae import gae, gae_torch
-from sfactory.kernels import lower_weights
-from sfactory.kernels import recurrence as recurrence_cpu
+from sfactory.kernels import lower_weights, recurrence, scans
 from sfactory.kernels.convolution.pixel_blocks import BLOCK, pixel_blocks
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.distributions import densities, density_gradients
 from sfactory.kernels.losses import loss_and_gradients
 from sfactory.kernels.sampling import sample_rows
 from sfactory.kernels.tanh import tanh_
-from sfactory.losses import SUMS, chunk_loss, exploration_coef
-from sfactory.model import NatureCNN, build_model, recurrence
+from sfactory.losses import EXPLORATION, POLICY, SUMS, VALUE, chunk_loss, exploration_coef
+from sfactory.model import NatureCNN, build_model, cores
 from sfactory.model.networks import Network, TorchNetwork
 from sfactory.model.precision import mixed_precision
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -188,8 +187,9 @@ def losses(device: torch.device) -> Iterator[Case]:
 
             def call() -> Sequence[Any]:
                 settings = True, *map(float, weights)
-                loss = loss_and_gradients(*samples, float(valid.sum()), *settings, *gradients.reshape(3, -1), sums)
-                return loss, *gradients
+                loss_and_gradients(*samples, float(valid.sum()), *settings, *gradients.reshape(3, -1), sums)
+                parts = sums[[POLICY, VALUE, EXPLORATION]] / valid.sum()
+                return parts @ (1.0, *weights[2:]), *gradients
 
             return call
 
@@ -535,8 +535,8 @@ def recurrent_scans(device: torch.device) -> Iterator[Case]:
     """LSTM and GRU of 128 units, forward and backward over a segment, without the input's matrix product."""
     rng = np.random.default_rng(0)
     for kind, gates, parts, biased, ours, theirs in (
-        ("LSTM", 4, 2, 0, recurrence_cpu.CompiledLSTMScan, recurrence.LSTMScan),
-        ("GRU", 3, 1, 1, recurrence_cpu.CompiledGRUScan, recurrence.GRUScan),
+        ("LSTM", 4, 2, 0, recurrence.CompiledLSTMScan, scans.LSTMScan),
+        ("GRU", 3, 1, 1, recurrence.CompiledGRUScan, scans.GRUScan),
     ):
         for rows in (64, 256):
             weights = [(gates * UNITS, UNITS), *[(gates * UNITS,)] * biased]
@@ -560,8 +560,8 @@ def recurrent_steps(device: torch.device) -> Iterator[Case]:
     rng = np.random.default_rng(0)
     for rows in ROWS:
         for kind, widths, ours, theirs in (
-            ("LSTM", (4, 2), recurrence_cpu.lstm_step, recurrence.lstm_step),
-            ("GRU", (3, 3, 1), recurrence_cpu.gru_step, recurrence.gru_step),
+            ("LSTM", (4, 2), recurrence.lstm_step, cores.lstm_step),
+            ("GRU", (3, 3, 1), recurrence.gru_step, cores.gru_step),
         ):
             inputs = [rng.standard_normal((rows, width * UNITS), np.float32) for width in widths]
             versions = {

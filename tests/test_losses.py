@@ -13,7 +13,10 @@ from sfactory.config import LossConfig
 from sfactory.data.batch import Targets
 from sfactory.kernels.losses import loss_and_gradients
 from sfactory.losses import (
+    EXPLORATION,
+    POLICY,
     SUMS,
+    VALUE,
     LossStats,
     batch_stats,
     chunk_loss,
@@ -41,15 +44,16 @@ def compiled_loss(
     taken = (targets.advantages, targets.returns, targets.old_values, targets.old_log_prob, targets.valid)
     flat = [tensor.detach().reshape(-1).numpy() for tensor in (log_prob, value, exploration, *taken)]
     gradients, sums = [torch.empty_like(value).detach() for _ in range(3)], torch.empty(SUMS, dtype=torch.float64)
-    settings = config.clip, config.value_clip, config.value_coef, exploration_coef(config)
-    number = loss_and_gradients(
-        *flat, float(targets.valid.sum()), ALGOS[algo].surrogate, *map(float, settings),
+    settings, count = (config.clip, config.value_clip, config.value_coef, exploration_coef(config)), targets.valid.sum()
+    loss_and_gradients(
+        *flat, float(count), ALGOS[algo].surrogate, *map(float, settings),
         *(gradient.reshape(-1).numpy() for gradient in gradients), sums.numpy(),
     )  # fmt: skip
     shifts = (
         ((x - x.detach()) * gradient) for x, gradient in zip((log_prob, value, exploration), gradients, strict=True)
     )
-    loss = number + sum(torch.where(targets.valid, shift, 0.0).sum() for shift in shifts)
+    weighted = sums[POLICY] + config.value_coef * sums[VALUE] + exploration_coef(config) * sums[EXPLORATION]
+    loss = weighted / count.clamp(min=1) + sum(torch.where(targets.valid, shift, 0.0).sum() for shift in shifts)
     return loss, loss_stats(config, sums)
 
 

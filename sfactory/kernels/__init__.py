@@ -1,12 +1,13 @@
-"""Kernels: accelerators, one of them for GPUs, each of which stands for one plain callable elsewhere and gives the same
-numbers.
+"""Kernels: accelerators, some of them for GPUs, each of which stands for one plain callable elsewhere and gives the
+same numbers.
 
 What a run computes is written in plain PyTorch: :mod:`sfactory.model`, :mod:`sfactory.objective`,
-:mod:`sfactory.losses`, :mod:`sfactory.distributions`, :mod:`sfactory.vtrace`. A :class:`Kernels` object, of which every
-worker has one, puts kernels in the place of such callables, and nothing outside this package imports its insides. A
-kernel is taken only for exactly the built-in callable that it stands for, and only after a small chunk has given the
-same numbers both ways within the kernel's tolerance. Edited or custom code is therefore used as written. An edit
-that changes results only in rare cases may go unnoticed. ``--runtime.kernels off`` takes none.
+:mod:`sfactory.losses`, :mod:`sfactory.distributions`, :mod:`sfactory.vtrace`, :mod:`sfactory.gae`,
+:mod:`sfactory.update`. A :class:`Kernels` object, of which every worker has one, puts kernels in the place of such
+callables, and nothing outside this package imports its insides. A kernel is taken only for exactly the built-in
+callable that it stands for, and only after a small chunk has given the same numbers both ways within the kernel's
+tolerance. Edited or custom code is therefore used as written. An edit that changes results only in rare cases may go
+unnoticed. ``--runtime.kernels off`` takes none.
 """
 
 from pathlib import Path
@@ -14,10 +15,11 @@ from pathlib import Path
 from sfactory.files import forget_stale_kernels
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.lowered import lower_weights
+from sfactory.kernels.modules import scanned
 from sfactory.kernels.registry import REGISTRY, Kernel
 from sfactory.kernels.sampling import initialize
 from sfactory.kernels.selection import Kernels
 
-__all__ = ["REGISTRY", "DenseNetwork", "Kernel", "Kernels", "initialize", "lower_weights"]
+__all__ = ["REGISTRY", "DenseNetwork", "Kernel", "Kernels", "initialize", "lower_weights", "scanned"]
 
 forget_stale_kernels(Path(__file__).parent)

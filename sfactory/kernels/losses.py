@@ -38,9 +38,6 @@ def loss_and_gradients(
         count: Number of valid samples of the whole minibatch.
         surrogate: PPO's clipped surrogate, else the plain policy gradient.
         exploration_coef: Weight of `exploration` in the loss.
-
-    Returns:
-        The chunk's share of the loss.
     """
     scale = 1.0 / max(count, 1.0)
     policy_sum = value_sum = exploration_sum = kl_sum = 0.0
@@ -93,4 +90,3 @@ def loss_and_gradients(
     sums[RETURNS] = returns_sum
     sums[RETURNS_SQUARES] = returns_squares
     sums[COUNT] = samples
-    return scale * (policy_sum + value_coef * value_sum + exploration_coef * exploration_sum)

@@ -1,4 +1,4 @@
-"""Fast modules: each is the plain module of :mod:`sfactory.model` with another forward pass, for models on the CPU.
+"""Fast modules: each is the plain module of :mod:`sfactory.model` with another forward pass.
 
 A fast module has the parameters, the state and the name of the plain one, so it takes its place by
 :func:`exchange`, which gives a module another class.
@@ -14,15 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from sfactory.kernels import recurrence
 from sfactory.kernels.convolution.layers import lower_convolutions, operands, pixels, relu_convolutions
 from sfactory.kernels.convolution.onednn import LoweredLinear
 from sfactory.kernels.lowered import Lowered
+from sfactory.kernels.recurrence import CompiledGRUScan, CompiledLSTMScan, gru_step, lstm_step
+from sfactory.kernels.scans import GRUScan, LSTMScan
 from sfactory.kernels.tanh import tanh_
 from sfactory.model.cores import GatedCore, GRUCore, LSTMCore
 from sfactory.model.encoders import NatureCNN, flatten_pixels
 from sfactory.model.layers import Dense, PixelConv
-from sfactory.model.recurrence import GRUScan, LSTMScan, gru_step, lstm_step
+from sfactory.model.precision import full_precision
 
 
 class _TanhFunction(Function):
@@ -72,7 +73,37 @@ class FastNatureCNN(Lowered, NatureCNN):
         return lower_convolutions(self.convolutions, dtype)
 
 
-class _FastCore(Lowered, GatedCore):
+class _ScannedCore(GatedCore):
+    """Unrolls layer by layer: one product for the inputs of all steps, then a scan over the states."""
+
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        keep = None
+        for layer, own in enumerate(state.chunk(self.layers, -1)):
+            projected = self._project(x, layer)
+            keep = (~first).unsqueeze(-1).to(projected.dtype) if keep is None else keep
+            with full_precision(x.device):
+                x = self._scan(projected, self._parameter("weight_hh", layer), layer, keep, own.to(projected.dtype))
+        return x
+
+    def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class ScannedLSTMCore(_ScannedCore, LSTMCore):
+    """An LSTM whose gradients are written out."""
+
+    def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
+        return LSTMScan.apply(projected, weight, keep, *state.chunk(2, -1))
+
+
+class ScannedGRUCore(_ScannedCore, GRUCore):
+    """A GRU whose gradients are written out."""
+
+    def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
+        return GRUScan.apply(projected, weight, self._parameter("bias_hh", layer), keep, state)
+
+
+class _FastCore(Lowered, _ScannedCore):
     """Keeps the weights of the input products in autocast's dtype."""
 
     def _project(self, x: Tensor, layer: int) -> Tensor:
@@ -91,32 +122,43 @@ class FastLSTMCore(_FastCore, LSTMCore):
     """An LSTM with the elementwise operations of a step in one pass."""
 
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
-        gates = torch.addmm(projected, state[:, : self.size], weight.t())
-        step = lstm_step if torch.is_grad_enabled() or gates.dtype != torch.float32 else recurrence.lstm_step
-        return step(gates, state)
+        if torch.is_grad_enabled():
+            return super()._step(projected, weight, layer, state)
+        return lstm_step(torch.addmm(projected, state[:, : self.size], weight.t()), state)
 
     def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
-        scan = recurrence.CompiledLSTMScan if projected.dtype == torch.float32 else LSTMScan
-        return scan.apply(projected, weight, keep, *state.to(projected.dtype).chunk(2, -1))
+        return CompiledLSTMScan.apply(projected, weight, keep, *state.chunk(2, -1))
 
 
 class FastGRUCore(_FastCore, GRUCore):
     """A GRU with the elementwise operations of a step in one pass."""
 
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
-        recurred = torch.addmm(self._parameter("bias_hh", layer), state, weight.t())
-        step = gru_step if torch.is_grad_enabled() or projected.dtype != torch.float32 else recurrence.gru_step
-        return step(projected, recurred, state)
+        if torch.is_grad_enabled():
+            return super()._step(projected, weight, layer, state)
+        return gru_step(projected, torch.addmm(self._parameter("bias_hh", layer), state, weight.t()), state)
 
     def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
-        scan = recurrence.CompiledGRUScan if projected.dtype == torch.float32 else GRUScan
-        return scan.apply(projected, weight, self._parameter("bias_hh", layer), keep, state.to(projected.dtype))
+        return CompiledGRUScan.apply(projected, weight, self._parameter("bias_hh", layer), keep, state)
+
+
+def modules_of(model: nn.Module, kind: type) -> list[nn.Module]:
+    """The modules of exactly a class."""
+    return [module for module in model.modules() if type(module) is kind]
 
 
 def exchange(modules: list[nn.Module], kind: type[nn.Module]) -> None:
     """Make modules instances of another class, which has the same parameters and state."""
     for module in modules:
         module.__class__ = kind
+
+
+@contextmanager
+def scanned(model: nn.Module) -> Iterator[None]:
+    """A model whose cores are unrolled by scans for a while, as on a GPU that trains it."""
+    lstms, grus = modules_of(model, LSTMCore), modules_of(model, GRUCore)
+    with exchanged(lstms, ScannedLSTMCore), exchanged(grus, ScannedGRUCore):
+        yield
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""The scans and steps of :mod:`sfactory.model.recurrence` with all elementwise work of a step in one compiled pass, for
-float32 on the CPU.
+"""The scans of :mod:`sfactory.kernels.scans` and the steps of :mod:`sfactory.model.cores` with all elementwise work of
+a step in one compiled pass, for float32 on the CPU.
 
 The matrix products stay BLAS's. Of 128 units, products included, a sample of training costs 5.9 us (LSTM) and 4.2 (GRU)
 against 6.9 and 5.4; without them a row of a step 0.29 and 0.14 against 1.06 and 0.59 (perf/kernels.py). The tests hold
@@ -21,21 +21,21 @@ _HALF, _ONE = np.float32(0.5), np.float32(1)
 
 
 def lstm_step(gates: Tensor, state: Tensor) -> Tensor:
-    """:func:`sfactory.model.recurrence.lstm_step`, without a gradient."""
+    """:func:`sfactory.model.cores.lstm_step`, without a gradient."""
     after = torch.empty(state.shape)
     _lstm_step(gates.detach().numpy(), state.detach().numpy(), after.numpy())
     return after
 
 
 def gru_step(projected: Tensor, recurred: Tensor, state: Tensor) -> Tensor:
-    """:func:`sfactory.model.recurrence.gru_step`, without a gradient."""
+    """:func:`sfactory.model.cores.gru_step`, without a gradient."""
     after = torch.empty(state.shape)
     _gru_step(projected.detach().numpy(), recurred.detach().numpy(), state.detach().numpy(), after.numpy())
     return after
 
 
 class CompiledLSTMScan(Function):
-    """:class:`sfactory.model.recurrence.LSTMScan`, with the same arguments."""
+    """:class:`sfactory.kernels.scans.LSTMScan`, with the same arguments."""
 
     @staticmethod
     def forward(ctx, projected: Tensor, weight: Tensor, keep: Tensor, hidden: Tensor, cell: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class CompiledLSTMScan(Function):
 
 
 class CompiledGRUScan(Function):
-    """:class:`sfactory.model.recurrence.GRUScan`, with the same arguments."""
+    """:class:`sfactory.kernels.scans.GRUScan`, with the same arguments."""
 
     @staticmethod
     def forward(ctx, projected: Tensor, weight: Tensor, bias: Tensor, keep: Tensor, hidden: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,18 +14,18 @@ from sfactory.data.chunks import ChunkThreads
 from sfactory.data.plane import Laps
 from sfactory.data.weights import FlatWeights
 from sfactory.distributions import Sampler
+from sfactory.kernels.comparisons import Use
 from sfactory.kernels.dense_network import DenseNetwork
-from sfactory.kernels.modules import exchange
+from sfactory.kernels.modules import exchange, modules_of
 from sfactory.kernels.objective import CompiledObjective
 from sfactory.kernels.registry import (
     DENSE_NETWORK,
     MODULES,
     OBJECTIVES,
     SAMPLER,
+    SCANS,
     UPDATE,
     Kernel,
-    Use,
-    modules_of,
 )
 from sfactory.kernels.sampling import CompiledSampler
 from sfactory.kernels.update import CompiledUpdate
@@ -85,6 +85,7 @@ class Kernels:
             if self._takes(DENSE_NETWORK, training=True):
                 return DenseNetwork(self._model)
             self.optimize(training=True)
+        self._exchange(SCANS, training=True)
         return TorchNetwork(self._model, self.device, self.autocast, compiled)
 
     def dense_network(self) -> DenseNetwork | None:
@@ -93,9 +94,7 @@ class Kernels:
 
     def optimize(self, training: bool = False) -> None:
         """Exchange a model's modules for fast ones."""
-        for kernel in MODULES:
-            if self._takes(kernel, training):
-                exchange(modules_of(self._model, kernel.plain), kernel.fast)
+        self._exchange(MODULES, training)
 
     def objective(self, units: CriticUnits) -> Objective:
         """Targets and loss of the learner."""
@@ -114,6 +113,11 @@ class Kernels:
         """What draws a policy worker's actions, on the host whatever the device."""
         kind = CompiledSampler if self._takes(SAMPLER, training=False) else Sampler
         return kind(self._model.distribution, seed)
+
+    def _exchange(self, kernels: Sequence[Kernel], training: bool) -> None:
+        for kernel in kernels:
+            if self._takes(kernel, training):
+                exchange(modules_of(self._model, kernel.plain), kernel.fast)
 
     def _takes(self, kernel: Kernel, training: bool) -> bool:
         """Whether a kernel fits and agrees with what it stands for; keeps account of that."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from sfactory.model.initialization import orthogonal_
 from sfactory.model.precision import full_precision
-from sfactory.model.recurrence import GRUScan, LSTMScan, gru_step, lstm_step
 
 KEEPING_GATE = 1
 """Which of a unit's gates keeps its memory: the LSTM's forget gate, the GRU's update gate."""
@@ -62,6 +61,22 @@ class Core(nn.Module):
         return torch.stack(outputs)
 
 
+def lstm_step(gates: Tensor, state: Tensor) -> Tensor:
+    """The state ``[N, 2 H]``, hidden and cell, after pre-activations ``[N, 4 H]`` and the state before."""
+    i, f, g, o = gates.chunk(4, -1)
+    cell = f.sigmoid() * state.chunk(2, -1)[1] + i.sigmoid() * g.tanh()
+    return torch.cat((o.sigmoid() * cell.tanh(), cell), -1)
+
+
+def gru_step(projected: Tensor, recurred: Tensor, state: Tensor) -> Tensor:
+    """The state ``[N, H]`` after the input's and the state's shares ``[N, 3 H]`` of the pre-activations and the state
+    before."""
+    size = state.shape[1]
+    r, z = (projected[:, : 2 * size] + recurred[:, : 2 * size]).sigmoid().chunk(2, -1)
+    n = torch.addcmul(projected[:, 2 * size :], r, recurred[:, 2 * size :]).tanh()
+    return torch.lerp(n, state, z)
+
+
 class GatedCore(Core):
     """Layers of gated units with parameters named and laid out as in ``torch.nn.LSTM`` and ``torch.nn.GRU``.
 
@@ -97,15 +112,6 @@ class GatedCore(Core):
             x = states[-1][:, : self.size]
         return x, states[0] if self.layers == 1 else torch.cat(states, -1)
 
-    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
-        keep = None
-        for layer, own in enumerate(state.chunk(self.layers, -1)):
-            projected = self._project(x, layer)
-            keep = (~first).unsqueeze(-1).to(projected.dtype) if keep is None else keep
-            with full_precision(x.device):
-                x = self._scan(projected, self._parameter("weight_hh", layer), layer, keep, own)
-        return x
-
     def _parameter(self, name: str, layer: int) -> Tensor:
         return getattr(self, f"{name}_l{layer}")
 
@@ -118,9 +124,7 @@ class GatedCore(Core):
         raise NotImplementedError
 
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
+        """The state of a layer after a step."""
         raise NotImplementedError
 
 
@@ -136,9 +140,6 @@ class LSTMCore(GatedCore):
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
         return lstm_step(torch.addmm(projected, state[:, : self.size], weight.t()), state)
 
-    def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
-        return LSTMScan.apply(projected, weight, keep, *state.to(projected.dtype).chunk(2, -1))
-
 
 class GRUCore(GatedCore):
     """GRU (Cho et al. 2014), in cuDNN's variant, as in ``torch.nn.GRU``."""
@@ -152,6 +153,3 @@ class GRUCore(GatedCore):
     def _step(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
         recurred = torch.addmm(self._parameter("bias_hh", layer), state, weight.t())
         return gru_step(projected, recurred, state)
-
-    def _scan(self, projected: Tensor, weight: Tensor, layer: int, keep: Tensor, state: Tensor) -> Tensor:
-        return GRUScan.apply(projected, weight, self._parameter("bias_hh", layer), keep, state.to(projected.dtype))

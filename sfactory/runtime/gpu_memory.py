@@ -43,6 +43,8 @@ def too_large_batch(plan: Plan, model: nn.Module) -> str | None:
 
 def saved_bytes(model: nn.Module) -> float:
     """Bytes of activations that a model of the CPU saves for the way back, for each sample, in float32."""
+    from sfactory.kernels import scanned  # numba, which most runners do without
+
     found = dict[int, int]()
     own = {weights.data_ptr() for weights in model.state_dict().values()}
 
@@ -51,7 +53,7 @@ def saved_bytes(model: nn.Module) -> float:
             found[x.data_ptr()] = max(x.nbytes, found.get(x.data_ptr(), 0))
         return x
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+    with scanned(model), torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
         kept, samples = _example_pass(model)  # an address belongs to one tensor as long as it lives
         total = sum(found.values())
         del kept

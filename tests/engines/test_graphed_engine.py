@@ -38,6 +38,8 @@ from sfactory.engines.graphed import GraphedEngine, padded_sizes
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
 from sfactory.kernels import Kernels
+from sfactory.kernels.modules import exchange, modules_of
+from sfactory.kernels.registry import SCANS
 from sfactory.learner import Learner
 from sfactory.model import Core, build_model
 from sfactory.model.networks import TorchNetwork
@@ -362,6 +364,8 @@ def test_the_learner_never_waits_for_the_device(changes: dict, monkeypatch: pyte
     wires = make_wires(plan, local=True)
     model = build_model(plan.env.observation, plan.env.action, plan.config.model).to(META)
     watch, kernels = wires.control.stopwatch("learner"), Kernels(plan.config, model, META, None)
+    for kernel in SCANS:  # as on a GPU
+        exchange(modules_of(model, kernel.plain), kernel.fast)
     learner = Learner(plan.config, model, kernels, SlotFeed(plan.config, wires, META, watch), wires.events, watch)
     learner.start()
     wires.arena.active[:] = True

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from perf.fast_modules import exchange_all
 from sfactory.config import ModelConfig
-from sfactory.kernels import lower_weights
+from sfactory.kernels import lower_weights, scanned
+from sfactory.kernels.scans import GRUScan, LSTMScan
 from sfactory.model import Core, GRUCore, LSTMCore, build_model
 from sfactory.spaces import ActionSpec, ObservationSpec
 
@@ -39,6 +40,33 @@ def test_compiled_scans_and_steps_are_the_plain_ones(core: type[Core], steps: in
     assert "Compiled" not in plain.unroll(x, first, state).grad_fn.name()
     for one, other in zip(everything(fast), everything(plain), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("core", [LSTMCore, GRUCore])
+def test_scans_and_their_gradients_are_those_of_the_plain_core(core: type[Core]) -> None:
+    torch.manual_seed(0)
+    plain = core(4, 5, 2).double()
+    x, first = torch.randn(6, 3, 4, dtype=torch.float64, requires_grad=True), torch.rand(6, 3) < 0.3
+    state = torch.randn(3, plain.state_size, dtype=torch.float64, requires_grad=True)
+    leaves = [x, state, *plain.parameters()]
+    expected = plain.unroll(x, first, state)
+    with scanned(plain):
+        found = plain.unroll(x, first, state)
+    assert type(plain) is core and "Scan" in found.grad_fn.name()
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn_like(found)
+    torch.testing.assert_close(torch.autograd.grad(found, leaves, grad), torch.autograd.grad(expected, leaves, grad))
+
+
+def test_gradients_of_the_scans() -> None:
+    torch.manual_seed(0)
+    draw = {"dtype": torch.float64, "requires_grad": True}
+    keep = (torch.rand(4, 2, 1) < 0.7).double()
+    state = torch.randn(2, 3, **draw)
+    lstm = (torch.randn(4, 2, 12, **draw), torch.randn(12, 3, **draw), keep, state, torch.randn(2, 3, **draw))
+    gru = (torch.randn(4, 2, 9, **draw), torch.randn(9, 3, **draw), torch.randn(9, **draw), keep, state)
+    assert torch.autograd.gradcheck(LSTMScan.apply, lstm)
+    assert torch.autograd.gradcheck(GRUScan.apply, gru)
 
 
 @pytest.mark.parametrize("shape", IMAGES.values(), ids=IMAGES)

@@ -19,7 +19,7 @@ from sfactory.data.chunks import ChunkThreads
 from sfactory.data.weights import FlatWeights
 from sfactory.distributions import Sampler
 from sfactory.kernels import REGISTRY, Kernel, Kernels
-from sfactory.kernels.registry import Unwatched, Use
+from sfactory.kernels.comparisons import Unwatched, Use
 from sfactory.model import build_model, encoders
 from sfactory.model.networks import TorchNetwork
 from sfactory.model.normalizer import CriticUnits
@@ -29,7 +29,7 @@ from sfactory.telemetry.metrics import Report
 
 pytestmark = pytest.mark.usefixtures("kernels_on")
 CPU = torch.device("cpu")
-ON_CPU = [kernel for kernel in REGISTRY if kernel.device != "cuda"]
+ON_CPU = [kernel for kernel in REGISTRY if kernel.name != "fused loss"]  # scans, too: they are torch's operations
 VECTOR, IMAGE = spaces.Box(-1, 1, (5,)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
 MIXED = spaces.Tuple((spaces.Discrete(4), spaces.Box(-1, 1, (2,)), spaces.Discrete(3)))
 MODELS: dict[str, tuple[spaces.Space, dict[str, Any]]] = {
@@ -201,6 +201,55 @@ def test_an_edited_module_is_what_runs(name: str, method: str, kernel: str, monk
     kernels.optimize()
     assert kernel in kernels.choice.refused
     assert type(model.actor.core or model.actor.encoders[0]) is kind
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_an_edited_cell_is_what_acts_and_trains(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(core)
+    kind, name = type(model.actor.core), core.upper()
+    unedited = kind._step
+
+    def forgetful(self, projected: Tensor, weight: Tensor, layer: int, state: Tensor) -> Tensor:
+        return unedited(self, projected, weight, layer, 0.9 * state)
+
+    monkeypatch.setattr(kind, "_step", forgetful)
+    kernels = Kernels(Config(env="x"), model, CPU, None)
+    kernels.network()
+    assert name in kernels.choice.refused and type(model.actor.core) is kind
+    (scan,) = (kernel for kernel in REGISTRY if kernel.name == f"{name} scan")
+    assert scan.disagreement(Use(model, Config(env="x"), None, True)) is not None
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["kernels", "plain"])
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_what_a_policy_worker_and_a_learner_compute_of_a_core_agrees(core: str, fast: bool) -> None:
+    config = Config(env="x", runtime=RuntimeConfig(kernels="auto" if fast else "off"))
+    acting, training = model_of(core).actor.core, model_of(core)
+    kernels = Kernels(config, training, CPU, None)
+    kernels.network()
+    assert (core.upper() in kernels.choice.taken) == fast
+    x, first = torch.randn(6, 3, acting.weight_ih_l0.shape[1]), torch.rand(6, 3) < 0.3
+    state, outputs = torch.randn(3, acting.state_size), []
+    start = state.clone()
+    with torch.inference_mode():
+        for inputs, begins in zip(x, first, strict=True):
+            output, state = acting(inputs, state * ~begins.unsqueeze(1))
+            outputs.append(output)
+    torch.testing.assert_close(training.actor.core.unroll(x, first, start), torch.stack(outputs), rtol=1e-5, atol=1e-5)
+
+
+def test_scans_are_taken_on_a_gpu_alone_and_whatever_compiles_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    for compiled in (False, True):
+        config, model = Config(env="x", optim=OptimConfig(compile=compiled)), model_of("lstm")
+        kernels = Kernels(config, model, torch.device("cuda"), None)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "compile", lambda function: function)
+            kernels.network()
+        assert kernels.choice.taken == ["LSTM scan"]
+        assert type(model.actor.core).__name__ == "ScannedLSTMCore"
+    off = Kernels(Config(env="x", runtime=RuntimeConfig(kernels="off")), model_of("lstm"), torch.device("cuda"), None)
+    off.network()
+    assert not off.choice.taken
 
 
 def test_a_kernel_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig
 from sfactory.data.batch import Samples
 from sfactory.data.examples import example_batch
 from sfactory.data.weights import FlatWeights
+from sfactory.kernels.comparisons import Use, plain_network, update_parts
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.objective import CompiledObjective
-from sfactory.kernels.registry import Use, plain_network, update_parts
 from sfactory.kernels.update import CompiledUpdate
 from sfactory.losses import COUNT, ERROR, ERROR_SQUARES
 from sfactory.model import build_model

@@ -24,7 +24,6 @@ from sfactory.model import (
     build_uninitialized,
 )
 from sfactory.model.encoders import NatureCNN
-from sfactory.model.recurrence import GRUScan, LSTMScan, _blocks_backward
 from sfactory.spaces import ActionSpec, Leaf, ObservationSpec
 
 STEPS, ROWS = 6, 3
@@ -146,36 +145,6 @@ def test_cores_take_the_weights_of_torch_and_match_it(
     started = torch.zeros(STEPS, ROWS, dtype=torch.bool)
     start = torch.zeros(ROWS, ours.state_size, dtype=torch.float64)
     torch.testing.assert_close(ours.unroll(x, started, start), theirs(x)[0])
-    first = torch.rand(STEPS, ROWS) < 0.3
-    state = torch.randn(ROWS, ours.state_size, dtype=torch.float64)
-    grad = torch.randn(STEPS, ROWS, 5, dtype=torch.float64)
-    leaves = [x.requires_grad_(), state.requires_grad_(), *ours.parameters()]
-    fused = torch.autograd.grad(ours.unroll(x, first, state), leaves, grad)
-    stepped = torch.autograd.grad(Core.unroll(ours, x, first, state), leaves, grad)
-    torch.testing.assert_close(fused, stepped)
-
-
-def test_gradients_of_the_scans() -> None:
-    torch.manual_seed(0)
-    draw = {"dtype": torch.float64, "requires_grad": True}
-    keep = (torch.rand(4, 2, 1) < 0.7).double()
-    state = torch.randn(2, 3, **draw)
-    lstm = (torch.randn(4, 2, 12, **draw), torch.randn(12, 3, **draw), keep, state, torch.randn(2, 3, **draw))
-    gru = (torch.randn(4, 2, 9, **draw), torch.randn(9, 3, **draw), torch.randn(9, **draw), keep, state)
-    assert torch.autograd.gradcheck(LSTMScan.apply, lstm)
-    assert torch.autograd.gradcheck(GRUScan.apply, gru)
-
-
-def test_backward_in_several_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    x, first = torch.randn(STEPS, ROWS, 4, requires_grad=True, dtype=torch.float64), torch.rand(STEPS, ROWS) < 0.3
-    for core in (LSTMCore(4, 5).double(), GRUCore(4, 5).double()):
-        state = torch.ones(ROWS, core.state_size, dtype=torch.float64)
-        whole = torch.autograd.grad(core.unroll(x, first, state).square().sum(), [x, *core.parameters()])
-        monkeypatch.setattr("sfactory.model.recurrence._BLOCK", 4 * ROWS * 5)
-        split = torch.autograd.grad(core.unroll(x, first, state).square().sum(), [x, *core.parameters()])
-        monkeypatch.undo()
-        torch.testing.assert_close(split, whole)
 
 
 @pytest.mark.parametrize("kind", ["image_chw", "image_hwc", "grid", "vector", "dict"])
@@ -558,9 +527,3 @@ def test_wrong_parts_say_what_is_wrong(config: dict[str, Any], message: str) -> 
 def test_load_object_gives_nested_names_and_callables() -> None:
     assert load_object("collections:OrderedDict.fromkeys") is not None
     assert load_object(math.sqrt) is math.sqrt
-
-
-def test_on_a_gpu_the_way_back_through_time_is_not_cut_into_blocks_for_a_cache() -> None:
-    large = torch.empty(256, 1024)
-    assert len(list(_blocks_backward(32, large))) == 32, "on the CPU"
-    assert list(_blocks_backward(32, large.to("meta"))) == [(0, 32)]

@@ -161,6 +161,16 @@ def test_more_minibatches_need_less_of_a_gpu(driver) -> None:
     assert one - four == pytest.approx(0.5 * (saved - passing) * plans[0].config.batch_size)
 
 
+@pytest.mark.parametrize(("core", "vectors"), [("lstm", 8), ("gru", 6)])
+def test_a_core_takes_what_its_scan_saves_on_a_gpu(core: str, vectors: int) -> None:
+    env = make_plan(resolve(Config(env="CartPole-v1", preset="none", device="cpu"))).env
+    small, large = (
+        gpu_memory.saved_bytes(build_model(env.observation, env.action, ModelConfig(core=core, core_size=size)))
+        for size in (128, 256)
+    )
+    assert large - small == 4 * vectors * 128
+
+
 def test_float32_is_float32_on_a_gpu_even_where_a_container_sets_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)

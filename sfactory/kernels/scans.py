@@ -1,56 +1,23 @@
-"""Single steps and masked scans over time for LSTM and GRU; the scans have their gradients written out.
+"""Masked scans over time for LSTM and GRU in torch's operations, with their gradients written out: for GPUs, where each
+operation of a loop under autograd is a launch. On the CPU :mod:`sfactory.kernels.recurrence` takes their place.
 
 Each scan takes the input's share of the gate pre-activations for all T steps (one matrix product, made by the caller)
 and adds the recurrent share step by step. The state is multiplied by ``keep[t]`` before step t, so that an episode may
 begin anywhere: no padding, no packing.
 
-The backward pass first computes, for a block of steps at once, the factors by which the state's gradient is multiplied.
-Each step is then one matrix product and a few elementwise operations. One matrix product at the end gives the gradient
-of the recurrent weights.
+The backward pass first computes, for all steps at once, the factors by which the state's gradient is multiplied. Each
+step is then one matrix product and a few elementwise operations. One matrix product at the end gives the gradient of
+the recurrent weights.
 
-Gate order and formulas are those of ``torch.nn.LSTM`` and ``torch.nn.GRU``. The same code runs on every device and
-never waits for it.
+Gate order and formulas are those of :mod:`sfactory.model.cores`. The scans never wait for their device.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-
-_BLOCK = 1 << 16
-"""Elements of a state over the steps of a block: a few such arrays fit into a core's second-level cache."""
-
-
-def _blocks_backward(steps: int, like: Tensor) -> Iterator[tuple[int, int]]:
-    """Ranges of steps, the last first: on the CPU with about `_BLOCK` elements each, elsewhere all steps at once, since
-    there each operation costs a launch.
-
-    Args:
-        like: A state of one step.
-    """
-    span = max(1, _BLOCK // like.numel()) if like.device.type == "cpu" else steps
-    for end in range(steps, 0, -span):
-        yield max(0, end - span), end
-
-
-def lstm_step(gates: Tensor, state: Tensor) -> Tensor:
-    """The state ``[N, 2 H]``, hidden and cell, after pre-activations ``[N, 4 H]`` and the state before."""
-    i, f, g, o = gates.chunk(4, -1)
-    cell = f.sigmoid() * state.chunk(2, -1)[1] + i.sigmoid() * g.tanh()
-    return torch.cat((o.sigmoid() * cell.tanh(), cell), -1)
-
-
-def gru_step(projected: Tensor, recurred: Tensor, state: Tensor) -> Tensor:
-    """The state ``[N, H]`` after the input's and the state's shares ``[N, 3 H]`` of the pre-activations and the state
-    before."""
-    size = state.shape[1]
-    r, z = (projected[:, : 2 * size] + recurred[:, : 2 * size]).sigmoid().chunk(2, -1)
-    n = torch.addcmul(projected[:, 2 * size :], r, recurred[:, 2 * size :]).tanh()
-    return torch.lerp(n, state, z)
 
 
 class LSTMScan(Function):
@@ -92,30 +59,25 @@ class LSTMScan(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, Tensor, Tensor]:
-        weight, keep, gates, before_h, before_c, squashed = ctx.saved_tensors
+        weight, keep, gates, before_h, before_c, tanh_c = ctx.saved_tensors
         steps, rows, _, size = gates.shape
         d_gates = torch.empty_like(gates)
         dh, dc = grad[-1], torch.zeros_like(grad[-1])
-        for begin, end in _blocks_backward(steps, dh):
-            i, f, g, o = gates[begin:end].unbind(2)
-            # Factors of dc for i, f, g and of dh for o, then the gradients.
-            tanh_c, factors = (
-                squashed[begin:end],
-                d_gates[begin:end],
-            )
-            torch.mul(g * i, 1 - i, out=factors[:, :, 0])
-            torch.mul(before_c[begin:end] * f, 1 - f, out=factors[:, :, 1])
-            torch.mul(i, 1 - g * g, out=factors[:, :, 2])
-            torch.mul(tanh_c * o, 1 - o, out=factors[:, :, 3])
-            to_cell, carried = o * (1 - tanh_c * tanh_c), f * keep[begin:end]
-            for t in range(end - 1, begin - 1, -1):
-                dc.addcmul_(dh, to_cell[t - begin])
-                d_gates[t, :, :3].mul_(dc.unsqueeze(1))
-                d_gates[t, :, 3].mul_(dh)
-                dh = torch.mm(d_gates[t].view(rows, 4 * size), weight).mul_(keep[t])
-                dc.mul_(carried[t - begin])
-                if t:
-                    dh.add_(grad[t - 1])
+        # Factors of dc for i, f, g and of dh for o, then the gradients.
+        i, f, g, o = gates.unbind(2)
+        torch.mul(g * i, 1 - i, out=d_gates[:, :, 0])
+        torch.mul(before_c * f, 1 - f, out=d_gates[:, :, 1])
+        torch.mul(i, 1 - g * g, out=d_gates[:, :, 2])
+        torch.mul(tanh_c * o, 1 - o, out=d_gates[:, :, 3])
+        to_cell, carried = o * (1 - tanh_c * tanh_c), f * keep
+        for t in range(steps - 1, -1, -1):
+            dc.addcmul_(dh, to_cell[t])
+            d_gates[t, :, :3].mul_(dc.unsqueeze(1))
+            d_gates[t, :, 3].mul_(dh)
+            dh = torch.mm(d_gates[t].view(rows, 4 * size), weight).mul_(keep[t])
+            dc.mul_(carried[t])
+            if t:
+                dh.add_(grad[t - 1])
         flat = d_gates.view(steps * rows, 4 * size)
         d_weight = flat.t() @ before_h.view(steps * rows, size)
         return d_gates.view(steps, rows, 4 * size), d_weight, None, dh, dc
@@ -162,20 +124,18 @@ class GRUScan(Function):
         d_recurrent = gates.new_empty(steps, rows, 3, size)
         d_new = torch.empty_like(before)
         dh = grad[-1]
-        for begin, end in _blocks_backward(steps, dh):
-            r, z, n = gates[begin:end].view(-1, rows, 3, size).unbind(2)
-            # Of dh, for the recurrent share of each pre-activation, then the gradients.
-            factors = d_recurrent[begin:end]
-            to_new = torch.mul(1 - z, 1 - n * n, out=d_new[begin:end])
-            torch.mul(to_new * from_state_n[begin:end], r * (1 - r), out=factors[:, :, 0])
-            torch.mul(before[begin:end] - n, z * (1 - z), out=factors[:, :, 1])
-            torch.mul(to_new, r, out=factors[:, :, 2])
-            for t in range(end - 1, begin - 1, -1):
-                d_recurrent[t].mul_(dh.unsqueeze(1))
-                d_new[t].mul_(dh)
-                dh = torch.addmm(dh * z[t - begin], d_recurrent[t].view(rows, 3 * size), weight).mul_(keep[t])
-                if t:
-                    dh.add_(grad[t - 1])
+        # Factors of dh for the recurrent share of each pre-activation, then the gradients.
+        r, z, n = gates.view(-1, rows, 3, size).unbind(2)
+        torch.mul(1 - z, 1 - n * n, out=d_new)
+        torch.mul(d_new * from_state_n, r * (1 - r), out=d_recurrent[:, :, 0])
+        torch.mul(before - n, z * (1 - z), out=d_recurrent[:, :, 1])
+        torch.mul(d_new, r, out=d_recurrent[:, :, 2])
+        for t in range(steps - 1, -1, -1):
+            d_recurrent[t].mul_(dh.unsqueeze(1))
+            d_new[t].mul_(dh)
+            dh = torch.addmm(dh * z[t], d_recurrent[t].view(rows, 3 * size), weight).mul_(keep[t])
+            if t:
+                dh.add_(grad[t - 1])
         flat = d_recurrent.view(steps * rows, 3 * size)
         d_weight, d_bias = flat.t() @ before.view(steps * rows, size), flat.sum(0)
         d_recurrent[:, :, 2] = d_new
