@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import tyro
@@ -19,7 +19,7 @@ from rich.text import Text
 from sfactory.config import ModelConfig
 from sfactory.config.command_line import Switch, flag_as_word
 from sfactory.config.fields import Checkpoint
-from sfactory.config.policy_options import PolicyOptions
+from sfactory.config.policy_options import Folder, Integer, PolicyOptions
 from sfactory.errors import ConfigError, counted, telling_errors
 from sfactory.player import Evaluation, Player
 from sfactory.runs.checkpoint import Snapshot
@@ -100,22 +100,20 @@ def _check_numbers(episodes: int, parallel: int | None, max_steps: int | None, v
 class Options(PolicyOptions):
     """What the command takes."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder; also as --run RUN."""
     episodes: int = 20
     """Episodes to play."""
     json: Switch = False
     """Print one line of JSON instead of a table."""
-    video: str | None = None
+    video: Folder = None
     """Folder for MP4 files, one for each episode."""
     sampled: Switch = False
     """Draw actions from the policy in all episodes. Otherwise each action is the most probable one, and half as many
     more episodes show beside it what drawn actions return."""
-    seed: int | None = None
+    seed: Integer = None
     """Seed of environments and sampled actions; unset: from the run's seed."""
-    parallel: int | None = None
+    parallel: Integer = None
     """Environments that step together; unset: up to 16, and 1 for a video."""
-    max_steps: int | None = None
+    max_steps: Integer = None
     """Env steps after which an episode that still goes on is counted as it stands."""
     device: str = "cpu"
     """auto, cpu, cuda or cuda:N."""
@@ -133,12 +131,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
         The exit status: 0 done, 1 failed, 2 bad configuration, 130 interrupted.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    options = tyro.cli(
-        Options,
-        args=flag_as_word("--run", sys.argv[1:] if args is None else args),
-        prog=prog,
-        description=DESCRIPTION,
-    )
+    options = tyro.cli(Options, args=flag_as_word("--run", args), prog=prog, description=DESCRIPTION)
     result, sampled = _measured(options)
     if options.json:
         values = {name: getattr(result, name) for name in ("episodes", "return_mean", "return_std", "length_mean")}

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sfactory.config.command_line import flag_as_word
+from sfactory.config.command_line import Switch, flag_as_word
 from sfactory.errors import telling_errors
 from sfactory.files import json_values
 from sfactory.runs.run_files import SUMMARY, exported, is_held, is_number, read_json, require_run
@@ -44,9 +44,9 @@ class Options:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder; also as --run RUN."""
-    json: bool = False
+    json: Switch = False
     """Print one JSON object."""
-    watch: bool = False
+    watch: Switch = False
     """Repeat once a second until the run ends or Ctrl-C."""
 
 
@@ -113,12 +113,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.stat
     Returns:
         The exit status: 0, or 2 if the folder holds no run.
     """
-    options = tyro.cli(
-        Options,
-        args=flag_as_word("--run", sys.argv[1:] if args is None else args),
-        prog=prog,
-        description=DESCRIPTION,
-    )
+    options = tyro.cli(Options, args=flag_as_word("--run", args), prog=prog, description=DESCRIPTION)
     console = new_console()
     live = (
         Live(console=console, auto_refresh=False)

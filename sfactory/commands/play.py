@@ -15,8 +15,8 @@ import numpy as np
 import tyro
 
 from sfactory.config import env_name
-from sfactory.config.command_line import Switch
-from sfactory.config.policy_options import PolicyOptions
+from sfactory.config.command_line import Switch, flag_as_word
+from sfactory.config.policy_options import Folder, Integer, PolicyOptions, Real
 from sfactory.envs import resolve_env
 from sfactory.envs.factory import is_vector, make_environment
 from sfactory.envs.faults import close_quietly
@@ -41,15 +41,15 @@ class Options(PolicyOptions):
     """Episodes to play."""
     where: Literal["auto", "window", "terminal"] = "auto"
     """Where to show them; auto: a window if there is a display and the environment has one, else the terminal."""
-    video: str | None = None
+    video: Folder = None
     """Write MP4 files into this folder instead, one for each episode."""
-    fps: float | None = None
+    fps: Real = None
     """Env steps per second in the terminal; unset: as the environment says; 0: as fast as it goes."""
     sampled: Switch = False
     """Draw actions from the policy; otherwise each is the most probable one."""
-    seed: int | None = None
+    seed: Integer = None
     """Seed of environments and sampled actions; unset: from the run's seed."""
-    max_steps: int | None = None
+    max_steps: Integer = None
     """Env steps after which an episode that still goes on is ended."""
 
 
@@ -61,6 +61,7 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 1 failed, 2 bad configuration or no place to show anything, 130 interrupted.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    args = flag_as_word("--run", args)
     options = tyro.cli(Options, args=args, prog="sfactory play", description=DESCRIPTION)
     result = _play(options)
     returns = ", ".join(f"{value:.2f}" for value in result.returns)

@@ -46,11 +46,11 @@ _LONG_S = 2 * 3600.0, 300.0
 class Options:
     """What the command takes."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """Run folders, folders of runs, and CSV files with a column env_steps."""
     x: Literal["env_steps", "time"] = "env_steps"
     """The horizontal axis: env steps, or the wall time of training."""
-    y: tuple[str, ...] = ("return_mean",)
+    y: Annotated[tuple[str, ...], tyro.conf.arg(metavar="COLUMN ...")] = ("return_mean",)
     """Columns of metrics.csv, a panel for each; return_mean is short for episode_return_mean."""
     group: str = "config"
     """config: runs of one environment and configuration, whatever their seed; none: each run by itself; else a regular

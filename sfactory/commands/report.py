@@ -11,8 +11,8 @@ from typing import Any
 
 import tyro
 
-from sfactory.config.command_line import Switch
-from sfactory.config.policy_options import PolicyOptions
+from sfactory.config.command_line import Switch, flag_as_word
+from sfactory.config.policy_options import File, Integer, PolicyOptions
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.files import is_writable
 from sfactory.runs.report_page import write_page
@@ -36,9 +36,9 @@ class Options(PolicyOptions):
     """Record a video of one episode first."""
     sampled: Switch = False
     """Draw actions from the policy instead of taking the most probable ones."""
-    max_steps: int | None = None
+    max_steps: Integer = None
     """Env steps after which an episode that still goes on is cut off."""
-    out: str | None = None
+    out: File = None
     """The file; unset: report.html in the run folder. An evaluation and its video stay in the run folder."""
 
 
@@ -50,6 +50,7 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 1 failed, 2 bad configuration, 130 interrupted.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    args = flag_as_word("--run", args)
     options = tyro.cli(Options, args=args, prog="sfactory report", description=DESCRIPTION)
     out = _checked(options)
     if options.episodes or options.video:

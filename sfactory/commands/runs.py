@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich import box
@@ -34,7 +35,7 @@ WIDEST = 10_000
 class Options:
     """What the command takes."""
 
-    folder: tyro.conf.Positional[str] = "runs"
+    folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = "runs"
     """Folder to look in; itself a run, or with runs at any depth."""
     json: Switch = False
     """Print one JSON object for each run."""

@@ -11,7 +11,7 @@ import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, ClassVar, Generic, TypeVar
 
 import tyro
 
@@ -32,6 +32,8 @@ _PRESET_DEPENDS_ON = ("env", "preset", "algo", "model.core")
 class CommandOptions:
     """Flags of a command besides the fields of a run's configuration."""
 
+    makes_run: ClassVar[bool] = False
+    """Whether the command makes a run folder. Else the short help leaves out what says where that is."""
     config: str | None = None
     """A YAML file of the same fields; flags win over it, and both win over the preset."""
     help_all: Switch = False
@@ -42,6 +44,7 @@ class CommandOptions:
 class TrainOptions(CommandOptions):
     """Flags of ``sfactory train`` besides those of a run."""
 
+    makes_run = True
     show_config: Switch = False
     """Print the configuration as YAML, with where each value comes from, and start nothing."""
 
@@ -124,8 +127,9 @@ def first_word_as(flag: str, args: Sequence[str]) -> list[str]:
     return [flag, *args] if args and args[0] and not args[0].startswith("-") and not given else list(args)
 
 
-def flag_as_word(flag: str, args: Sequence[str]) -> list[str]:
-    """A command line in which the value of `flag` stands as its first word instead."""
+def flag_as_word(flag: str, args: Sequence[str] | None) -> list[str]:
+    """A command line, None for the process's own, in which the value of `flag` stands as its first word instead."""
+    args = sys.argv[1:] if args is None else args
     words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith(f"{flag}=") else [arg])]
     if flag not in words[:-1]:
         return words

@@ -12,19 +12,25 @@ from sfactory.config.command_line import Switch
 from sfactory.config.fields import Checkpoint
 from sfactory.config.flags import Mapped, Name
 
+Folder = Annotated[str | None, tyro.conf.arg(metavar="FOLDER")]
+"""A flag whose help says what it takes, and not that it may be None; so are the following."""
+File = Annotated[str | None, tyro.conf.arg(metavar="FILE")]
+Integer = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Real = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
     """Which policy is played, and where."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder."""
+    """Run folder; also as --run RUN."""
     best: Switch = False
     """The best checkpoint instead of the latest: by evaluation where the run had it (eval.every), else by the return
     in training."""
     env: Name = None
     """Environment to play in instead of the saved one: a Gymnasium id, module:Id or module:callable."""
-    env_kwargs: Mapped | None = None
+    env_kwargs: Annotated[Mapped | None, tyro.conf.arg(metavar="{KEY: VALUE}")] = None
     """Keyword arguments of the environment; unset: those of the run."""
     trust: Switch = False
     """Import the environment and the classes that the run's config names as module:Name; use its env_kwargs also if

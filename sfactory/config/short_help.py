@@ -26,6 +26,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "speed": ("device", "workers", "envs_per_worker", "sync", "serial"),
 }
 """Fields that the short help shows."""
+OF_RUN_FOLDERS = ("run", "overwrite")
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "FILE", dict: "{KEY: VALUE}", Any: "NAME", bool: ""}
 
 
@@ -44,7 +45,8 @@ def print_short_help(prog: str, description: str, options: Any, config: Config) 
     own = [f.name for f in dataclasses.fields(options)]
     _print_topic(console, "this command", ((name, type(options), name, options) for name in own))
     for topic, names in TOPICS.items():
-        _print_topic(console, topic, (_located(name, config) for name in names))
+        shown = (name for name in names if options.makes_run or name not in OF_RUN_FOLDERS)
+        _print_topic(console, topic, (_located(name, config) for name in shown))
     preset = "" if config.preset == "auto" else f", here of the preset {config.preset}"
     console.print(f"\nDefaults stand in parentheses{preset}. {prog} --help-all shows every flag.", markup=False)
 

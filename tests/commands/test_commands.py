@@ -105,12 +105,15 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert sfactory.__version__ in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["eval", "status"])
-@pytest.mark.parametrize("words", [["/no", "--json"], ["--json", "/no"], ["--json", "--run", "/no"], ["--run=/no"]])
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [("eval", "--json"), ("status", "--json"), ("play", "--best"), ("report", "--video"), ("export", "--best")],
+)
+@pytest.mark.parametrize("words", [["/no", "FLAG"], ["FLAG", "/no"], ["FLAG", "--run", "/no"], ["--run=/no"]])
 def test_the_run_stands_before_or_behind_flags(
-    command: str, words: list[str], capsys: pytest.CaptureFixture[str]
+    command: str, flag: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, *words]) == 2
+    assert main([command, *(flag if word == "FLAG" else word for word in words)]) == 2
     assert "/no" in capsys.readouterr().err
 
 

@@ -13,7 +13,7 @@ import yaml
 from commands import ENVIRONMENT, ROOT
 from torch import Tensor, nn
 
-from sfactory.commands import COMMANDS, MODULES, main
+from sfactory.commands import COMMANDS, MODULES, WITH_ALL_FLAGS, main
 from sfactory.commands.completion import flags_of
 from sfactory.config import Config, to_dict
 from sfactory.config.command_line import from_command_line
@@ -48,6 +48,18 @@ def test_the_whole_help_has_every_field(capsys):
     page = page_of(capsys, "train", "--help-all")
     missing = [name for name in settings_of(Config) if f"--{name.replace('_', '-')}" not in page]
     assert missing == []
+
+
+def test_the_short_help_tells_of_run_folders_where_one_is_made(capsys):
+    assert "--overwrite" in page_of(capsys, "train", "--help")
+    assert not {"--run", "--overwrite"} & {*page_of(capsys, "profile", "--help").split()}
+    assert not {"--run", "--overwrite"} & {*page_of(capsys, "check", "--help").split()}
+
+
+@pytest.mark.parametrize("name", sorted({*COMMANDS} - {*WITH_ALL_FLAGS}))
+def test_help_says_what_a_flag_takes_in_words(name, capsys):
+    page = page_of(capsys, name, "--help")
+    assert "{None}" not in page and "{{" not in page and "[STR" not in page
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -23,9 +23,9 @@ from sfactory.commands.export.hub import (
 )
 from sfactory.commands.export.portable import PortablePolicy
 from sfactory.config import ModelConfig, env_name
-from sfactory.config.command_line import Switch
+from sfactory.config.command_line import Switch, flag_as_word
 from sfactory.config.fields import Checkpoint
-from sfactory.config.policy_options import PolicyOptions
+from sfactory.config.policy_options import File, Integer, PolicyOptions
 from sfactory.errors import ConfigError, telling_errors
 from sfactory.files import is_writable, write_atomically
 from sfactory.player import Player
@@ -166,14 +166,14 @@ class Options(PolicyOptions):
 
     format: Literal["onnx", "torch", "hf"] = "onnx"
     """onnx: for ONNX runtimes; torch: an archive for torch.export.load; hf: a folder for the Hugging Face Hub."""
-    out: str | None = None
+    out: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
     """File, or with hf folder; unset: in the run folder's export/."""
-    episodes: int | None = None
+    episodes: Integer = None
     """Evaluation episodes for the model card (hf); unset: 20; 0: it tells the return in training."""
-    video: str | None = None
+    video: File = None
     """MP4 file for the model card (hf); unset: the newest in the run folder."""
-    push: str | None = None
-    """Also upload the folder (hf) to this repository, OWNER/NAME."""
+    push: Annotated[str | None, tyro.conf.arg(metavar="OWNER/NAME")] = None
+    """Also upload the folder (hf) to this repository."""
     private: Switch = False
     """A new repository is private."""
 
@@ -185,6 +185,7 @@ def main(args: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 done, 1 failed, 2 bad configuration, 130 interrupted.
     """
+    args = flag_as_word("--run", args)
     options = tyro.cli(Options, args=args, prog="sfactory export", description=DESCRIPTION)
     if options.format == "hf":
         _export_folder(options)
