@@ -1,6 +1,7 @@
 # docker build -t sfactory .                                     trains on the CPU
 # docker build -t sfactory:cuda --build-arg TORCH=cu128 .        trains on an NVIDIA GPU: docker run --gpus all
-# docker run --rm --shm-size 4g -v "$PWD/runs:/work/runs" sfactory train --env CartPole-v1
+# docker run --rm -v "$PWD/runs:/work/runs" sfactory train --env CartPole-v1
+# ViZDoom keeps its screens in /dev/shm: with many of them, --shm-size 1g
 
 FROM python:3.12-slim-bookworm AS build
 # TORCH: cpu, or the CUDA version of torch's wheels. EXTRAS: see pyproject.toml.
