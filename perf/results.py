@@ -97,9 +97,9 @@ LEARNING_METHOD = """\
 `python -m perf.results` makes this file of perf/data/learning.csv; `make learn` fills that, and goes on where it was
 interrupted. Presets alone, with seeds that tuned nothing; peers with the settings of their documentation or zoo
 (`python -m perf.learning --peer`), their seconds with start and evaluation. A seed's score is the mean of 50
-deterministic evaluation episodes (20 before November 2026); a cell is the interquartile mean over seeds, with its 95 %
-bootstrap interval and the number of seeds. Seconds are of a shared machine, often beside other runs. `sfactory plot
-perf/data/learning/hopper-*.csv` draws the curves.
+deterministic evaluation episodes (20 before November 2026); a cell is the interquartile mean over seeds (the mean of
+fewer than four), with its 95 % bootstrap interval and the number of seeds. Seconds are of a shared machine, often
+beside other runs. `sfactory plot perf/data/learning/hopper-*.csv` draws the curves.
 """
 COMPARED = "evaluation, 400 episodes"
 COMPARED_METHOD = """\
