@@ -282,9 +282,43 @@ class PairOfAll(Pair):
         return observations, rewards, terminations | {"__all__": not self.agents}, *rest
 
 
+class PairWithoutLast(Pair):
+    """Gives no observation of those that have ended."""
+
+    def step(self, actions):
+        observations, *rest = super().step(actions)
+        return {agent: observations[agent] for agent in self.agents}, *rest
+
+
+class PairThatEndsTogether(Pair):
+    """Lists its agents also after the end."""
+
+    def step(self, actions):
+        observations, rewards, *_, infos = super().step(actions)
+        ended = len(self.agents) < 2
+        self.agents = self.possible_agents[:]
+        return observations, rewards, dict.fromkeys(self.agents, ended), dict.fromkeys(self.agents, False), infos
+
+
 class LateMask(Sound):
     def step(self, action):
         return (*super().step(action)[:4], {"action_mask": np.ones(2, bool)})
+
+
+class MaskAtTimes(Sound):
+    """Has a mask of everything, except for one of its steps."""
+
+    odd: dict = {}  # noqa: RUF012
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.ones(2, bool)}
+
+    def step(self, action):
+        return (*super().step(action)[:4], self.odd if self.count == 3 else {"action_mask": np.ones(2, bool)})
+
+
+class MaskOfNothing(MaskAtTimes):
+    odd = {"action_mask": np.zeros(2, bool)}  # noqa: RUF012
 
 
 class NoInfo(Sound):

@@ -85,7 +85,7 @@ def probe(request: EnvRequest) -> EnvSpec:
         )
     else:
         made, read = (
-            (_make_vector(request, 1), vector.read_spec) if backend == "vector" else (_make_single(request), read_spec)
+            (_make_vector(request, 1), vector.read_spec) if backend == "vector" else (make_single(request), read_spec)
         )
         with probing(made) as env:
             spec = read(env, request)
@@ -104,8 +104,8 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
         return VectorGroup(
             [_make_vector(request, count)], lambda seeds: _make_vector(request, count), request, spec, first_index, seed
         )
-    games = [_make_single(request) for _ in range(count)]
-    return SingleGroup(games, lambda seeds: _make_single(request), request, spec, first_index, seed)
+    games = [make_single(request) for _ in range(count)]
+    return SingleGroup(games, lambda seeds: make_single(request), request, spec, first_index, seed)
 
 
 def _backend(request: EnvRequest) -> str:
@@ -190,7 +190,8 @@ _WRAPPED = ("noop_max", "frameskip", "episodic_life", "use_fire_reset")
 """Arguments of the wrappers rather than of Gymnasium's environment."""
 
 
-def _make_single(request: EnvRequest) -> gymnasium.Env:
+def make_single(request: EnvRequest) -> gymnasium.Env:
+    """A game in Gymnasium's wrappers. Raises as `probe` does."""
     name, protocol = canonical_id(request.env)
     settings = _settings(request)
     # grey frames cost less than the colours that AtariPreprocessing does not look at

@@ -48,19 +48,19 @@ def probe(request: EnvRequest) -> EnvSpec:
     Raises:
         ConfigError: If vizdoom is missing, the id is unknown, or `env_kwargs` do not fit.
     """
-    with probing(_make(request)) as env:
+    with probing(make_single(request)) as env:
         spec = read_spec(env, request)
         return dataclasses.replace(spec, family="vizdoom", render_fps=spec.render_fps / spec.frameskip)
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> SingleGroup:
     """A group of `count` games. Raises as `probe` does."""
-    return SingleGroup(
-        [_make(request) for _ in range(count)], lambda seeds: _make(request), request, spec, first_index, seed
-    )
+    games = [make_single(request) for _ in range(count)]
+    return SingleGroup(games, lambda seeds: make_single(request), request, spec, first_index, seed)
 
 
-def _make(request: EnvRequest) -> gymnasium.Env:
+def make_single(request: EnvRequest) -> gymnasium.Env:
+    """A game by itself. Raises as `probe` does."""
     kwargs = {"frame_skip": 4, **request.kwargs}
     resolution = kwargs.pop("resolution", _RESOLUTION)
     if np.shape(resolution) != (2,) or not all(isinstance(size, int) and size > 0 for size in resolution):

@@ -19,6 +19,7 @@ from sfactory.config.command_line import Switch, flag_as_word
 from sfactory.config.policy_options import Folder, Integer, PolicyOptions, Real
 from sfactory.envs import resolve_env
 from sfactory.envs.factory import is_vector, make_environment
+from sfactory.envs.families import atari, vizdoom
 from sfactory.envs.faults import close_quietly
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, counted, shown, telling_errors
@@ -128,7 +129,8 @@ def _render_modes(request: EnvRequest) -> list[str]:
             return ["rgb_array"]
         kwargs = {name: value for name, value in request.kwargs.items() if name != "render_mode"}
         request = dataclasses.replace(request, backend="gymnasium", kwargs=kwargs)
-    env = make_environment(request, 1)
+    family = next((family for family in (atari, vizdoom) if family.handles(request)), None)
+    env = family.make_single(request) if family else make_environment(request, 1)
     close_quietly(env)
     if is_vector(env):
         raise ConfigError(f"{env_name(request.env)} makes vector environments, which are not shown; sfactory eval does")

@@ -14,7 +14,7 @@ from pathlib import Path
 import broken
 import numpy as np
 import pytest
-from environments import Busy
+from environments import MODES, Busy, vector_of
 from examples.grid_world import GridWorld
 from examples.multi_agent import Rendezvous
 
@@ -36,7 +36,8 @@ def inspected(env: object, tmp_path: Path, seconds: float = SECONDS) -> tuple[di
     """The findings by check, without those that are ok, and the facts."""
     output, told = tmp_path / "output", []
     output.touch()
-    inspect_environment(EnvRequest(env, {}), seconds, output, told.append)
+    request = env if isinstance(env, EnvRequest) else EnvRequest(env, {})
+    inspect_environment(request, seconds, output, told.append)
     findings = [event for event in told if isinstance(event, Finding) and event.level != "ok"]
     facts = next((event for event in told if isinstance(event, Facts)), None)
     return {check: [f for f in findings if f.check == check] for check in {f.check for f in findings}}, facts
@@ -48,7 +49,11 @@ class NumpyEnds(broken.Sound):
         return observation, reward, np.bool_(terminated), np.bool_(truncated), info
 
 
-@pytest.mark.parametrize("env", [NumpyEnds, GridWorld, Rendezvous, broken.Masked, broken.MaskedPair, Busy])
+@pytest.mark.parametrize(
+    "env",
+    [NumpyEnds, GridWorld, Rendezvous, broken.Masked, broken.MaskedPair, Busy]
+    + [vector_of(broken.Masked, mode) for mode in MODES],
+)
 def test_environments_that_train_well_have_no_problem(env, tmp_path):
     findings, _ = inspected(env, tmp_path)
     assert "Gymnasium's checker" not in findings and "PettingZoo's checker" not in findings
@@ -91,6 +96,10 @@ def test_nothing_is_found_where_nothing_is_wrong(env, tmp_path):
         (broken.UnpaidPair, "random actions", "agent left: step.. returned no reward of this agent"),
         (broken.PairOfAll, "random actions", "returned terminations of '__all__', which is not in possible_agents"),
         (broken.LateMask, "random actions", "info has an action_mask, though the first reset.. gave none"),
+        (broken.MaskAtTimes, "random actions", "info has no action_mask, though the first reset.. gave one"),
+        (vector_of(broken.MaskAtTimes, MODES[0]), "random actions", "row .: info has no action_mask, though the first"),
+        (broken.MaskOfNothing, "random actions", "the action mask .0 0. allows no action"),
+        (broken.PairWithoutLast, "random actions", "no last observation of agent .*, which was truncated"),
         (broken.NoInfo, "random actions", "step.. returned None as info; it must be a dict"),
         (broken.lying_vector, "autoreset", "says NEXT_STEP, but row"),
         (broken.holder, "pickling", "cannot be sent to worker processes"),
@@ -118,6 +127,63 @@ def test_what_is_unusual_is_told_as_a_note(env, check, says, tmp_path):
     findings, _ = inspected(env, tmp_path)
     assert [finding.level for finding in findings[check]] == ["note"]
     assert says in findings[check][0].message
+
+
+def test_agents_that_stay_listed_when_all_have_ended_begin_another_episode(tmp_path):
+    _, facts = inspected(broken.PairThatEndsTogether, tmp_path)
+    assert facts.episodes > 10 and facts.episode_length > 3
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        EnvRequest("PongNoFrameskip-v4", {"noop_max": 9, "episodic_life": True}),
+        EnvRequest("ALE/Pong-v5", {"img_height": 42}),
+        EnvRequest("PongNoFrameskip-v4", {}, "vector"),
+    ],
+)
+def test_atari_games_are_played_as_training_plays_them(request_, tmp_path):
+    pytest.importorskip("ale_py")
+    findings, facts = inspected(request_, tmp_path)
+    assert facts.kind == "atari" and facts.rows == 1
+    assert not [finding for found in findings.values() for finding in found if finding.level == "problem"], findings
+
+
+@pytest.mark.parametrize("env", ["Pong-v5", "CartPole-v1"])
+def test_the_environments_of_envpool_are_its_own(env, tmp_path):
+    pytest.importorskip("envpool")
+    findings, facts = inspected(EnvRequest(env, {}, "envpool"), tmp_path)
+    assert facts.kind == "envpool"
+    assert not [finding for found in findings.values() for finding in found if finding.level == "problem"], findings
+
+
+def test_games_of_vizdoom_are_played_as_training_plays_them_and_leave_nothing_behind(tmp_path, monkeypatch):
+    pytest.importorskip("vizdoom")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before = set(Path("/dev/shm").glob("ViZDoom*"))
+    findings, facts = inspected(EnvRequest("VizdoomBasic-v1", {"resolution": [60, 80]}), tmp_path)
+    assert facts.kind == "vizdoom" and 1 < facts.episode_length <= 76, "env steps of 4 frames"
+    assert not [finding for found in findings.values() for finding in found if finding.level == "problem"], findings
+    assert not list(Path().iterdir()) and set(Path("/dev/shm").glob("ViZDoom*")) <= before
+
+
+def test_the_environment_for_the_checker_of_its_package_is_closed(tmp_path):
+    _Closing.living = 0
+    inspected(_Closing, tmp_path)
+    assert _Closing.living == 0
+
+
+class _Closing(broken.Sound):
+    living = 0
+
+    def __init__(self):
+        type(self).living += 1
+        self.open = True
+
+    def close(self):
+        type(self).living -= self.open
+        self.open = False
 
 
 def test_a_step_takes_as_long_as_it_computes_where_other_programs_have_the_processor(tmp_path, monkeypatch):

@@ -102,6 +102,13 @@ def test_a_run_with_ids_of_envpool_is_shown_as_pictures(terminal):
     assert render_mode("auto", EnvRequest("Pong-v5", {}, "envpool")) == "rgb_array"
 
 
+def test_ids_with_arguments_of_training_alone_can_be_shown(terminal):
+    pytest.importorskip("ale_py")
+    assert render_mode("auto", EnvRequest("PongNoFrameskip-v4", {"noop_max": 3, "episodic_life": True})) == "rgb_array"
+    pytest.importorskip("vizdoom")
+    assert render_mode("auto", EnvRequest("VizdoomBasic-v1", {"resolution": [60, 80]})) == "rgb_array"
+
+
 def test_blocks_have_the_colours_of_the_picture():
     image = np.zeros((4, 4, 3), np.uint8)
     image[:2, :, 0] = 200

@@ -235,7 +235,7 @@ def test_fire_begins_every_life(backend: str) -> None:
 
 
 def test_a_game_that_is_begun_anew_is_left_with_its_lives() -> None:
-    env = atari._make_single(EnvRequest("BreakoutNoFrameskip-v4", {}))
+    env = atari.make_single(EnvRequest("BreakoutNoFrameskip-v4", {}))
     env.reset(seed=1)
     while not env.step(0)[2]:
         pass

@@ -67,7 +67,7 @@ class Facts:
     """What was measured while random actions were played.
 
     Attributes:
-        kind: single, vector, parallel or native.
+        kind: single, vector, parallel, or the name of a family of sfactory's own.
         rows: Agents that one step moves.
         agents: Agents of one environment.
         steps: Env steps that were played.
@@ -114,7 +114,8 @@ class Facts:
     def env_step_s(self) -> float:
         """Seconds per env step of the environment alone, its share of the resets included, as if no other program ran
         on its core."""
-        resets = self.reset.mean / self.episode_length if self.episodes and self.kind != "vector" else 0.0
+        resets_apart = self.episodes and self.kind in ("single", "parallel")
+        resets = self.reset.mean / self.episode_length if resets_apart else 0.0
         taken = self.step.mean / self.rows + resets / (self.agents if self.kind == "parallel" else 1)
         return taken * self.running_share
 

@@ -117,9 +117,10 @@ def _probed(request: EnvRequest) -> EnvSpec:
 
 
 def _plain(request: EnvRequest, spec: EnvSpec) -> EnvRequest:
-    """The request for an environment as its own package has it, where sfactory steps it in a way of its own."""
-    own = spec.family in ("atari", "mujoco", "classic_control", "vizdoom", "envpool")
-    return dataclasses.replace(request, backend="gymnasium") if own and request.backend == "auto" else request
+    """The request for an environment as its own package has it, where sfactory steps the same one in a way of its
+    own."""
+    shared = spec.family in ("mujoco", "classic_control")
+    return dataclasses.replace(request, backend="gymnasium") if shared else request
 
 
 def _described(error: BaseException) -> str:
@@ -139,17 +140,17 @@ def _others_checker(request: EnvRequest, subject: Subject) -> Iterator[Finding]:
     if subject.spec.masked:
         yield Finding(name, "ok", "plays masked actions, too; this environment is checked by ours alone")
         return
-    env = _single_of(request, subject)
-    if env is None and subject.kind != "parallel":
-        yield Finding(name, "ok", "is for single environments; this one is checked by ours alone")
+    env = _one_more(request, subject)
+    if env is None:
+        yield Finding(name, "ok", "is for single environments of a package's own; this one is checked by ours alone")
         return
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            if env is None:
+            if subject.kind == "parallel":
                 from pettingzoo.test import parallel_api_test
 
-                parallel_api_test(make_environment(request, 1), num_cycles=20)
+                parallel_api_test(env, num_cycles=20)
             else:
                 check_env(_with_python_bools(env.unwrapped), skip_render_check=True)
         except AssertionError as error:
@@ -159,6 +160,8 @@ def _others_checker(request: EnvRequest, subject: Subject) -> Iterator[Finding]:
         except BaseException as error:
             yield Finding(name, "problem", _described(error))
             return
+        finally:
+            close_quietly(env)
     said_once = dict.fromkeys(_without_colour(str(warning.message)) for warning in caught if _matters(warning))
     if not said_once:
         yield Finding(name, "ok", "has nothing to say")
@@ -181,9 +184,9 @@ def _with_python_bools(env: gymnasium.Env) -> gymnasium.Env:
     return env
 
 
-def _single_of(request: EnvRequest, subject: Subject) -> gymnasium.Env | None:
-    """One more environment if it is a single one, or if an id has a single one, too."""
-    if subject.kind == "single":
+def _one_more(request: EnvRequest, subject: Subject) -> Any:
+    """One more environment if it is a single or parallel one, or if an id has a single one, too; else None."""
+    if subject.kind in ("single", "parallel"):
         return make_environment(request, 1)
     if subject.kind == "vector" and isinstance(request.env, str) and find_spec(request.env).entry_point is not None:
         return make_environment(dataclasses.replace(request, backend="gymnasium"), 1)

@@ -1,9 +1,10 @@
-"""Environments of every kind, played with random actions as their own API has it, without anything between."""
+"""Environments of every kind, played with random actions as their own API has it, without anything between; what only
+sfactory makes of an id is played as training plays it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -13,13 +14,15 @@ from sfactory.envs import make_group
 from sfactory.envs.factory import is_parallel, is_vector, make_environment
 from sfactory.envs.families import gymnasium as single
 from sfactory.envs.families import multiagent, tensors, vector
-from sfactory.envs.interface import EnvRequest, EnvSpec, Outcome
-from sfactory.envs.observations import LATE_MASK, mask_in, new_step_buffers
+from sfactory.envs.interface import TOGETHER, EnvRequest, EnvSpec, Outcome, whole_ends
+from sfactory.envs.observations import LATE_MASK, NO_MASK, ObservationWriter, mask_in, new_step_buffers
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
 
 VECTOR_ROWS = 4
 """Environments of a vector environment that is checked."""
+_ONLY_GROUPS = ("native", "atari", "vizdoom", "envpool")
+"""Families whose environments are others than those that Gymnasium makes of the same id."""
 
 
 class Step(NamedTuple):
@@ -42,7 +45,7 @@ class Subject(Protocol):
     """An environment to be checked.
 
     Attributes:
-        kind: single, vector, parallel or native.
+        kind: single, vector, parallel, or the name of a family of sfactory's own.
         spec: Its spaces and properties.
         rows: Agents that one step moves.
         step_s, reset_s: Seconds of every call of step() and reset().
@@ -75,8 +78,8 @@ def make_subject(request: EnvRequest, probed: EnvSpec) -> Subject:
     Args:
         probed: The spec that training would read of it.
     """
-    if probed.family == "native":
-        return NativeSubject(request, probed)
+    if probed.family in _ONLY_GROUPS:
+        return GroupSubject(request, probed)
     if tensors.handles(request):
         return VectorSubject(tensors.make_on_host(request, VECTOR_ROWS), request)
     env = make_environment(request, VECTOR_ROWS)
@@ -100,8 +103,9 @@ def random_actions(spec: EnvSpec, masks: np.ndarray, rng: np.random.Generator) -
 class _Timed:
     """Times the calls of an environment."""
 
-    def __init__(self, env: Any, spec: EnvSpec, rows: int) -> None:
-        self.env, self.spec, self.rows = env, spec, rows
+    def __init__(self, env: Any, spec: EnvSpec, names: Sequence[str]) -> None:
+        self.env, self.spec, self.rows = env, spec, len(names)
+        self._writer = ObservationWriter(spec, names.__getitem__, validate=True, compiled=False)
         self.step_s: list[float] = []
         self.reset_s: list[float] = []
         self.cpu_s = 0.0
@@ -127,13 +131,13 @@ class _Timed:
             )
         return result
 
-    def _masks(self, holders: list[Any]) -> np.ndarray:
-        """The masks of rows, bool ``[rows, logits]``."""
-        found = [mask_in(holder) for holder in holders]
-        action = self.spec.action
-        return np.stack(
-            [np.ones(action.logits, bool) if mask is None else action.flat_mask(mask) for mask in found]
-        ).reshape(len(holders), action.logits)
+    def _masks(self, given: Sequence[Any]) -> np.ndarray:
+        """The masks of all rows, bool ``[rows, logits]``; raises EnvironmentFault if one is missing, does not fit, or
+        allows nothing."""
+        masks = np.ones((self.rows, self.spec.action.logits), bool)
+        if self.spec.masked:
+            self._writer.write_masks(given, masks)
+        return masks
 
     def _look_at_info(self, info: Any, whose: str = "") -> None:
         """Raise EnvironmentFault if it is no dict, or has an action mask that no reset() had."""
@@ -163,7 +167,7 @@ class SingleSubject(_Timed):
     kind = "single"
 
     def __init__(self, env: gymnasium.Env, request: EnvRequest) -> None:
-        super().__init__(env, single.read_spec(env, request), 1)
+        super().__init__(env, single.read_spec(env, request), ["the environment"])
         self._seen: Any = None
         self._info: Any = None
 
@@ -175,7 +179,7 @@ class SingleSubject(_Timed):
         if self._over:
             self.begin(None)
         holder = self._seen if self.spec.observation.mask_path is not None else self._info
-        (action,) = self.spec.action.rows(*random_actions(self.spec, self._masks([holder]), rng))
+        (action,) = self.spec.action.rows(*random_actions(self.spec, self._masks([mask_in(holder)]), rng))
         self._seen, reward, terminated, truncated, self._info = self._step(action)
         self._look_at_info(self._info)
         self._over = bool(_number("terminated", terminated) or _number("truncated", truncated))
@@ -197,7 +201,7 @@ class VectorSubject(_Timed):
     kind = "vector"
 
     def __init__(self, env: gymnasium.vector.VectorEnv, request: EnvRequest) -> None:
-        super().__init__(env, vector.read_spec(env, request), env.num_envs)
+        super().__init__(env, vector.read_spec(env, request), [f"row {row}" for row in range(env.num_envs)])
         mode = (env.metadata or {}).get("autoreset_mode")
         self.mode = getattr(mode, "name", str(mode))
         self._ended = np.zeros(self.rows, bool)
@@ -210,13 +214,13 @@ class VectorSubject(_Timed):
         return self._seen
 
     def act(self, rng: np.random.Generator) -> Step:
-        if self.mode == "DISABLED" and self._ended.any():
-            self._seen, self.info = self.env.reset(options={"reset_mask": self._ended})
-        holder = self._seen if self.spec.observation.mask_path is not None else self.info
-        masks = np.ones((self.rows, self.spec.action.logits), bool)
-        if (found := mask_in(holder)) is not None:
-            present = np.asarray(holder.get(f"_{MASK_KEY}", np.ones(self.rows, bool)))
-            masks = np.where(present[:, None], self.spec.action.flat_masks(found, present), True)
+        ended, rests = self._ended, self._ended & (self.mode == "NEXT_STEP")
+        if self.mode == "DISABLED" and ended.any():
+            self._seen, fresh = self.env.reset(options={"reset_mask": ended})
+            masks = np.where(ended[:, None], self._masks_of(fresh, ended), self._masks_of(self.info, ~ended))
+        else:
+            masks = self._masks_of(self.info, ~rests)
+        masks = self._masks(list(masks | (rests & ~masks.any(1))[:, None]))
         actions = self.spec.action.batch(*random_actions(self.spec, masks, rng))
         self._seen, rewards, terminated, truncated, self.info = self._step(actions)
         self._look_at_info(self.info)
@@ -226,6 +230,20 @@ class VectorSubject(_Timed):
                 raise EnvironmentFault(f"step() returned {what} of shape {array.shape}; it must be ({self.rows},)")
         self._ended = arrays[1].astype(bool) | arrays[2].astype(bool)
         return Step(self._seen, arrays[0].astype(float), self._ended, np.ones(self.rows, bool))
+
+    def _masks_of(self, info: Any, needed: np.ndarray) -> np.ndarray:
+        """The masks in the observation or in an info, which must have those of the rows in `needed`."""
+        everything = np.ones((self.rows, self.spec.action.logits), bool)
+        if not self.spec.masked:
+            return everything
+        holder = self._seen if self.spec.observation.mask_path is not None else info
+        found = mask_in(holder)
+        present = np.asarray(holder.get(f"_{MASK_KEY}", np.full(self.rows, found is not None)))
+        if (missing := needed & ~present).any():
+            raise EnvironmentFault(f"row {np.flatnonzero(missing)[0]}: {NO_MASK}")
+        if found is None:
+            return everything
+        return np.where(present[:, None], self.spec.action.flat_masks(found, present), True)
 
     def spaces(self, observation: Any) -> Iterator[tuple[str, Any, Any]]:
         yield "observation", self.env.observation_space, observation
@@ -238,7 +256,7 @@ class ParallelSubject(_Timed):
 
     def __init__(self, env: Any, request: EnvRequest) -> None:
         spec = multiagent.read_spec(env, request)
-        super().__init__(env, spec, spec.agents)
+        super().__init__(env, spec, [f"agent {agent}" for agent in env.possible_agents])
         self._agents = list(env.possible_agents)
         self._seen: Mapping[Any, Any] = {}
         self._infos: Mapping[Any, Any] = {}
@@ -248,25 +266,29 @@ class ParallelSubject(_Timed):
         return self._seen
 
     def act(self, rng: np.random.Generator) -> Step:
-        if not self.env.agents:
+        if self._over:
             self.begin(None)
         acting = list(self.env.agents)
         holders = self._seen if self.spec.observation.mask_path is not None else self._infos
-        masks = self._masks([holders.get(agent) for agent in acting])
-        actions = self.spec.action.rows(*random_actions(self.spec, masks, rng))
-        result = self._step(dict(zip(acting, actions, strict=True)))
+        masks = [mask_in(holders.get(agent)) if agent in acting else self._writer.all_allowed for agent in self._agents]
+        actions = self.spec.action.rows(*random_actions(self.spec, self._masks(masks), rng))
+        by_agent = dict(zip(self._agents, actions, strict=True))
+        result = self._step({agent: by_agent[agent] for agent in acting})
         if not all(isinstance(part, Mapping) for part in result):
             raise EnvironmentFault(f"step() returned {shown(result)}; it must return five dicts by agent")
         self._seen, rewards, terminations, truncations, self._infos = result
         step = Step(self._seen, np.zeros(self.rows), *np.zeros((2, self.rows), bool))
+        living = [agent for agent in self.env.agents if not (terminations.get(agent) or truncations.get(agent))]
         self._look_at_agents(acting, rewards, terminations, truncations)
+        self._look_at_living(acting, living, terminations)
+        self._over = not living
         for agent in self.env.agents:
             self._look_at_info(self._infos.get(agent, {}), f"agent {agent}: ")
         for agent in acting:
             row = self._agents.index(agent)
             step.rewards[row] = _number(f"the reward of {agent}", rewards[agent])
             step.acted[row] = True
-            step.ended[row] = bool(terminations.get(agent) or truncations.get(agent))
+            step.ended[row] = agent not in living
         return step
 
     def _look_at_agents(
@@ -288,19 +310,35 @@ class ParallelSubject(_Timed):
                         "or correct the name"
                     )
 
+    def _look_at_living(self, acting: list[Any], living: list[Any], terminations: Mapping[Any, Any]) -> None:
+        """Raise EnvironmentFault where an observation is missing, or env.agents lists whom it must not."""
+        for agent in self.env.agents:
+            if agent not in self._agents:
+                raise EnvironmentFault(f"env.agents lists {shown(agent)}, which is not in possible_agents")
+            if living and agent not in living:
+                raise EnvironmentFault(f"agent {agent} has ended, but is still in env.agents; take it out")
+        for agent in living:
+            if self._seen.get(agent) is None:
+                raise EnvironmentFault(f"there is no observation of agent {agent}, which is in env.agents; give one")
+        for agent in acting:
+            if agent not in living and not terminations.get(agent) and self._seen.get(agent) is None:
+                raise EnvironmentFault(
+                    f"there is no last observation of agent {agent}, which was truncated; return it, for its value is "
+                    "bootstrapped"
+                )
+
     def spaces(self, observation: Any) -> Iterator[tuple[str, Any, Any]]:
         for agent, value in observation.items():
             if agent in self._agents:
                 yield f"observation of {agent}", self.env.observation_space(agent), value
 
 
-class NativeSubject:
-    """An environment of sfactory's own, which only steps in groups."""
-
-    kind = "native"
+class GroupSubject:
+    """Environments as training steps them, of a family whose preprocessing decides what they are."""
 
     def __init__(self, request: EnvRequest, spec: EnvSpec) -> None:
-        self.spec, self.rows = spec, VECTOR_ROWS
+        self.kind, self.spec = spec.family, spec
+        self.rows = VECTOR_ROWS if spec.family in TOGETHER else 1
         self.step_s: list[float] = []
         self.reset_s: list[float] = []
         self.cpu_s = 0.0
@@ -326,7 +364,9 @@ class NativeSubject:
         self._group.step(*actions, outcome, self._buffers)
         self.step_s.append(time.perf_counter() - begin)
         self.cpu_s += time.process_time() - cpu
-        return Step(self._buffers.obs, outcome.reward.astype(float), outcome.terminated | outcome.truncated, acted)
+        self._group.extras.clear()
+        ended = whole_ends(outcome, self._group.goes_on)
+        return Step(self._buffers.obs, outcome.reward.astype(float), ended, acted)
 
     def spaces(self, observation: Any) -> Iterator[tuple[str, Any, Any]]:
         yield from ()
