@@ -334,7 +334,7 @@ class MaskedTensors(VectorEnv):
     def __init__(self, num_envs: int, named: bool):
         self.num_envs, self.named = num_envs, named
         kinds = (spaces.Discrete(2), spaces.Discrete(3))
-        self.single_action_space = spaces.Dict(zip("ab", kinds, strict=True)) if named else spaces.Tuple(kinds)
+        self.single_action_space = spaces.Dict(dict(zip("ab", kinds, strict=True))) if named else spaces.Tuple(kinds)
         self.single_observation_space = spaces.Box(-5, 5, (1,), np.float32)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)

@@ -55,7 +55,8 @@ class NumpyEnds(broken.Sound):
     + [vector_of(broken.Masked, mode) for mode in MODES],
 )
 def test_environments_that_train_well_have_no_problem(env, tmp_path):
-    findings, _ = inspected(env, tmp_path)
+    findings, facts = inspected(env, tmp_path)
+    assert facts is not None
     assert "Gymnasium's checker" not in findings and "PettingZoo's checker" not in findings
     assert not [finding for found in findings.values() for finding in found if finding.level == "problem"]
 
@@ -65,7 +66,8 @@ def test_masks_of_several_components_are_heeded(named, tmp_path):
     def masked_tensors(num_envs: int, device: str) -> broken.MaskedTensors:
         return broken.MaskedTensors(num_envs, named)
 
-    findings, _ = inspected(masked_tensors, tmp_path)
+    findings, facts = inspected(masked_tensors, tmp_path)
+    assert facts is not None
     assert not [finding for found in findings.values() for finding in found if finding.level == "problem"], findings
 
 
