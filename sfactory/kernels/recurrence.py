@@ -114,15 +114,22 @@ def _sigmoid_of(x):
     return _HALF * tanh_of(_HALF * x) + _HALF
 
 
+# Below, a loop writes to few arrays, because the compiler does sixteen units at once only where it can tell that no two
+# arrays overlap. Where it cannot, by their addresses, it does one after another. Both give the same bits as long as no
+# loop adds two products: either one may be rounded before the other is added to it.
+
+
 @numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 def _lstm_step(gates, state, after):
     size = state.shape[1] // 2
     for row in range(state.shape[0]):
+        gate, cell, h = gates[row], after[row, size:], after[row, :size]
         for j in range(size):
-            forgotten = _sigmoid_of(gates[row, size + j]) * state[row, size + j]
-            cell = forgotten + _sigmoid_of(gates[row, j]) * tanh_of(gates[row, 2 * size + j])
-            after[row, size + j] = cell
-            after[row, j] = _sigmoid_of(gates[row, 3 * size + j]) * tanh_of(cell)
+            cell[j] = _sigmoid_of(gate[j]) * tanh_of(gate[2 * size + j])
+        for j in range(size):
+            cell[j] += _sigmoid_of(gate[size + j]) * state[row, size + j]
+        for j in range(size):
+            h[j] = _sigmoid_of(gate[3 * size + j]) * tanh_of(cell[j])
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
@@ -134,10 +141,6 @@ def _gru_step(projected, recurred, state, after):
             z = _sigmoid_of(projected[row, size + j] + recurred[row, size + j])
             n = tanh_of(projected[row, 2 * size + j] + r * recurred[row, 2 * size + j])
             after[row, j] = n + z * (state[row, j] - n)
-
-
-# Below, a loop writes to few arrays, because the compiler does sixteen units at once only where it can tell that no two
-# arrays overlap.
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
@@ -155,7 +158,9 @@ def _lstm_forward(t, gates, keep, before_h, before_c, squashed, out):
         for j in range(3 * size, 4 * size):
             gate[j] = _sigmoid_of(gate[j])
         for j in range(size):
-            next_c[j] = gate[size + j] * c_in[j] + gate[j] * gate[2 * size + j]
+            next_c[j] = gate[j] * gate[2 * size + j]
+        for j in range(size):
+            next_c[j] += gate[size + j] * c_in[j]
         for j in range(size):
             tanh_c[j] = tanh_of(next_c[j])
             next_c[j] *= kept
@@ -178,7 +183,9 @@ def _lstm_backward(t, grad, keep, gates, before_c, squashed, dh, dc, d_gates):
         for j in range(size):
             d_h[j] = d_h[j] * kept + above[j]
         for j in range(size):
-            d_c[j] = d_c[j] * kept + d_h[j] * o[j] * (_ONE - tanh_c[j] * tanh_c[j])
+            d_c[j] *= kept
+        for j in range(size):
+            d_c[j] += d_h[j] * o[j] * (_ONE - tanh_c[j] * tanh_c[j])
         for j in range(size):
             d_o[j] = d_h[j] * tanh_c[j] * o[j] * (_ONE - o[j])
         for j in range(size):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from perf.fast_modules import exchange_all
 from sfactory.config import ModelConfig
-from sfactory.kernels import lower_weights, scanned
+from sfactory.kernels import lower_weights, recurrence, scanned
 from sfactory.kernels.scans import GRUScan, LSTMScan
 from sfactory.model import Core, GRUCore, LSTMCore, build_model
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -40,6 +42,27 @@ def test_compiled_scans_and_steps_are_the_plain_ones(core: type[Core], steps: in
     assert "Compiled" not in plain.unroll(x, first, state).grad_fn.name()
     for one, other in zip(everything(fast), everything(plain), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("step", "widths"), [(recurrence._lstm_step, (512, 256, 256)), (recurrence._gru_step, (384, 384, 128, 128))]
+)
+def test_a_compiled_step_gives_the_same_bits_wherever_its_arrays_lie(step: Any, widths: tuple[int, ...]) -> None:
+    """Close together they are not processed many units at once."""
+    rng, rows = np.random.default_rng(0), 4
+    inputs = [rng.normal(size=(rows, width)).astype(np.float32) for width in widths[:-1]]
+    results = set()
+    for gap in (0, 1, 4, 16, 64, 100):
+        for order in itertools.permutations(range(len(widths))):
+            memory, begin, arrays = np.zeros(rows * sum(widths) + gap * len(widths), np.float32), 0, {}
+            for i in order:
+                arrays[i] = memory[begin : begin + rows * widths[i]].reshape(rows, widths[i])
+                begin += rows * widths[i] + gap
+            for i, given in enumerate(inputs):
+                arrays[i][...] = given
+            step(*(arrays[i] for i in range(len(widths))))
+            results.add(arrays[len(inputs)].tobytes())
+    assert len(results) == 1
 
 
 @pytest.mark.parametrize("core", [LSTMCore, GRUCore])
