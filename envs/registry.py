@@ -76,7 +76,7 @@ def register_env(name: str, factory: Callable[..., Any]) -> None:
 
 def resolve_env(env: Any) -> Any:
     """Resolve the name of an environment: gives the factory of a registered name, of an environment on the device or of
-    ``module:callable``, and anything else unchanged.
+    ``module:callable``, the latest version of an id without one, and anything else unchanged.
 
     Raises:
         ConfigError: If a module in ``module:Name`` cannot be imported, or the name is code.
@@ -98,6 +98,8 @@ def resolve_env(env: Any) -> Any:
         module = _import(module_name, env)
         if name not in gymnasium.registry and callable(factory := getattr(module, name, None)):
             return factory
+    with contextlib.suppress(ConfigError):  # of a package that is missing, which find_spec tells
+        return module_name + colon + _latest(name)
     return env
 
 
@@ -106,6 +108,14 @@ def find_spec(env: str) -> registration.EnvSpec:
     module, colon, name = env.rpartition(":")
     if colon:
         _import(module, env)
+    name = _latest(name)
+    if name in gymnasium.registry:
+        return gymnasium.registry[name]
+    raise ConfigError(_unknown(env, module, name))
+
+
+def _latest(name: str) -> str:
+    """The latest version of an id without one; any other name unchanged."""
     for beginning, package in _ID_PACKAGES.items():
         if name.startswith(beginning) and name not in gymnasium.registry:
             _register_package(package, name)
@@ -113,10 +123,8 @@ def find_spec(env: str) -> registration.EnvSpec:
         with contextlib.suppress(gymnasium.error.Error):
             space, base, version = parse_env_id(name)
             if version is None:
-                name = get_env_id(space, base, find_highest_version(space, base))
-    if name in gymnasium.registry:
-        return gymnasium.registry[name]
-    raise ConfigError(_unknown(env, module, name))
+                return get_env_id(space, base, find_highest_version(space, base))
+    return name
 
 
 def _unknown(env: str, module: str, name: str) -> str:

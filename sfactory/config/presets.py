@@ -153,12 +153,15 @@ _PRESETS_BY_ID: tuple[tuple[str, str], ...] = (
 
 
 def preset_for_env(env: Any) -> str:
-    """The name of the preset for an environment; `default` for most callables and for unknown ids."""
+    """The name of the preset for an environment; `default` for most callables and for unknown ids. An id without a
+    version has that of its versions."""
     if takes_device(env):
         return "tensors"
     if not isinstance(env, str):
         return "default"
     name = env.rpartition(":")[2]
+    if not (re.search(r"-v\d+$", name) or callable(_named(env))):
+        name += "-v0"
     return next((preset for preset, pattern in _PRESETS_BY_ID if re.match(pattern, name)), "default")
 
 
@@ -166,11 +169,17 @@ def takes_device(env: Any) -> bool:
     """Whether an environment is made with ``num_envs`` and ``device``, as those are whose steps are tensors: a callable
     or the ``module:Name`` of one."""
     with contextlib.suppress(Exception, SystemExit):  # what is wrong with it is told by who makes it
-        if isinstance(env, str):
-            module, colon, name = env.rpartition(":")
-            env = getattr(importlib.import_module(module), name, None) if colon else None
+        env = _named(env) if isinstance(env, str) else env
         return callable(env) and {"num_envs", "device"} <= inspect.signature(env).parameters.keys()
     return False
+
+
+def _named(env: str) -> Any:
+    """What a ``module:Name`` names; None for an id."""
+    module, colon, name = env.rpartition(":")
+    with contextlib.suppress(Exception, SystemExit):
+        return getattr(importlib.import_module(module), name, None) if colon else None
+    return None
 
 
 def preset_for(preset: str, env: Any, algo: str = "appo", core: Any = "none") -> tuple[str, dict[str, Any]]:

@@ -450,6 +450,11 @@ def test_every_core_steps_environments_with_images_unless_there_is_a_gpu(cores, 
         ("procgen:procgen-coinrun-v0", "procgen"),
         ("MountainCar-v0", "classic"),
         ("MountainCarContinuous-v0", "default"),
+        ("MountainCarContinuous", "default"),
+        ("HalfCheetah", "mujoco_low_noise"),
+        ("PongNoFrameskip", "atari"),
+        ("LunarLanderContinuous", "box2d_low_noise"),
+        ("gymnasium:Hopper", "mujoco"),
     ],
 )
 def test_ids_of_unlike_tasks_have_presets_of_their_own(env, preset):

@@ -271,6 +271,11 @@ def test_the_id_chooses_a_protocol_and_its_spec_names_it(env: str, kwargs: dict[
     assert envs.probe(EnvRequest(env, kwargs)).protocol == protocol
 
 
+@pytest.mark.parametrize(("env", "versioned"), [("ALE/Pong", "ALE/Pong-v5"), ("PongNoFrameskip", "PongNoFrameskip-v4")])
+def test_an_id_without_a_version_is_played_as_its_latest_one(env: str, versioned: str) -> None:
+    assert envs.probe(EnvRequest(env, {})) == envs.probe(EnvRequest(versioned, {}))
+
+
 def test_lives_need_ales_vector_environment_to_begin_anew_in_the_same_step() -> None:
     with pytest.raises(ConfigError, match=r"autoreset_mode .* leave it out"):
         envs.probe(EnvRequest("PongNoFrameskip-v4", {"autoreset_mode": "NextStep"}))

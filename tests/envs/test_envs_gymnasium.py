@@ -615,6 +615,9 @@ def test_names_of_modules_and_registered_factories(monkeypatch: pytest.MonkeyPat
     assert probe(request("my-counting")).observation == probe(request("counting_games:make_counting")).observation
     assert "did you mean my-counting" in problem("my-countin")
     assert resolve_env("CartPole-v1") == "CartPole-v1"
+    assert resolve_env("CartPole") == "CartPole-v1"
+    assert resolve_env("counting_games:CartPole") == "counting_games:CartPole-v1"
+    assert resolve_env("CartPoel") == "CartPoel"
     with pytest.raises(ConfigError, match="callable"):
         register_env("x", "CartPole-v1")
 
