@@ -25,6 +25,8 @@ from sfactory.spaces import ActionSpec, ObservationSpec
 Maker = Callable[[Sequence[int]], Any]
 """Makes one more environment of a group. Its argument is the seeds of the rows, for environments that are seeded when
 they are made."""
+_NO_LIMIT = 2**31 - 1
+"""Env steps of an episode that ends by itself alone; fits into the int32 by which vector environments count."""
 
 
 def read_spaces(observation: Any, action: Any, request: EnvRequest) -> tuple[ObservationSpec, ActionSpec]:
@@ -144,6 +146,8 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
             load_env_creator(maker)
         _show_mujoco_warnings_once()
         if vector:
+            if kwargs.get("max_episode_steps") == -1:  # Gymnasium's word for no limit, known to single environments
+                kwargs["max_episode_steps"] = _NO_LIMIT
             return gymnasium.make_vec(spec, num_envs=count, vectorization_mode="vector_entry_point", **kwargs)
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
     except BaseException as error:

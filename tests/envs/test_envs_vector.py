@@ -11,9 +11,11 @@ from counting import OBSERVATION, Counting, episodes_by_hand, episodes_of, extra
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from playing import Play
 
 from sfactory.envs import EnvRequest, Finals, Outcome, StepBuffers, env_seed, general
 from sfactory.envs.factory import make_environments
+from sfactory.envs.families.vector import VectorGroup
 from sfactory.envs.interface import EnvSpec, Group
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
@@ -238,6 +240,13 @@ def test_the_own_vector_environment_of_an_id():
     assert any(not frame.active.all() for frame, _ in frames)
     with pytest.raises(ConfigError, match="gravty"):
         general.probe(EnvRequest("CartPole-v1", {"gravty": 1}, backend="vector"))
+
+
+@pytest.mark.parametrize("backend", ["auto", "vector"])
+def test_a_vector_environment_knows_gymnasiums_word_for_no_limit(backend: str):
+    with Play("CartPole-v1", 2, {"max_episode_steps": -1}, backend=backend) as playing:
+        assert isinstance(playing.group, VectorGroup)
+        assert not playing.step(np.zeros(2)).truncated.any()
 
 
 @pytest.mark.parametrize(
