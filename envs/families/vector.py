@@ -150,7 +150,7 @@ class VectorGroup:
         observation, info, any_ended = self._step_env(categorical, continuous, outcome, after)
         if any_ended:
             ended = outcome.terminated | outcome.truncated
-            last = info.get("final_info", {}) if self._mode is AutoresetMode.SAME_STEP else info
+            last = self._final_info(info) if self._mode is AutoresetMode.SAME_STEP else info
             if GOES_ON_KEY in last:
                 self.goes_on = outcome.terminated & np.asarray(last[GOES_ON_KEY], bool)
             self._add_extras(last, whole_ends(outcome, self.goes_on))
@@ -287,6 +287,21 @@ class VectorGroup:
 
     def _new_obs(self, rows: int) -> tuple[np.ndarray, ...]:
         return tuple(np.empty((rows, *leaf.shape), leaf.dtype) for leaf in self._spec.observation.leaves)
+
+    def _final_info(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """SAME_STEP: the last infos of episodes, batched; Gymnasium before 1.0 gave an array of one dict for each
+        row."""
+        final = info.get("final_info", {})
+        if isinstance(final, Mapping):
+            return final
+        if np.shape(final) != (self.rows,):
+            raise EnvironmentFault(
+                f"{self._group_name}: info has final_info {shown(final)}; it must be a dict of arrays of {self.rows} "
+                "entries"
+            )
+        rows = [each if isinstance(each, Mapping) else {} for each in final]
+        names = {key for each in rows for key in each if isinstance(key, str)}
+        return {name: np.fromiter((each.get(name) for each in rows), object, self.rows) for name in names}
 
     def _add_extras(self, info: Mapping[str, Any], ended: np.ndarray) -> None:
         if len(info) == 0:

@@ -151,6 +151,9 @@ class Arrays(VectorEnv):
             if over.any()
             else {}
         )
+        if self.bad == "dicts" and over.any():
+            told = [{"score": n, "at": np.ones(2)} if n > 1 else None for n in self.count]
+            info["final_info"] = np.array(told, object)
         self.count[over] = 0
         terminated = over & (np.arange(self.num_envs) == 0)
         reward = np.ones(3 if self.bad == "reward" else self.num_envs)
@@ -163,6 +166,13 @@ class Arrays(VectorEnv):
 
     def _see(self) -> np.ndarray:
         return np.repeat(self.count[:, None], 4, axis=1)
+
+
+@pytest.mark.parametrize("bad", ["", "dicts"])
+def test_last_infos_come_batched_or_as_one_dict_for_each_row(bad: str):
+    spec, group = group_of(Arrays, 3, bad=bad)
+    play(spec, group, 4)
+    assert group.extras == [{"score": 2.0}, {"score": 3.0}, {"score": 2.0}, {"score": 4.0}]
 
 
 def test_a_vector_environment_with_one_random_stream_gets_one_seed():
