@@ -228,13 +228,13 @@ class _LeafStore:
         self.sizes = np.array(leaf.sizes, np.int64)
         self._is_scalar = not leaf.shape
         self._joined, self._lengths = (-1, *leaf.shape[1:]), {*leaf.shape[:1]}
-        self._is_bytes = leaf.dtype == np.uint8
+        self._is_bytes, self._high = leaf.dtype == np.uint8, leaf.high
 
     def write(self, values: Sequence[Any], target: np.ndarray) -> None:
         """Raises ValueError or TypeError if the values have another shape or cannot be cast."""
         if self._is_scalar or (self._is_bytes and np.asarray(values[0]).dtype.char not in _BYTES):
             block = np.asarray(values)
-            if block.shape != target.shape or (self._is_bytes and not _are_bytes(block)):
+            if block.shape != target.shape or (self._is_bytes and not _are_bytes(block, self._high)):
                 raise ValueError(block.shape)
             np.copyto(target, block, casting="unsafe" if self._is_bytes else "same_kind")
         else:  # unlike an assignment, concatenation does not broadcast
@@ -254,20 +254,20 @@ _BYTES = "B?"
 """Characters of dtypes that have no values outside 0 to 255: uint8 and bool."""
 
 
-def _are_bytes(integers: np.ndarray) -> bool:
-    """Whether all lie between 0 and 255."""
+def _are_bytes(integers: np.ndarray, high: int) -> bool:
+    """Whether all are integers from 0 to `high`; at no cost, and so unknown, of those that are bytes already."""
     if integers.dtype.char in _BYTES or not integers.size:
         return True
-    return integers.dtype.kind in "iu" and bool(integers.min() >= 0 and integers.max() <= 255)
+    return integers.dtype.kind in "iu" and bool(integers.min() >= 0 and integers.max() <= high)
 
 
 def _beyond_bytes(value: np.ndarray, leaf: Leaf) -> str | None:
     """What is wrong with integers for a leaf of bytes, if anything is."""
-    if leaf.dtype != np.uint8 or _are_bytes(value):
+    if leaf.dtype != np.uint8 or _are_bytes(value, leaf.high):
         return None
     return (
         f"the observation {leaf.name} has values from {value.min()} to {value.max()}, and its space none outside 0 to "
-        f"255; correct the values, or widen the space. It is {shown(value)}"
+        f"{leaf.high}; correct the values, or widen the space. It is {shown(value)}"
     )
 
 

@@ -156,6 +156,8 @@ class SingleGroup:
                 outcome.terminated[:] = terminated
                 outcome.truncated[:] = truncated
                 self._writer.check_rewards(outcome.reward)
+                if not self._masked and isinstance(infos[0], dict) and MASK_KEY in infos[0]:
+                    raise EnvironmentFault(f"{self._names[0]}: {LATE_MASK}", 0)  # as do the others of its kind
                 return observations, infos, any(terminated) or any(truncated)
             except EnvironmentFault as error:  # None as a reward has become NaN
                 fault = error if _is_number(results[error.row][1]) else self._bad_result(results)

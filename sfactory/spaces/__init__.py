@@ -390,8 +390,13 @@ class ActionSpec:
         Dict are found by the names in the space, whose order Gymnasium chooses.
 
         Raises:
-            ValueError: If an entry of a Dict is missing.
+            ValueError: If an entry of a Dict is missing, or the actions are numbers alone.
         """
+        if not self.sizes:
+            raise ValueError(
+                f"an action_mask forbids categories, and the action space {self.space} has none; leave it out, or give "
+                "it another name"
+            )
         return list(_mask_parts(self.space, mask))
 
 

@@ -318,6 +318,7 @@ GOOD = np.zeros(4, np.float32)
         ((GOOD, float("nan"), False, False, {}), ["reward is nan"]),
         ((GOOD, np.zeros(2), False, False, {}), ["as reward", "one number"]),
         ((GOOD, None, False, False, {}), ["returned None as reward", "one number"]),
+        ((GOOD, 0.0, False, False, {"action_mask": np.ones(2)}), ["info has an action_mask", "give it at reset() too"]),
     ],
 )
 def test_faults_of_step_name_the_environment_and_the_value(result: Any, parts: list[str]):
@@ -394,6 +395,21 @@ def test_integers_beyond_a_byte_are_faults_and_not_other_numbers(dtype: Any, bad
         writer.write_batch(np.stack([value] * rows), (out,))
     writer.write([np.array([0, 7, 255]).astype(dtype)] * rows, (out,))
     assert out.tolist() == [[0, 7, 255]] * rows
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 1, (3,), np.int64), spaces.MultiBinary(3)])
+def test_integers_beyond_a_bit_are_faults(space: spaces.Space):
+    spec, _ = group_of(Scripted, observation_space=space, first=(np.zeros(3, int), {}))
+    writer = ObservationWriter(spec, "environment {}".format, validate=True, compiled=False)
+    for write, values in ((writer.write, [np.array([0, 7, 1])]), (writer.write_batch, np.array([[0, 7, 1]]))):
+        with pytest.raises(EnvironmentFault, match=r"environment 0: .* none outside 0 to 1"):
+            write(values, (np.zeros((1, 3), np.uint8),))
+
+
+def test_a_mask_of_actions_without_categories_is_told_before_the_start():
+    first = (np.zeros(4, np.float32), {"action_mask": np.ones(2)})
+    text = problem(Scripted, first=first, action_space=spaces.Box(-1, 1, (2,)))
+    assert "action_mask forbids categories" in text
 
 
 def test_observations_and_masks_of_wrong_lengths_are_faults_also_where_their_sum_is_right():
