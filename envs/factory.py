@@ -87,10 +87,10 @@ def make_environments(request: EnvRequest, count: int) -> list[Any]:
     if is_vector(first):
         if (given := declared(first, "num_envs", request)) != count:
             close_quietly(first)
+            remedy = "leave it out of env_kwargs" if "num_envs" in request.kwargs else "let the callable take num_envs"
             raise ConfigError(
                 f"{name} returned a vector environment with num_envs {given}, but a group has {count} "
-                "environments (envs_per_worker / runtime.groups); let the callable take num_envs, or change "
-                "envs_per_worker"
+                f"environments (envs_per_worker / runtime.groups); {remedy}, or change envs_per_worker"
             )
         return [first]
     envs = [first]
@@ -134,6 +134,11 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
     if request.backend == "vector" and spec.vector_entry_point is None:
         raise ConfigError(
             f"env_backend is vector, but {spec.id} has no vector environment of its own; use env_backend auto"
+        )
+    if "num_envs" in kwargs and spec.vector_entry_point is not None:
+        raise ConfigError(
+            f"env_kwargs has num_envs, which a run gives to the vector environment of {spec.id} by itself; leave it "
+            "out, and set envs_per_worker"
         )
     vector = (
         request.backend == "vector"

@@ -22,7 +22,7 @@ class Play:
 
     def __init__(
         self,
-        env: str,
+        env: Any,
         count: int,
         kwargs: dict[str, Any] | None = None,
         *,

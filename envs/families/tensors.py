@@ -40,7 +40,8 @@ def probe(request: EnvRequest) -> EnvSpec:
     """
     env, source = source_of(request.env, request.kwargs, lambda: make_on_host(request, 1))
     spec = probe_made(env, source, request, vector.read_spec, vector.VectorGroup)
-    return dataclasses.replace(spec, family=TENSORS) if request.backend in ("auto", TENSORS) else spec
+    on_device = request.backend == TENSORS or (request.backend == "auto" and env.speaks_tensors)
+    return dataclasses.replace(spec, family=TENSORS) if on_device else spec
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:
@@ -94,10 +95,13 @@ class OnHost(gymnasium.vector.VectorEnv):
     Args:
         env: The environment.
         device: Of its tensors.
+
+    Attributes:
+        speaks_tensors: Whether its last reset has returned any; one that speaks NumPy is given NumPy's actions.
     """
 
     def __init__(self, env: gymnasium.vector.VectorEnv, device: torch.device) -> None:
-        self.env, self._device = env, device
+        self.env, self._device, self.speaks_tensors = env, device, True
         self.num_envs, self.metadata, self.render_mode = env.num_envs, env.metadata, env.render_mode
         self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
         self.observation_space, self.action_space = env.observation_space, env.action_space
@@ -107,8 +111,9 @@ class OnHost(gymnasium.vector.VectorEnv):
         """As the environment's own; of several seeds the first."""
         seed = seed[0] if isinstance(seed, list) else seed
         mask = (options or {}).get("reset_mask")
-        options = {"reset_mask": torch.as_tensor(mask, device=self._device)} if mask is not None else options
+        options = {"reset_mask": self._to_device(mask)} if mask is not None else options
         observation, info = self.env.reset(seed=seed, options=options)
+        self.speaks_tensors = _has_tensors(observation)
         return to_host(observation), to_host(info)
 
     @torch.no_grad()
@@ -125,7 +130,14 @@ class OnHost(gymnasium.vector.VectorEnv):
         self.env.close()
 
     def _to_device(self, value: Any) -> Any:
-        return torch.as_tensor(value, device=self._device) if isinstance(value, np.ndarray) else value
+        is_foreign = self.speaks_tensors and isinstance(value, np.ndarray)
+        return torch.as_tensor(value, device=self._device) if is_foreign else value
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_tensors, value.values()))
+    return any(map(_has_tensors, value)) if isinstance(value, tuple | list) else isinstance(value, Tensor)
 
 
 def to_host(value: Any) -> Any:

@@ -11,6 +11,7 @@ from counting import OBSERVATION, Counting, episodes_by_hand, episodes_of, extra
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 from playing import Play
 
 from sfactory.envs import EnvRequest, Finals, Outcome, StepBuffers, env_seed, general
@@ -238,6 +239,34 @@ def test_an_unknown_autoreset_mode_is_refused():
 
     with pytest.raises(ConfigError, match=r"autoreset_mode.*AutoresetMode\.NEXT_STEP"):
         general.probe(EnvRequest(Unsaid, {}))
+
+
+def numbered(num_envs: int = 1) -> SyncVectorEnv:
+    return counting_vector(num_envs, AutoresetMode.SAME_STEP)
+
+
+@pytest.mark.parametrize(
+    ("env", "told"), [("CartPole-v1", "out, and set envs_per_worker"), (numbered, "leave it out of env_kwargs")]
+)
+def test_a_number_of_environments_in_env_kwargs_is_told(env: Any, told: str):
+    with pytest.raises(ConfigError, match=told):
+        make_environments(EnvRequest(env, {"num_envs": 3}), 2)
+
+
+def test_an_environment_that_takes_a_device_and_speaks_numpy_is_given_numpys_actions():
+    class Simulator(Arrays):
+        def __init__(self, num_envs: int = 1, device: str = "cuda") -> None:
+            super().__init__(num_envs)
+            self.observation_space = batch_space(self.single_observation_space, num_envs)
+            self.action_space = batch_space(self.single_action_space, num_envs)
+
+        def step(self, actions: np.ndarray) -> Any:
+            assert isinstance(actions, np.ndarray)
+            return super().step(actions)
+
+    with Play(Simulator, 3) as playing:
+        assert playing.spec.family == "vector"
+        assert playing.step(np.zeros(3)).reward.tolist() == [1.0] * 3
 
 
 def test_the_own_vector_environment_of_an_id():
