@@ -264,6 +264,8 @@ def _play(
             viewer.add(_render(group))
         categorical, continuous, state = policy.choose(buffers, state, deterministic)
         group.step(categorical, continuous, outcome, after)
+        if viewer is not None and (last := getattr(group, "last_picture", None)) is not None:
+            viewer.add(last)
         whole = whole_ends(outcome, group.goes_on)
         tally.add(outcome.reward, whole, buffers.active & np.repeat(counts, spec.agents), group.extras)
         goes_on |= (outcome.terminated | outcome.truncated) & ~whole

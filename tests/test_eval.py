@@ -233,7 +233,7 @@ def drawn(tmp_path_factory):
     return short_run(tmp_path_factory.mktemp("eval") / "run", Drawn)
 
 
-def test_a_video_shows_each_episode(drawn, tmp_path):
+def test_a_video_shows_each_episode_to_its_last_picture(drawn, tmp_path):
     iio = pytest.importorskip("imageio.v3")
     pytest.importorskip("imageio_ffmpeg")
     with_video = evaluate(drawn, 2, env=Drawn, video=tmp_path / "videos")
@@ -242,7 +242,7 @@ def test_a_video_shows_each_episode(drawn, tmp_path):
     assert [file.name for file in files] == ["episode_000.mp4", "episode_001.mp4"]
     for file in files:
         shades = iio.imread(file).mean(axis=(1, 2, 3))
-        np.testing.assert_allclose(shades, [0, 60, 120, 180], atol=6)
+        np.testing.assert_allclose(shades, [0, 60, 120, 180, 240], atol=6)
         assert iio.immeta(file)["fps"] == 12
 
 
@@ -274,7 +274,7 @@ def test_a_vector_environment_that_cannot_render_does_not_keep_a_video_from_bein
         evaluate(run, 1, video=tmp_path / "videos")
     finally:
         gym.registry.pop("Drawn-v0")
-    assert len(iio.imread(tmp_path / "videos" / "episode_000.mp4")) == 4
+    assert len(iio.imread(tmp_path / "videos" / "episode_000.mp4")) == 5
 
 
 def test_what_a_video_needs_is_named(drawn, tmp_path, monkeypatch):

@@ -58,6 +58,10 @@ class SingleGroup:
         spec: Their spaces and properties.
         first_index: Number in the run of the first of them.
         seed: Seed of the run.
+
+    Attributes:
+        last_picture: What the first environment rendered at its termination in the last step, before it was reset;
+            None if it did not terminate, or is not rendered.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class SingleGroup:
         self.goes_on: np.ndarray | None = None
         self.new_games: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
+        self.last_picture: Any = None
+        self._renders = request.render_mode is not None
         self._envs = [_without_order_check(env) for env in envs]
         self._make = make
         self._names = [environment_name(request, first_index + row) for row in range(self.rows)]
@@ -106,7 +112,7 @@ class SingleGroup:
 
     def step(self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers) -> None:
         self._recovery.step += 1
-        self.goes_on = None
+        self.goes_on = self.last_picture = None
         results = self._call(self._action.rows(categorical, continuous))
         observations, infos, ended = self._take(results, outcome)
         after.first.fill(False)
@@ -187,6 +193,8 @@ class SingleGroup:
             if not goes_on[row] and (extras := numeric_extras(infos[row])):
                 self.extras.append(extras)
             if outcome.terminated[row]:
+                if self._renders and row == 0 and not goes_on[row]:
+                    self.last_picture = self._last_picture()
                 observations[row], infos[row] = self._begin(row)
                 after.first[row] = True
             else:
@@ -195,6 +203,12 @@ class SingleGroup:
                 after.active[row] = False
         self.goes_on = goes_on
         return observations, infos
+
+    def _last_picture(self) -> Any:
+        try:
+            return self._envs[0].render()
+        except BaseException as error:
+            raise environment_fault(self._names[0], "render()", error, 0) from error
 
     def _waker(self, row: int) -> Callable[[Any], StepResult]:
         """A function that resets a resting row in place of its step."""
