@@ -97,7 +97,8 @@ def make_environments(request: EnvRequest, count: int) -> list[Any]:
     try:
         while len(envs) < count:
             envs.append(make_environment(request, count))
-        if len({id(getattr(env, "unwrapped", env)) for env in envs}) < count:
+        unwrapped = [getattr(env, "unwrapped", env) for env in envs]
+        if len(set(map(id, unwrapped))) < count:
             raise ConfigError(
                 f"{name} returned the same environment twice, as it is or in a wrapper; it must make a new one at "
                 "every call"
