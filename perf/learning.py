@@ -4,9 +4,10 @@
     python -m perf.learning --peer stable-baselines3 --only NAME ... [--seeds 11 12] [--record]
 
 Each row of perf/references.py is one environment, trained for a stated number of env steps with each seed, then
-evaluated for 50 episodes with another seed, deterministically. A seed that has its score in the folder of runs is not
-trained again, and one that was interrupted goes on. With `--record` a score is appended to perf/data/learning.csv and
-its curve kept in perf/data/learning as soon as it is there; `python -m perf.results` makes perf/LEARNING.md of them.
+evaluated for 50 episodes with another seed, by the most probable actions, or by drawn ones in Atari. A seed that has
+its score in the folder of runs is not trained again, and one that was interrupted goes on. With `--record` a score is
+appended to perf/data/learning.csv and its curve kept in perf/data/learning as soon as it is there; `python -m
+perf.results` makes perf/LEARNING.md of them.
 
 With `--peer` another trainer learns the same, with the settings that its documentation has (perf/peer_settings.py); it
 must have been built by `python -m perf.peers --build`. What it has not finished it begins anew.
@@ -75,6 +76,7 @@ def train(reference: Reference, seed: int, run: Path, sync: bool) -> tuple[float
     _run_to_its_end([sys.executable, "-m", "sfactory.train", *command])
     seconds = json.loads((run / "summary.json").read_text())["wall_s"]
     evaluation = ["--run", str(run), "--episodes", str(EPISODES), "--json", "--trust"]
+    evaluation += ["--sampled"] if reference.sampled else []
     done = subprocess.run(
         [sys.executable, "-m", "sfactory.eval", *evaluation], check=True, capture_output=True, text=True
     )
@@ -113,7 +115,7 @@ def row_of(
     played = TASKS[reference.name][args.peer]["env"] if args.peer else reference.env
     return {
         "env": reference.env, "flags": " ".join(flags), "trainer": trainer, "env_steps": reference.steps,
-        "measure": "evaluation", "expected": f"{reference.expected:g}", "seed": seed, "score": f"{score:.2f}",
+        "measure": reference.measure, "expected": f"{reference.expected:g}", "seed": seed, "score": f"{score:.2f}",
         "seconds": f"{seconds:.0f}", "note": played if played != reference.env else "",
     }  # fmt: skip
 

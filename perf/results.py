@@ -97,9 +97,10 @@ LEARNING_METHOD = """\
 `python -m perf.results` makes this file of perf/data/learning.csv; `make learn` fills that, and goes on where it was
 interrupted. Presets alone, with seeds that tuned nothing; peers with the settings of their documentation or zoo
 (`python -m perf.learning --peer`), their seconds with start and evaluation. A seed's score is the mean of 50
-deterministic evaluation episodes (20 before November 2026); a cell is the interquartile mean over seeds (the mean of
-fewer than four), with its 95 % bootstrap interval and the number of seeds. Seconds are of a shared machine, often
-beside other runs. `sfactory plot perf/data/learning/hopper-*.csv` draws the curves.
+evaluation episodes (20 before November 2026) by the most probable actions, in Atari by drawn ones, as where the
+published scores come from; a cell is the interquartile mean over seeds (the mean of fewer than four), with its 95 %
+bootstrap interval and the number of seeds. Seconds are of a shared machine, often beside other runs.
+`sfactory plot perf/data/learning/hopper-*.csv` draws the curves.
 """
 COMPARED = "evaluation, 400 episodes"
 COMPARED_METHOD = """\
@@ -309,7 +310,8 @@ def references(runs: Sequence[Row]) -> list[str]:
         expected = f"{'at most ' if each.at_most else ''}{each.expected:g}"
         beside = [peer_score(scores_of(runs, each, peer)) for peer in HERE]
         cells = [score(found) or "not run", summary(numbers(found, "seconds")), score(sync), *beside, each.peer]
-        origin = ", ".join(distinct(found, "commit")[-1:] + distinct(found, "machine")[-1:])
+        older = ["by the most probable actions"] if each.sampled and "evaluation" in distinct(found, "measure") else []
+        origin = ", ".join(distinct(found, "commit")[-1:] + distinct(found, "machine")[-1:] + older)
         rows.append([each.name, each.env_name, f"{each.steps:,}", expected, *cells, origin])
     header = (
         "reference", "environment", "env steps", "expected", "score", "seconds", "--sync",
