@@ -279,8 +279,12 @@ def scores(runs: Sequence[Row]) -> list[str]:
             sessions = [newest(select(here, trainer=trainer)) for trainer in ("sfactory", *PEERS)]
             cells = [score_cell(session) for session in sessions]
             if len(sessions[0]) > 1 or here == select(runs, workload=workload):
-                rows.append([machine, f"{workload}, {figure(float(here[-1]['target']))}", *cells])
-    return table(("machine", "workload, target", *(f"{trainer}, s" for trainer in ("sfactory", *PEERS))), rows)
+                notes = "; ".join(row["note"] for session in sessions for row in session)
+                limits = sorted(set(re.findall(r"not in (\d+) s", notes)), key=int)
+                name = f"{workload}, {figure(float(here[-1]['target']))}"
+                rows.append([machine, name, *cells, " or ".join(limits)])
+    trainers = (f"{trainer}, s" for trainer in ("sfactory", *PEERS))
+    return table(("machine", "workload, target", *trainers, "missed: not in, s"), rows)
 
 
 def score_cell(runs: Sequence[Row]) -> str:

@@ -263,8 +263,8 @@ class Learner:
         def estimate(columns: Columns) -> tuple[Chunk, Estimates]:
             with torch.set_grad_enabled(gradients):
                 outputs = self._network.outputs(batch, columns)
-            evaluation = self._objective.evaluate_actions(outputs, batch, columns)
-            return Chunk(columns, outputs, evaluation), self._objective.estimate(evaluation, batch, columns)
+            densities = self._objective.evaluate_actions(outputs, batch, columns)
+            return Chunk(columns, outputs, densities), self._objective.estimate(densities, batch, columns)
 
         pairs = self._threads.map(estimate, chunk_slices(batch.first.shape[1], self._batch_chunk))
         targets, stats = self._objective.targets([estimates for _, estimates in pairs])

@@ -155,10 +155,10 @@ def _objective_numbers(kind: type[Objective], use: Use) -> list[Tensor]:
     cases += [(params[:-1], _far_targets(targets, generator), 0.0) for _ in range(4)]
     for output, held, shift in cases:
         samples = batch.samples(held, single=False)
-        evaluation = objective.evaluate_actions(Outputs(output, value[:-1]), samples, columns)
-        totals = objective.totals(evaluation, held, columns)
+        densities = objective.evaluate_actions(Outputs(output, value[:-1]), samples, columns)
+        totals = objective.totals(densities, held, columns)
         weighed = totals * totals.new_tensor((1.0, shift))
-        gradients = objective.gradients(evaluation, samples, held, columns, weighed)
+        gradients = objective.gradients(densities, samples, held, columns, weighed)
         found += [totals, gradients.params, gradients.value, gradients.sums]
     return found
 
@@ -241,8 +241,8 @@ def update_parts(
     own_network, own_objective = network(model), objective(use.config, model.distribution, units)
     update = kind(use.config, own_network, own_objective, weights, ChunkThreads(1), Unwatched())
     outputs = own_network.outputs(batch, batch.all_columns)
-    evaluation = own_objective.evaluate_actions(outputs, batch, batch.all_columns)
-    targets, _ = own_objective.targets([own_objective.estimate(evaluation, batch, batch.all_columns)])
+    densities = own_objective.evaluate_actions(outputs, batch, batch.all_columns)
+    targets, _ = own_objective.targets([own_objective.estimate(densities, batch, batch.all_columns)])
     return update, weights, batch.samples(targets, single=True)
 
 
