@@ -66,12 +66,13 @@ def vtrace(
     """
     check_shapes(np.asarray(values), np.asarray(bootstrap_value), log_ratios=np.asarray(log_ratios))
 
-    def weighted(log_weights: Tensor, *outcome: Tensor) -> tuple[Tensor, Tensor]:
-        vs, advantages = unweighted_vtrace(log_weights, *outcome, gamma, lam, rho_bar, c_bar)
+    def weighted(log_weights: Tensor, *outcome: Any, **settings: Any) -> tuple[Tensor, Tensor]:
+        vs, advantages = unweighted_vtrace(log_weights, *outcome, **settings)
         return vs, log_weights.exp().clamp_(max=rho_bar_pg) * advantages
 
     ends = np.asarray(terminated, bool), np.asarray(truncated, bool)
-    return on_arrays(weighted, log_ratios, rewards, values, bootstrap_value, *ends, final_values)
+    arrays = log_ratios, rewards, values, bootstrap_value, *ends, final_values
+    return on_arrays(weighted, *arrays, gamma=gamma, lam=lam, rho_bar=rho_bar, c_bar=c_bar)
 
 
 @torch.no_grad()
