@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,8 @@ PEERS: dict[str, tuple[str, ...]] = {
         "pygame",
         "ale-py",
         "opencv-python-headless",
+        "mpe2",
+        "supersuit",
     ),
     "torchrl": ("torchrl==0.14.0", "gymnasium[mujoco]", "ale-py", "opencv-python-headless"),
     # Built from source; as Sample Factory's.
@@ -245,8 +248,47 @@ _RL_TRIED_IMAGES = (
     _rl("IMPALA", 32, 2, 1024),
 )
 
+_VEC_TRIED_ONE_BY_ONE = (
+    _vec(16),
+    _vec(32),
+    _vec(64),
+    _vec(32, threads=2),
+    _vec(8, subprocesses=True),
+    _vec(32, subprocesses=True),
+)
+_VEC_TRIED_ROWS = (
+    _vec(100),
+    _vec(100, threads=2),
+    _vec(100, batch_size=3200),
+    _vec(100, batch_size=3200, threads=2),
+    _vec(512, batch_size=16384),
+    _vec(512, batch_size=16384, threads=2),
+)
+_VEC_TRIED_GAMES = (
+    _vec(8),
+    _vec(11),
+    _vec(11, threads=2),
+    _vec(32),
+    _vec(32, batch_size=3072),
+    _vec(32, subprocesses=True),
+)
+
 _BATCH_OF_PEERS = "--envs-per-worker 1024 --batch-size 16384 --runtime.groups 2 --runtime.spare-batches 1"
 _SAME = "--preset none --model.shared-critic True --precision float32 --batch-size 1024"
+
+
+def _newcomers(
+    name: str, tried: tuple[Setting, ...], policy: str = "MlpPolicy", sample_factory: Tuned | None = None
+) -> Workload:
+    """An environment that no trainer knows: sfactory with its defaults alone, and with one epoch as the peers have."""
+    flags = FPS_WORKLOADS[name]
+    env = shlex.split(flags)[1]
+    peers = {"stable-baselines3": Tuned({"env": env, "policy": policy, "rollout": 32}, tried[1], tried)}
+    if sample_factory is not None:
+        peers["sample-factory"] = sample_factory
+    return Workload(flags, f"{flags} --epochs 1 --optim.minibatches 1 --precision float32", peers)
+
+
 WORKLOADS: dict[str, Workload] = {
     "cartpole": Workload(
         f"{FPS_WORKLOADS['cartpole']} {_BATCH_OF_PEERS}",
@@ -343,9 +385,27 @@ WORKLOADS: dict[str, Workload] = {
             ),
         },
     ),
+    "gridworld": _newcomers(
+        "gridworld",
+        _VEC_TRIED_ONE_BY_ONE,
+        policy="MultiInputPolicy",
+        sample_factory=Tuned({**_SF_MLP, "env": "examples.grid_world:GridWorld-v0"}, _SF_TRIED[-1], _SF_TRIED),
+    ),
+    "taxi": _newcomers(
+        "taxi",
+        _VEC_TRIED_ONE_BY_ONE,
+        sample_factory=Tuned({**_SF_MLP, "env": "Taxi-v3"}, _SF_TRIED[-1], _SF_TRIED),
+    ),
+    "computing": _newcomers("computing", _VEC_TRIED_ONE_BY_ONE),
+    "waiting": _newcomers("waiting", _VEC_TRIED_ONE_BY_ONE),
+    "chase": _newcomers("chase", _VEC_TRIED_ROWS),
+    "spread": _newcomers("spread", _VEC_TRIED_GAMES),
 }
 """Sizes that are not here are the same defaults everywhere: two hidden layers of 64 (tanh), the Nature CNN with 512
-features, cores of 128 units, one epoch."""
+features, cores of 128 units, one epoch. Those of newcomers' environments (:data:`NEWCOMERS`) are each trainer's own
+defaults, with the defaults' epochs in sfactory and one in the others."""
+NEWCOMERS = ("gridworld", "taxi", "computing", "waiting", "chase", "spread")
+"""Workloads of environments that no trainer knows, in sfactory with its defaults alone."""
 
 
 _SF_GYM: Setting = {

@@ -110,7 +110,7 @@ def run_driver(peer: str, venvs: Path, asked: Setting, limit_s: float) -> tuple[
     command = [str(python), str(SCRIPTS / f"{peer.replace('-', '_')}_driver.py"), json.dumps(asked)]
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+b") as log:
         begin = time.monotonic()
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": folder}
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": folder, "PYTHONPATH": str(ROOT)}
         process = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=log, start_new_session=True, env=env
         )

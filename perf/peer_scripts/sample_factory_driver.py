@@ -19,7 +19,9 @@ from window import KEPT, Curve, Window, answer, recent_mean, request, score_of
 
 
 def make_gym(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> gymnasium.Env:
-    return gymnasium.make(name, render_mode=render_mode)
+    env = gymnasium.make(name, render_mode=render_mode)
+    discrete = isinstance(env.observation_space, gymnasium.spaces.Discrete)
+    return gymnasium.wrappers.FlattenObservation(env) if discrete else env  # its encoders take no category
 
 
 def make_atari(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> gymnasium.Env:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
@@ -67,8 +68,66 @@ class Followed(BaseCallback):
         return [episode["r"] for episode in self.model.ep_info_buffer]
 
 
+class FromGymnasium(VecEnv):
+    """A vector environment of Gymnasium's, which resets a row in the step that ends its episode."""
+
+    def __init__(self, env: gymnasium.vector.VectorEnv) -> None:
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+        self._env, self._returns, self._lengths = env, np.zeros(env.num_envs), np.zeros(env.num_envs, int)
+
+    def reset(self) -> np.ndarray:
+        return self._env.reset(seed=1)[0]
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self._actions = actions
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict]]:
+        obs, rewards, terminated, truncated, info = self._env.step(self._actions)
+        self._returns += rewards
+        self._lengths += 1
+        infos: list[dict] = [{} for _ in range(self.num_envs)]
+        for row in np.flatnonzero(terminated | truncated):
+            infos[row] = {
+                "terminal_observation": info["final_obs"][row],
+                "TimeLimit.truncated": bool(truncated[row]),
+                "episode": {"r": self._returns[row], "l": self._lengths[row]},
+            }
+            self._returns[row] = self._lengths[row] = 0
+        return obs, rewards, terminated | truncated, infos
+
+    def close(self) -> None:
+        self._env.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [getattr(self._env, attr_name, None)] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        raise NotImplementedError
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        raise NotImplementedError
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        return [False] * self.num_envs
+
+
+def make_spread(setting: dict[str, Any]) -> VecEnv:
+    import supersuit
+    from mpe2 import simple_spread_v3
+
+    envs = supersuit.pettingzoo_env_to_vec_env_v1(simple_spread_v3.parallel_env())
+    processes = 2 if setting.get("subprocesses") else 1
+    return supersuit.concat_vec_envs_v1(envs, setting["envs"], processes, base_class="stable_baselines3")
+
+
 def make_envs(setting: dict[str, Any], seed: int = 1) -> VecEnv:
     kind = SubprocVecEnv if setting.get("subprocesses") else DummyVecEnv
+    if setting["env"] == "perf.newcomers:Chase":
+        from perf.newcomers import Chase
+
+        return FromGymnasium(Chase(setting["envs"]))
+    if setting["env"].startswith("mpe2.simple_spread"):
+        return make_spread(setting)
     if setting["env"] == "PongNoFrameskip-v4":
         return VecFrameStack(make_atari_env(make_pong, setting["envs"], seed=seed, vec_env_cls=kind), 4)
     envs = make_vec_env(setting["env"], setting["envs"], seed=seed, vec_env_cls=kind)
@@ -83,10 +142,12 @@ def make_pong(**kwargs: Any) -> gymnasium.Env:
 
 
 def measure(setting: dict[str, Any], window: Window) -> None:
-    """One epoch over each batch, with the model of the workload."""
-    images = "hidden" not in setting
-    policy_kwargs: dict[str, Any] = {"net_arch": []}
-    if not images:
+    """One epoch over each batch, with the model of the workload, or the policy's own."""
+    policy, policy_kwargs = setting.get("policy", "CnnPolicy"), {"net_arch": []}
+    if "policy" in setting:
+        policy_kwargs = {}
+    elif "hidden" in setting:
+        policy = "MlpPolicy"
         policy_kwargs |= {
             "features_extractor_class": SharedMLP,
             "features_extractor_kwargs": {"hidden": setting["hidden"]},
@@ -94,12 +155,10 @@ def measure(setting: dict[str, Any], window: Window) -> None:
     envs = make_envs(setting)
     sizes = {
         "n_steps": setting["rollout"],
-        "batch_size": min(setting["batch_size"], setting["rollout"] * setting["envs"]),
+        "batch_size": min(setting["batch_size"], setting["rollout"] * envs.num_envs),
         "n_epochs": 1,
     }
-    PPO("CnnPolicy" if images else "MlpPolicy", envs, device="cpu", policy_kwargs=policy_kwargs, **sizes).learn(
-        10**12, Counted(window)
-    )
+    PPO(policy, envs, device="cpu", policy_kwargs=policy_kwargs, **sizes).learn(10**12, Counted(window))
     envs.close()
 
 

@@ -118,6 +118,12 @@ def rollout_processes(config: Config, images: bool, together: bool = False) -> i
     return max(1, cores() - (1 if cores() <= 4 else 2))
 
 
+def waiting_processes(config: Config) -> int:
+    """The number of rollout workers where env steps mostly wait, for a simulator of their own or a network: as many as
+    have a group of one environment each, since many such have room on a core."""
+    return min(max((config.workers or 1) * config.envs_per_worker // config.runtime.groups, 1), 64)
+
+
 def _computes_on_cpu(config: Config) -> bool:
     """Whether no GPU is asked for, or wanted and there."""
     names = f"{config.device},{config.runtime.inference_device or config.device}".split(",")

@@ -18,7 +18,7 @@ from sfactory.runs.run_state import RunState, write_status
 from sfactory.runtime.budgets import FaultBudget
 from sfactory.runtime.observed_state import observe, write_stack_file
 from sfactory.runtime.plan import EVALUATOR, Plan
-from sfactory.runtime.planning import note_on_slow_steps
+from sfactory.runtime.planning import SLOW_STEP_S, note_on_slow_steps
 from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.reporting import Reporter, Result, Status
 from sfactory.runtime.wires import Wires, make_wires
@@ -39,6 +39,8 @@ from sfactory.telemetry.stopwatch import Interval
 Callback = Callable[[Report], bool | None]
 Observer = Callable[[Wires], bool]
 STATUS_EVERY_S = 1.0
+STEPS_WATCHED_S = 1.0
+"""Seconds of env steps after which it is said whether they compute or wait."""
 
 
 class Monitor:
@@ -80,7 +82,7 @@ class Monitor:
         self._error: BaseException | None = None
         self._cancelled = self._told_of_speed = False
         self._past: dict[str, float] = {}
-        self._first_steps: dict[str, tuple[float, float]] = {}
+        self._first_steps: dict[str, np.ndarray] = {}
 
     def begin(self, snapshot: Snapshot | None, wall_s: float) -> None:
         """Make the wires and begin to report, at the start and whenever the learner is replaced.
@@ -300,20 +302,20 @@ class Monitor:
         self._last_status = (time.monotonic(), self.wires.control.snapshot())
 
     def _tell_of_slow_steps(self) -> None:
-        """Say once how long a batch takes where env steps are slow. The first steps of a worker do not count, in which
+        """Say once how long a batch takes where env steps are slow or wait, but for a worker's first ones, in which
         functions are compiled."""
         if self._told_of_speed:
             return
-        seconds = rows = 0.0
+        since_first = np.zeros(3)
         for name in self._sampling():
-            now = tuple(self.wires.control.total(name, column) for column in ("environment", "rows"))
-            if now[1]:
-                first = self._first_steps.setdefault(name, now)
-                seconds, rows = seconds + now[0] - first[0], rows + now[1] - first[1]
-        if not rows:
+            now = np.array([self.wires.control.total(name, column) for column in ("rows", "environment", "cpu_s")])
+            if now[0]:
+                since_first += now - self._first_steps.setdefault(name, now)
+        rows, seconds, computing_s = since_first.tolist()
+        if not rows or seconds < min(STEPS_WATCHED_S, SLOW_STEP_S * rows):
             return
         self._told_of_speed = True
-        if (note := note_on_slow_steps(self._plan, seconds / rows)) is not None:
+        if (note := note_on_slow_steps(self._plan, seconds / rows, min(1.0, computing_s / seconds))) is not None:
             self.note(note)
 
 

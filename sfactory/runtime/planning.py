@@ -33,6 +33,11 @@ LONGEST_BATCH = 10
 """A batch that was asked for has at most so many times the steps of the run, which makes one at least."""
 SLOW_STEP_S = 0.1
 """Seconds of an env step from which a run is told how slow it will be."""
+LONG_STEP_S = 1e-3
+"""Seconds of an env step from which it counts whether it computes or waits for something else."""
+WAITING = 0.2
+"""Share of env steps in which they compute below which they are said to wait; those of a crowded machine compute for
+more of their time, too."""
 MANY_CATEGORIES = 10_000
 """Categories of observations or of actions above which a run is told how slow they are."""
 
@@ -191,20 +196,29 @@ def _kernels_are_compiled() -> bool:
     return any(next(folder.rglob("dense.*.nbi"), None) for folder in folders)
 
 
-def note_on_slow_steps(plan: Plan, step_s: float) -> str | None:
-    """A note to the user of an environment whose steps are so slow that nothing seems to happen.
+def note_on_slow_steps(plan: Plan, step_s: float, computing: float) -> str | None:
+    """A note to the user of an environment whose steps are so slow that nothing seems to happen, or that wait so much
+    that more of them could be under way at once.
 
     Args:
         step_s: Seconds of a rollout worker per env step.
+        computing: Share of them, 0 to 1, in which the worker computes.
     """
-    if step_s < SLOW_STEP_S:
+    config, advice = plan.config, []
+    many = devices.waiting_processes(config)
+    if step_s >= LONG_STEP_S and computing < WAITING and config.workers < many and not config.serial:
+        advice.append(
+            f"steps compute for {computing:.0%} of their time and wait for the rest, so --workers {many} would have "
+            "more of them under way at once"
+        )
+    if step_s >= SLOW_STEP_S:
+        advice.append("a smaller --batch-size and --envs-per-worker 2 bring updates sooner")
+    if not advice:
         return None
-    config = plan.config
     minutes = config.batch_size * step_s / config.workers / 60
     return (
         f"an env step takes {step_s:.2g} s, so that the {config.batch_size:,} of a batch take about {minutes:,.2g} "
-        f"minutes on {counted(config.workers, 'worker')}; if steps wait rather than compute, raise --workers; a "
-        "smaller --batch-size and --envs-per-worker 2 bring updates sooner; sfactory check says more"
+        f"minutes on {counted(config.workers, 'worker')}; {'; '.join(advice)}; sfactory check says more"
     )
 
 

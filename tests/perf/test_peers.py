@@ -21,6 +21,7 @@ from rich.console import Console
 
 from perf import peers, runs
 from perf.peer_scripts.window import EARLIEST, KEPT, RECENT, Window, recent_mean, score_of
+from perf.peer_settings import NEWCOMERS
 from perf.peers import (
     PEERS,
     SCORES,
@@ -35,6 +36,7 @@ from perf.peers import (
 from perf.references import BY_NAME
 from perf.runs import read_reports
 from sfactory.config.command_line import from_command_line
+from sfactory.config.declaring import given_names
 
 DRIVER = """
 import json, sys, time
@@ -129,7 +131,7 @@ class TestScoreInTraining:
 
 
 class TestSettings:
-    @pytest.mark.parametrize("name", WORKLOADS)
+    @pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in NEWCOMERS])
     def test_sfactory_plays_the_peers_game_with_their_sizes(self, name: str) -> None:
         workload = WORKLOADS[name]
         same, throughput = (
@@ -143,6 +145,14 @@ class TestSettings:
         for peer, tuned in workload.peers.items():
             assert tuned.fixed["rollout"] == same.rollout, peer
             assert tuned.fixed.get("rnn_type", "none") == same.model.core
+
+    @pytest.mark.parametrize("name", NEWCOMERS)
+    def test_environments_of_newcomers_are_the_same_with_defaults_alone(self, name: str) -> None:
+        workload = WORKLOADS[name]
+        throughput = from_command_line(shlex.split(workload.throughput), "test")
+        assert given_names(throughput) <= {"env", "workers"}
+        for tuned in workload.peers.values():
+            assert tuned.fixed["env"].partition("-v")[0] == str(throughput.env).partition("-v")[0]
 
     @pytest.mark.parametrize("name", WORKLOADS)
     def test_the_settings_that_are_measured_are_among_those_that_were_tried(self, name: str) -> None:

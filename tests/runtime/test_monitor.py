@@ -87,10 +87,12 @@ def told(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return notes
 
 
-def step(monitor: Monitor, worker: int, seconds: float) -> None:
-    """A step of a worker's four rows, and the monitor's next look."""
+def step(monitor: Monitor, worker: int, seconds: float, computing: float = 0.0) -> None:
+    """A step of a worker's four rows, and the monitor's next look. `computing` is the share of its time in which it
+    computes."""
     watch = monitor.wires.control.stopwatch(f"rollout-{worker}")
     watch._last -= seconds
+    watch._cpu_s += computing * seconds
     watch.lap("environment")
     watch.count(4)
     monitor._tell_of_slow_steps()
@@ -112,3 +114,20 @@ def test_slow_steps_are_told_once_by_the_steps_after_the_first(monitor: Monitor,
         step(monitor, 0, 8)
     (note,) = told
     assert "an env step takes 2 s" in note
+
+
+@pytest.mark.parametrize(("computing", "notes"), [(0.02, 1), (0.9, 0)])
+def test_steps_that_wait_are_told_with_the_workers_that_could_wait_at_once(
+    monitor: Monitor, told: list[str], computing: float, notes: int
+) -> None:
+    groups_of_one = monitor._plan.config.workers * monitor._plan.config.envs_per_worker // 2
+    for _ in range(200):
+        step(monitor, 0, 4 * 0.005, computing)
+    assert len(told) == notes
+    assert all(f"--workers {groups_of_one}" in note and "an env step takes 0.005 s" in note for note in told)
+
+
+def test_quick_steps_are_not_told_however_little_they_compute(monitor: Monitor, told: list[str]) -> None:
+    for _ in range(2000):
+        step(monitor, 0, 4 * 0.0005)
+    assert told == []

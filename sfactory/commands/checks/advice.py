@@ -136,7 +136,7 @@ def _flags(config: Config, values: Mapping[str, float]) -> str:
 
 def _for_workers(config: Config, facts: Facts) -> Iterator[str]:
     cores, step_s = devices.cores(), facts.env_step_s
-    waits, many = facts.cpu_share < WAITING, min(4 * cores, 64)
+    waits, many = facts.cpu_share < WAITING, devices.waiting_processes(config)
     if step_s >= LONG_STEP_S and waits and not config.serial and (config.workers or 0) < many:
         yield (
             f"--workers {many}: a step computes for {facts.cpu_share:.0%} of its time and waits for the rest, so many "
