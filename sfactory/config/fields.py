@@ -91,6 +91,9 @@ class ModelConfig(Settings):
     smaller of the first and the last dimension."""
     normalize_obs: bool = setting(False, resume=refused("the same weights would see other numbers"))
     """Normalise float observations by their running mean and variance."""
+    normalize_images: bool = setting(False, resume=refused("the same weights would see other numbers"))
+    """Normalise each pixel of an image by its running mean and variance, to 25 steps in a standard deviation; not where
+    the encoder is mlp or your own."""
 
 
 @settings_group

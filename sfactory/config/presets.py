@@ -89,7 +89,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 1024,
         "epochs": 4,
         "optim": {"lr": 2.5e-4, "minibatches": 4, "schedule": "linear", "hold": 0.8},
-        "loss": {"entropy_coef": 0.01, "clip": 0.1, "reward_clip": 1.0},
+        "loss": {"entropy_coef": 0.01, "clip": 0.1, "reward_clip": 1.0, "normalize_returns": True},
+        "model": {"normalize_images": True},
     },
     "vizdoom": {
         "envs_per_worker": 16,

@@ -32,12 +32,14 @@ from sfactory.kernels.modules import (
     modules_of,
 )
 from sfactory.kernels.objective import CompiledObjective
+from sfactory.kernels.pixels import FastPixelNormalizer
 from sfactory.kernels.sampling import CompiledSampler
 from sfactory.kernels.update import CompiledUpdate
 from sfactory.model.cores import GRUCore, LSTMCore
 from sfactory.model.encoders import NatureCNN
 from sfactory.model.layers import Dense, PixelConv
 from sfactory.model.networks import TorchNetwork
+from sfactory.model.normalizer import PixelNormalizer
 from sfactory.objective import ESTIMATORS, Objective
 from sfactory.update import Update
 
@@ -125,6 +127,7 @@ OBJECTIVES = (
 )
 """A learner takes the first that fits."""
 MODULES = (
+    _module_kernel("pixels", PixelNormalizer, FastPixelNormalizer, "031"),
     _module_kernel("convolutions", NatureCNN, FastNatureCNN, "009", 1e-3),
     _module_kernel("first convolution", PixelConv, BlockPixelConv, "010", 1e-3),
     _module_kernel("LSTM", LSTMCore, FastLSTMCore, "007"),

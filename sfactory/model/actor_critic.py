@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,13 +14,13 @@ from sfactory.distributions import ActionDistribution, Distribution, make_distri
 from sfactory.errors import ConfigError
 from sfactory.model.contracts import checked_core, checked_model, construct
 from sfactory.model.cores import Core, GRUCore, LSTMCore
-from sfactory.model.encoders import build_encoders
+from sfactory.model.encoders import IMAGE_ENCODERS, build_encoders
 from sfactory.model.heads import PolicyHead, ValueHead
 from sfactory.model.initialization import orthogonal, skip_orthogonal
 from sfactory.model.layers import Dense
-from sfactory.model.normalizer import ObservationNormalizer, ValueUnit
+from sfactory.model.normalizer import ObservationNormalizer, PixelNormalizer, ValueUnit
 from sfactory.model.precision import full_precision
-from sfactory.spaces import ActionSpec, ObservationSpec
+from sfactory.spaces import ActionSpec, Leaf, ObservationSpec
 
 CORES = {"gru": GRUCore, "lstm": LSTMCore}
 
@@ -34,13 +36,13 @@ class Trunk(nn.Module):
         state_size: Floats of the core's state of one row; 0 without a core.
     """
 
-    def __init__(self, observation: ObservationSpec, config: ModelConfig) -> None:
+    def __init__(self, leaves: Sequence[Leaf], config: ModelConfig) -> None:
         super().__init__()
-        self.encoders, self._reads = build_encoders(observation.leaves, config)
+        self.encoders, self._reads = build_encoders(leaves, config)
         width = sum(encoder.out_features for encoder in self.encoders)
         self.merge = None
         if len(self.encoders) > 1:
-            merged = config.features if observation.has_images else (config.features, *config.hidden)[-1]
+            merged = config.features if any(leaf.is_image for leaf in leaves) else (config.features, *config.hidden)[-1]
             self.merge = Dense(width, merged)
             width = merged
         self.core = _build_core(width, config)
@@ -70,7 +72,7 @@ class ActorCritic(nn.Module):
         action: What it decides.
         state_size: Floats S of the RNN state of one row: the actor's, then the critic's where that is separate; 0
             without a core.
-        normalizer: Of float observations, or None. The learner updates it.
+        normalizer: Of observations, or None. The learner updates it.
         unit: Of the values. The learner sets it.
         distribution: Of its actions.
     """
@@ -78,12 +80,12 @@ class ActorCritic(nn.Module):
     def __init__(self, observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> None:
         super().__init__()
         self.observation, self.action = observation, action
-        has_floats = any(leaf.dtype == "float32" for leaf in observation.leaves)
-        self.normalizer = ObservationNormalizer(observation.leaves) if config.normalize_obs and has_floats else None
+        self.normalizer = _normalizer_of(observation, config)
         self.unit = ValueUnit()
         self.distribution = make_distribution(action, config.distribution)
-        self.actor = Trunk(observation, config)
-        self.critic = None if shares_trunk(observation, config) else Trunk(observation, config)
+        leaves = observation.leaves if self.normalizer is None else self.normalizer.leaves
+        self.actor = Trunk(leaves, config)
+        self.critic = None if shares_trunk(observation, config) else Trunk(leaves, config)
         self.policy = _policy_head(self.actor.out_features, self.distribution, config)
         self.value = ValueHead((self.critic or self.actor).out_features)
         self.state_size = self.actor.state_size + (self.critic.state_size if self.critic else 0)
@@ -144,6 +146,14 @@ class ActorCritic(nn.Module):
         if state is None or self.critic is None:
             return state, None
         return state[:, : self.actor.state_size], state[:, self.actor.state_size :]
+
+
+def _normalizer_of(observation: ObservationSpec, config: ModelConfig) -> ObservationNormalizer | None:
+    """What is asked for of the leaves that there are; a user's own encoder gets images as they are stored."""
+    floats = config.normalize_obs and any(leaf.dtype == "float32" for leaf in observation.leaves)
+    images = config.normalize_images and config.encoder in ("auto", *IMAGE_ENCODERS)
+    images = images and any(map(PixelNormalizer.fits, observation.leaves))
+    return ObservationNormalizer(observation.leaves, floats, images) if floats or images else None
 
 
 def _policy_head(in_features: int, distribution: Distribution, config: ModelConfig) -> nn.Module:

@@ -28,9 +28,10 @@ class Dense(nn.Linear):
 class PixelConv(nn.Conv2d):
     """The first convolution of an image encoder: takes the observation as it is stored.
 
-    Pixels stay uint8 until here and are converted once, to the dtype in which the convolution runs. Division by the
-    largest pixel value happens in the weights. An image of categories has a plane for each of them, one-hot. Both
-    layouts enter in channels-last memory order, in which all later layers then run.
+    Pixels have eight bits until here and are converted once, to the dtype in which the convolution runs. Division by
+    the largest pixel value, or by the steps of a normalised one, happens in the weights. An image of categories has a
+    plane for each of them, one-hot. Both layouts enter in channels-last memory order, in which all later layers then
+    run.
 
     Attributes:
         leaf: The image that it reads.
@@ -103,4 +104,4 @@ class FlatInput(nn.Module):
 
 def _scale(leaf: Leaf) -> float:
     """What a leaf's numbers are multiplied by."""
-    return 1.0 / leaf.high if leaf.dtype == "uint8" and not leaf.sizes else 1.0
+    return 1.0 / leaf.high if leaf.dtype in ("uint8", "int8") and not leaf.sizes else 1.0

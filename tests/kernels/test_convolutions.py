@@ -50,6 +50,8 @@ def test_blocks_hold_the_pixels_of_their_place(images: int, dtype: torch.dtype) 
     blocks = pixel_blocks(x, False, dtype)
     assert blocks.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(blocks, F.pixel_unshuffle(x, 4).to(dtype))
+    signed = x.view(torch.int8)
+    assert torch.equal(pixel_blocks(signed, False, dtype), F.pixel_unshuffle(signed, 4).to(dtype))
     of_pixels = pixel_blocks(x.permute(0, 2, 3, 1), True, dtype)
     assert torch.equal(
         of_pixels, F.pixel_unshuffle(x, 4).to(dtype).unflatten(1, (3, 4, 4)).permute(0, 2, 3, 1, 4, 5).flatten(1, 3)

@@ -97,6 +97,22 @@ def test_outputs_and_gradients_are_those_of_plain_convolutions(name: str, images
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["one layer, one tap", "wide and flat", "one channel"])
+def test_images_may_have_signs(name: str) -> None:
+    x, layers = stack(name, 3)
+    signs = whole_numbers(x.shape, 1.0, torch.Generator().manual_seed(2)).to(torch.int8)
+    x = x.to(torch.int8) * signs
+    shape, hwc, _ = STACKS[name]
+    plan = fused_plan(shape, hwc, layers, torch.bfloat16, signed=True)
+    found, expected = FusedConvolutions.apply(x, plan, *operands(layers)), plain(name, x, layers)
+    assert (x < 0).any() and expected.max() > 1
+    assert torch.equal(found.float(), expected)
+    both = (torch.autograd.grad(output.sum(), operands(layers)) for output in (found, expected))
+    assert all(torch.equal(*pair) for pair in zip(*both, strict=True))
+    with pytest.raises(ValueError, match="images must be int8"):
+        plan.forward(x.byte(), (), (), keep=False)
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_weights_that_are_kept_ready_give_what_training_gives(name: str) -> None:
     """So that importance weights of a policy that has not changed are 1."""

@@ -59,7 +59,8 @@ class FusedPlan:
     pixels.
 
     Args:
-        shape: Of a stored uint8 image, ``(C, H, W)``, or ``(H, W, C)`` if `hwc`.
+        shape: Of an image, ``(C, H, W)``, or ``(H, W, C)`` if `hwc`.
+        signed: Whether images are int8, else uint8.
         kernels: Of each layer, the shape of its weight and its stride.
 
     Raises:
@@ -67,11 +68,14 @@ class FusedPlan:
             32, and positions at least as many.
     """
 
-    def __init__(self, shape: tuple[int, int, int], hwc: bool, kernels: Sequence[tuple[torch.Size, int]]) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], hwc: bool, signed: bool, kernels: Sequence[tuple[torch.Size, int]]
+    ) -> None:
         strides = [stride for _, stride in kernels]
         if strides[0] != 1:
             raise ValueError("the blocks overlap or lie apart")
-        self._stored, self._pixels = torch.Size(shape), block_layout(shape, hwc)
+        self._stored, self._pixels = torch.Size(shape), block_layout(shape, hwc, signed)
+        self._dtype = torch.int8 if signed else torch.uint8
         channels = -(-self._pixels.channels // products.COLUMNS) * products.COLUMNS
         self._layers, self._shape = fused_layers((channels, self._pixels.down, self._pixels.across), kernels)
         self._sizes = [*(layer.positions * layer.channels for layer in self._layers[1:]), math.prod(self._shape)]
@@ -93,16 +97,17 @@ class FusedPlan:
         the last image.
 
         Args:
-            x: uint8 ``[N, ...]``, stored images.
+            x: ``[N, ...]``, images of eight bits.
             weights: By :meth:`pack`.
             biases: float32.
             keep: All outputs; otherwise of the last layer only, the others are those of the last image.
 
         Raises:
-            ValueError: If the images have another shape than the plan's.
+            ValueError: If the images have another shape or dtype than the plan's.
         """
-        if x.dtype != torch.uint8 or x.shape[1:] != self._stored:
-            raise ValueError(f"images must be uint8 {tuple(self._stored)}, not {str(x.dtype)[6:]} {tuple(x.shape[1:])}")
+        if x.dtype != self._dtype or x.shape[1:] != self._stored:
+            meant, found = f"{self._dtype} {tuple(self._stored)}", f"{x.dtype} {tuple(x.shape[1:])}"
+            raise ValueError(f"images must be {meant}, not {found}".replace("torch.", ""))
         counts = [len(x) if keep else 1] * (len(self._sizes) - 1) + [len(x)]
         outputs = [
             torch.empty(count + 1, size, dtype=torch.bfloat16)[:count]
@@ -170,21 +175,23 @@ def _bits(x: Tensor) -> np.ndarray:
 
 
 @cache
-def _plan(shape: tuple[int, int, int], hwc: bool, kernels: tuple[tuple[torch.Size, int], ...]) -> FusedPlan | None:
+def _plan(
+    shape: tuple[int, int, int], hwc: bool, signed: bool, kernels: tuple[tuple[torch.Size, int], ...]
+) -> FusedPlan | None:
     try:
-        return FusedPlan(shape, hwc, kernels)
+        return FusedPlan(shape, hwc, signed, kernels)
     except ValueError:
         return None
 
 
 def fused_plan(
-    shape: tuple[int, int, int], hwc: bool, layers: Sequence[Convolution], dtype: torch.dtype
+    shape: tuple[int, int, int], hwc: bool, layers: Sequence[Convolution], dtype: torch.dtype, signed: bool = False
 ) -> FusedPlan | None:
     """The :class:`FusedPlan` for convolutions, or None where they do not fit, or this machine has no products of
     bfloat16.
 
     Args:
-        shape, hwc: Of stored images.
+        shape, hwc, signed: Of images, as in :class:`FusedPlan`.
         layers: With weights in float32, the first over blocks of pixels.
         dtype: In which to compute.
     """
@@ -194,7 +201,7 @@ def fused_plan(
     )
     if not plain or dtype != torch.bfloat16 or not products.at_hand():
         return None
-    return _plan(tuple(shape), hwc, tuple((layer.weight.shape, layer.stride[0]) for layer in layers))
+    return _plan(tuple(shape), hwc, signed, tuple((layer.weight.shape, layer.stride[0]) for layer in layers))
 
 
 class FusedWeights:

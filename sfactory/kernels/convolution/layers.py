@@ -23,7 +23,7 @@ def relu_convolutions(x: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
     """Convolutions one after the other, each with ReLU: fused if that fits, else :func:`relu_convolutions_in_turn`.
 
     Args:
-        x: Images as they are stored.
+        x: Images as the first reads them.
         convolutions: The first is a :class:`PixelConv`.
 
     Returns:
@@ -52,7 +52,7 @@ def in_blocks(first: PixelConv) -> bool:
     """Whether a first convolution is computed over blocks of pixels, in the dtype of the moment."""
     leaf, side = first.leaf, first.kernel_size[0]
     fits = first.stride[0] == BLOCK and first.padding[0] == 0 and not any(s % BLOCK for s in (side, *leaf.sides))
-    return fits and leaf.dtype == "uint8" and not leaf.sizes and compute_dtype(first.weight) in BLOCK_TYPES
+    return fits and leaf.dtype in ("uint8", "int8") and not leaf.sizes and compute_dtype(first.weight) in BLOCK_TYPES
 
 
 def pixels(first: PixelConv, x: Tensor) -> Tensor:
@@ -90,7 +90,8 @@ def _layers(convolutions: Sequence[nn.Conv2d]) -> list[Convolution]:
 
 
 def _fused_plan(first: PixelConv, layers: Sequence[Convolution], dtype: torch.dtype) -> FusedPlan | None:
-    return fused_plan(first.leaf.shape, first.leaf.channels_last, layers, dtype) if in_blocks(first) else None
+    leaf = first.leaf
+    return fused_plan(leaf.shape, leaf.channels_last, layers, dtype, leaf.dtype == "int8") if in_blocks(first) else None
 
 
 def relu_convolutions_in_turn(x: Tensor, layers: Sequence[Convolution]) -> Tensor:

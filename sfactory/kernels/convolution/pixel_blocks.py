@@ -1,4 +1,4 @@
-"""Stored images in blocks of 4 x 4 pixels, over which a first convolution on the CPU is fastest.
+"""Images of eight bits in blocks of 4 x 4 pixels, over which a first convolution on the CPU is fastest.
 
 A convolution of stride 4 whose kernel has 4 or 8 pixels a side is one of stride 1 over blocks of 4 x 4 pixels, with a
 kernel of 1 or 2 blocks. A block has 16 channels for each of the image's, which fill the processor's vectors and matrix
@@ -33,6 +33,7 @@ class BlockLayout(NamedTuple):
         line: Bytes from a row of blocks to the next.
         step: Bytes from a block to the next in its row.
         words: int64 ``[channels / 4]``: where in an image the first block's pixels are, four at each.
+        signed: Whether pixels are int8, else uint8.
     """
 
     channels: int
@@ -41,16 +42,18 @@ class BlockLayout(NamedTuple):
     line: int
     step: int
     words: np.ndarray
+    signed: bool
 
 
 @cache
-def block_layout(shape: tuple[int, int, int], hwc: bool) -> BlockLayout:
-    """Of uint8 images ``(C, H, W)``, or ``(H, W, C)`` if `hwc`; both sides multiples of 4."""
+def block_layout(shape: tuple[int, int, int], hwc: bool, signed: bool) -> BlockLayout:
+    """Of images ``(C, H, W)``, or ``(H, W, C)`` if `hwc`, int8 if `signed`, else uint8; both sides multiples of 4."""
     channels, height, width = (shape[2], *shape[:2]) if hwc else shape
     line, step = (width * channels, BLOCK * channels) if hwc else (width, BLOCK)
     rows = np.arange(BLOCK)[:, None] * line
     words = rows + np.arange(0, step, BLOCK) if hwc else np.arange(channels)[:, None, None] * (height * width) + rows
-    return BlockLayout(channels * BLOCK**2, height // BLOCK, width // BLOCK, BLOCK * line, step, words.reshape(-1))
+    blocks = channels * BLOCK**2, height // BLOCK, width // BLOCK
+    return BlockLayout(*blocks, BLOCK * line, step, words.reshape(-1), signed)
 
 
 @njit(cache=True, nogil=True)
@@ -73,16 +76,21 @@ def fill_blocks(image, layout, target, size, line, apart):
                     block + words[i + 2],
                     block + words[i + 3],
                 )
-                if size == 2:
-                    vectors.pixels_to_bfloat16(first, second, third, fourth, to)
+                if layout.signed:
+                    if size == 2:
+                        vectors.int8_to_bfloat16(first, second, third, fourth, to)
+                    else:
+                        vectors.int8_to_float32(first, second, third, fourth, to)
+                elif size == 2:
+                    vectors.uint8_to_bfloat16(first, second, third, fourth, to)
                 else:
-                    vectors.pixels_to_float32(first, second, third, fourth, to)
+                    vectors.uint8_to_float32(first, second, third, fourth, to)
                 to += 16 * size
 
 
 @njit(cache=True, nogil=True)
 def _fill_all(images, layout, blocks):
-    """Images uint8 ``[N, size]`` to blocks ``[N, down, across, channels]``."""
+    """Images ``[N, size]``, by their bits uint8, to blocks ``[N, down, across, channels]``."""
     apart = layout.channels * blocks.itemsize
     line = layout.across * apart
     for n in range(len(images)):
@@ -94,13 +102,13 @@ def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:
     """Images as blocks of 4 x 4 pixels.
 
     Args:
-        x: uint8 ``[N, C, H, W]``, or ``[N, H, W, C]`` if `hwc`; both sides multiples of 4.
+        x: uint8 or int8 ``[N, C, H, W]``, or ``[N, H, W, C]`` if `hwc`; both sides multiples of 4.
         dtype: bfloat16 or float32.
 
     Returns:
         ``[N, 16 C, H/4, W/4]`` of the dtype, in channels-last order, channels as in :class:`BlockLayout`.
     """
-    layout = block_layout(tuple(x.shape[1:]), hwc)
+    layout = block_layout(tuple(x.shape[1:]), hwc, x.dtype == torch.int8)
     out = torch.empty((len(x), layout.down, layout.across, layout.channels), dtype=dtype)
     bits = out.view(torch.int16 if dtype == torch.bfloat16 else torch.int32).numpy()
     _fill_all(stored_images(x), layout, bits)
@@ -108,8 +116,8 @@ def pixel_blocks(x: Tensor, hwc: bool, dtype: torch.dtype) -> Tensor:
 
 
 def stored_images(x: Tensor) -> np.ndarray:
-    """uint8 ``[N, ...]`` as ``[N, size]``."""
-    return x.contiguous().view(len(x), -1).numpy()
+    """uint8 or int8 ``[N, ...]`` as ``[N, size]``, by their bits uint8."""
+    return x.contiguous().view(len(x), -1).view(torch.uint8).numpy()
 
 
 def block_weight(weight: Tensor, hwc: bool) -> Tensor:

@@ -185,31 +185,38 @@ def transpose(typing, source, source_stride, target, target_stride):
     return types.none(*[types.intp] * 4), _on_lines(write)
 
 
-def _spread_pixels(lines: Lines, words: tuple[ir.Value, ...]) -> ir.Value:
-    """Four times four uint8 as 16 float32."""
+def _spread_pixels(lines: Lines, words: tuple[ir.Value, ...], signed: bool) -> ir.Value:
+    """Four times four numbers of eight bits as 16 float32."""
     word, pixels = ir.IntType(32), ir.Constant(ir.VectorType(ir.IntType(32), 4), ir.Undefined)
     for i, address in enumerate(words):
         pixels = lines.builder.insert_element(pixels, lines.load(address, 0, word), ir.Constant(word, i))
-    return lines.builder.uitofp(lines.builder.bitcast(pixels, _BYTES), FLOATS)
+    bits = lines.builder.bitcast(pixels, _BYTES)
+    return lines.builder.sitofp(bits, FLOATS) if signed else lines.builder.uitofp(bits, FLOATS)
 
 
-@intrinsic
-def pixels_to_float32(typing, first, second, third, fourth, target):
-    """Four uint8 from each of four addresses."""
+def _to_float32(signed: bool) -> Callable[..., Any]:
+    def pixels_to_float32(typing, first, second, third, fourth, target):
+        def write(lines, *addresses):
+            lines.store(_spread_pixels(lines, addresses[:4], signed), addresses[4], 0)
 
-    def write(lines, *addresses):
-        lines.store(_spread_pixels(lines, addresses[:4]), addresses[4], 0)
+        return types.none(*[types.intp] * 5), _on_lines(write)
 
-    return types.none(*[types.intp] * 5), _on_lines(write)
+    return intrinsic(pixels_to_float32)
 
 
-@intrinsic
-def pixels_to_bfloat16(typing, first, second, third, fourth, target):
-    """The same; bfloat16 holds each of them."""
+def _to_bfloat16(signed: bool) -> Callable[..., Any]:
+    def pixels_to_bfloat16(typing, first, second, third, fourth, target):
+        def write(lines, *addresses):
+            build = lines.builder
+            bits = build.bitcast(_spread_pixels(lines, addresses[:4], signed), INTS)
+            lines.store(build.trunc(build.lshr(bits, ir.Constant(INTS, [16] * 16)), _SHORTS), addresses[4], 0)
 
-    def write(lines, *addresses):
-        build = lines.builder
-        bits = build.bitcast(_spread_pixels(lines, addresses[:4]), INTS)
-        lines.store(build.trunc(build.lshr(bits, ir.Constant(INTS, [16] * 16)), _SHORTS), addresses[4], 0)
+        return types.none(*[types.intp] * 5), _on_lines(write)
 
-    return types.none(*[types.intp] * 5), _on_lines(write)
+    return intrinsic(pixels_to_bfloat16)
+
+
+uint8_to_float32, int8_to_float32 = _to_float32(False), _to_float32(True)
+"""Four numbers of eight bits from each of four addresses, written as float32."""
+uint8_to_bfloat16, int8_to_bfloat16 = _to_bfloat16(False), _to_bfloat16(True)
+"""The same in bfloat16, which holds each of them."""
