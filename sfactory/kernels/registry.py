@@ -127,7 +127,7 @@ OBJECTIVES = (
 )
 """A learner takes the first that fits."""
 MODULES = (
-    _module_kernel("pixels", PixelNormalizer, FastPixelNormalizer, "031"),
+    _module_kernel("pixels", PixelNormalizer, FastPixelNormalizer, "038"),
     _module_kernel("convolutions", NatureCNN, FastNatureCNN, "009", 1e-3),
     _module_kernel("first convolution", PixelConv, BlockPixelConv, "010", 1e-3),
     _module_kernel("LSTM", LSTMCore, FastLSTMCore, "007"),

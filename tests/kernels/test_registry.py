@@ -39,6 +39,7 @@ MODELS: dict[str, tuple[spaces.Space, dict[str, Any]]] = {
     "lstm": (VECTOR, {"core": "lstm", "core_size": 16}),
     "gru": (VECTOR, {"core": "gru", "core_size": 16}),
     "image": (IMAGE, {"features": 64}),
+    "normalised image": (IMAGE, {"features": 64, "normalize_images": True}),
     "resnet": (IMAGE, {"features": 64, "encoder": "impala_resnet"}),
 }
 
