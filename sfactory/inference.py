@@ -50,6 +50,7 @@ class PolicyWorker:
         self._sample = kernels.sampler(seed)
         self.choice = kernels.choice
         self._unit, self._scale_and_shift = model.unit, (1.0, 0.0)
+        self._remembers = model.state_size > 0
         self._version = -1
         watch.lap("starting")
 
@@ -69,18 +70,38 @@ class PolicyWorker:
         if newer := self._weights.version != self._version:
             self._version = self._engine.refresh(self._weights)
         self._watch.lap("weights")
-        for request, (params, value) in zip(requests, self._engine.answers(requests), strict=True):
-            self._watch.lap("forward")
-            if newer:  # only after the first answer is the copy of the weights done, on whatever stream
-                self._scale_and_shift, newer = (float(self._unit.std), float(self._unit.mean)), False
-            self._write_answer(request, params, value)
-            self._watch.lap("sampling")
+        self._answer(requests, newer)
+        if outdated := self._outdated(requests):
+            self._answer(outdated, False)
         answers = defaultdict(list)
         for _, group, _, _ in requests:
             answers[self._ready[group]].append(group)
         for queue, groups in answers.items():
             queue.put_many(groups)
         self._watch.lap("queue")
+
+    def _answer(self, requests: list[Request], newer: bool) -> None:
+        """Run the policy, and write what it answers.
+
+        Args:
+            newer: Its weights have just been refreshed.
+        """
+        for request, (params, value) in zip(requests, self._engine.answers(requests), strict=True):
+            self._watch.lap("forward")
+            if newer:  # only after the first answer is the copy of the weights done, on whatever stream
+                self._scale_and_shift, newer = (float(self._unit.std), float(self._unit.mean)), False
+            self._write_answer(request, params, value)
+            self._watch.lap("sampling")
+
+    def _outdated(self, requests: list[Request]) -> list[Request]:
+        """Requests for the values before final observations that older weights have given: a rollout worker takes the
+        difference of the two. With a memory there are none, since the state before the step is gone."""
+        version = self._arena.version
+        return [
+            (slot, group, t - 1, True)
+            for slot, group, t, value_only in requests
+            if value_only and not self._remembers and version[slot, t - 1] != self._version
+        ]
 
     def _write_answer(self, request: Request, params: np.ndarray, value: np.ndarray) -> None:
         """Sample a group's actions, and write them with log probabilities, values and version into its slot."""

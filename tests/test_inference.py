@@ -104,6 +104,27 @@ def test_a_request_for_values_leaves_actions_and_version_alone():
     assert bench.plane.ready[0].get_many(0) == [0]
 
 
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_final_observation_and_the_one_before_are_valued_by_the_same_weights(core: str):
+    bench = Bench(core)
+    arena = bench.arena
+    bench.ask((2, 0, 0, False))
+    before, actions, log_prob = (array[2, 0].copy() for array in (arena.value, arena.categorical, arena.log_prob))
+    bench.plane.ready[0].get_many(0)
+    bench.publish(11, 1.5)
+    bench.ask((3, 2, 0, False))
+    bench.ask((2, 0, 1, True))
+    if core == "none":
+        assert not np.allclose(before, bench.expected(2, 0)[1])
+        for t in (0, 1):
+            np.testing.assert_allclose(arena.value[2, t], bench.expected(2, t)[1], rtol=1e-4, atol=1e-5)
+    else:
+        assert (arena.value[2, 0] == before).all(), "the state before the step is gone"
+    assert (arena.categorical[2, 0] == actions).all() and (arena.log_prob[2, 0] == log_prob).all()
+    assert arena.version[2, 0] == 0, "which chose the action"
+    assert bench.plane.ready[0].get_many(0) == [0], "the group is answered once"
+
+
 def test_the_newest_weights_are_used_and_their_version_is_written():
     bench = Bench()
     bench.ask((0, 0, 0, False))
