@@ -139,7 +139,7 @@ class Learner:
         losses: dict[str, float] = {}
         if self._statistics:
             rows = torch.stack(self._statistics)
-            rows = rows[rows[:, -1].isfinite()]
+            rows = rows[rows[:, -1].isfinite() & (rows[:, COUNT] > 0)]
             updates, batches = loss_stats(self._config.loss, rows), torch.stack(self._batch_statistics)
             terms = rows[:, SUMS:-1] / rows[:, COUNT, None].clamp(min=1)
             parts = (updates.stacked(), rows[:, -1:], batches, terms)
@@ -196,8 +196,8 @@ class Learner:
         if not begins:
             self._normalize_by(fresh.batch)
         if config.optim.schedule == "adaptive_kl":
-            updates = loss_stats(config.loss, torch.stack(self._statistics[first_update:]))
-            self._adapt_learning_rate(updates.kl.mean())
+            whole = torch.stack(self._statistics[first_update:]).sum(0)  # minibatches may have few valid samples
+            self._adapt_learning_rate(loss_stats(config.loss, whole).kl)
         self.env_steps += fresh.samples
         self._feed.batch_done(self.updates)
         self._watch.count(fresh.samples)

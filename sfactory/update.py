@@ -13,6 +13,7 @@ from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import ChunkThreads, Columns
 from sfactory.data.plane import Laps
 from sfactory.data.weights import FlatWeights
+from sfactory.losses import COUNT
 from sfactory.model.networks import Network, Outputs
 
 
@@ -81,7 +82,7 @@ class Update:
     def after(self, chunks: Sequence[Chunk], samples: Batch | Samples, targets: Targets) -> Tensor:
         """As a call, from the forward pass on. The targets are those of all columns."""
         sums = self.gradient(chunks, samples, targets)
-        row = torch.cat((sums, self.step().double().reshape(1)))
+        row = torch.cat((sums, self.step(sums[COUNT]).double().reshape(1)))
         self._watch.lap("update")
         return row
 
@@ -112,13 +113,20 @@ class Update:
         self._watch.lap("update")
         return sums
 
-    def step(self) -> Tensor:
+    def step(self, count: Tensor) -> Tensor:
         """Clip the gradient and step, without a sync: the optimizer divides by the scale, and skips where the norm is
-        not finite. Gives the norm."""
+        not finite, or where no sample is valid, since Adam's momentum would move the weights all the same.
+
+        Args:
+            count: Valid samples ``[]``.
+
+        Returns:
+            The norm.
+        """
         norm = torch.linalg.vector_norm(self._parameters.grad)
         divisor = (norm / self._max_norm).clamp(min=1.0) if self._max_norm > 0 else torch.ones_like(norm)
         skip = ~norm.isfinite()
-        self.optimizer.step(divisor, skip.float())
+        self.optimizer.step(divisor, (skip | (count == 0)).float())
         self.skipped += skip
         self.skipped_in_a_row.add_(1).mul_(skip)
         return norm

@@ -14,9 +14,13 @@ from sampling_run import SamplingRun
 from perf.learner_numbers import outputs_of
 from sfactory.config import Config, LossConfig, ModelConfig, OptimConfig
 from sfactory.data.batch import Batch
+from sfactory.data.feed import Fresh
 from sfactory.distributions import ActionDistribution
+from sfactory.learner import Learner
+from sfactory.losses import COUNT, EXPLORATION, KL, SUMS
 from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Objective
+from sfactory.telemetry.events import Progress
 from sfactory.vtrace import vtrace
 
 LR, EPS = 1e-3, 1e-5
@@ -146,6 +150,42 @@ def test_a_standard_deviation_stays_where_it_has_a_gradient(tmp_path: Path) -> N
         assert learner._flat.parameters.eq(2.0).any(), "where the policy workers read it, too"
     finally:
         run.close()
+
+
+@pytest.fixture
+def adapting(tmp_path: Path):
+    """A learner whose rate follows a divergence of 0.01."""
+    config = Config(
+        env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128,
+        optim=OptimConfig(minibatches=2, schedule="adaptive_kl", lr=LR),
+    )  # fmt: skip
+    run = SamplingRun(config, tmp_path)
+    yield run.learner
+    run.close()
+
+
+def sums_of(count: int, kl: float, entropy: float) -> torch.Tensor:
+    """Of an update on so many valid samples, and the norm of its gradient."""
+    row = torch.zeros(SUMS + 1, dtype=torch.float64)
+    row[COUNT], row[KL], row[EXPLORATION] = count, count * kl, count * entropy
+    return row
+
+
+def test_minibatches_count_by_their_valid_samples(adapting: Learner) -> None:
+    """One of dead agents alone tells nothing; it would halve the divergence."""
+
+    def learn(batch: Batch) -> None:
+        adapting._statistics += [sums_of(60, 0.008, 0.5), sums_of(0, 0.0, 0.0)]
+        adapting._batch_statistics.append(torch.zeros(3, dtype=torch.float64))
+
+    events: list[Progress] = []
+    adapting._learn, adapting._emit = learn, events.append
+    batch = adapting._feed.assemble([0])
+    adapting._train(Fresh(batch, 60))
+    assert float(adapting._optimizer.lr) == pytest.approx(LR), "0.008 is near enough to 0.01, and 0.004 is not"
+    adapting.report()
+    assert events[-1].losses["entropy"] == pytest.approx(0.5)
+    assert events[-1].losses["kl"] == pytest.approx(0.008)
 
 
 def normalised_run(folder: Path) -> SamplingRun:

@@ -124,8 +124,8 @@ def test_an_update_that_waits_for_the_device_is_not_recorded_and_goes_on_plainly
     plain, waiting = make_learner("mlp", recorded=False), make_learner("mlp", recorded=True)
     step = waiting._update.step
 
-    def waits() -> Tensor:
-        norm = step()
+    def waits(count: Tensor) -> Tensor:
+        norm = step(count)
         {"item": norm.item, "nonzero": norm.reshape(1).nonzero, "from the host": lambda: torch.tensor(1.0)}[wait]()
         return norm
 
@@ -146,8 +146,8 @@ def test_an_update_that_waits_is_noticed_before_a_recording_where_the_device_tel
     plain, waiting = make_learner("mlp", recorded=False), make_learner("mlp", recorded=True)
     step = waiting._update.step
 
-    def waits() -> Tensor:
-        norm = step()  # which has changed the weights by the time that it waits
+    def waits(count: Tensor) -> Tensor:
+        norm = step(count)  # which has changed the weights by the time that it waits
         norm.item()
         return norm
 

@@ -24,6 +24,7 @@ from sfactory.kernels.modules import exchanged, modules_of
 from sfactory.kernels.objective import CompiledObjective
 from sfactory.kernels.sampling import CompiledSampler
 from sfactory.kernels.update import CompiledUpdate
+from sfactory.losses import COUNT
 from sfactory.model.networks import Network, Outputs, TorchNetwork
 from sfactory.model.normalizer import CriticUnits, ValueUnit
 from sfactory.model.precision import mixed_precision
@@ -260,7 +261,7 @@ def update_differences(use: Use) -> list[float]:
         sums = plain.gradient(plain.forward(others, [columns]), others, others.targets)
         found += [relative_difference(row[:-1], sums), relative_difference(gradient, expected.parameters.grad)]
         expected.parameters.grad.copy_(gradient)
-        norm = plain.step()
+        norm = plain.step(sums[COUNT])
         change, same = weights.parameters.detach() - before, expected.parameters.detach() - before
         found += [relative_difference(row[-1], norm), relative_difference(change, same)]
     return found

@@ -146,7 +146,8 @@ def _update(
     row[-1] = norm = _norm(weights.gradient)
     if math.isfinite(norm):
         scale = min(1.0, max_norm / norm) if max_norm > 0 and norm > 0 else 1.0
-        _adam(weights, np.float32(scale), lr, beta1, beta2, eps)
+        if count > 0:
+            _adam(weights, np.float32(scale), lr, beta1, beta2, eps)
         weights.skipped_in_a_row[0] = 0
     else:
         weights.skipped[0] += 1

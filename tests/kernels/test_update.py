@@ -102,6 +102,25 @@ def test_what_is_not_finite_is_skipped_and_counted() -> None:
     assert not torch.equal(weights.parameters, before)
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_without_a_valid_sample_nothing_moves(compiled: bool) -> None:
+    """Adam's momentum would."""
+    update, weights, samples = make("numbers", compiled)
+    columns = [torch.arange(12)]
+    update(samples, columns)
+    before, state = weights.parameters.detach().clone(), copy.deepcopy(update.optimizer.state_dict())
+    valid = samples.targets.valid.clone()
+    samples.targets.valid[:] = False
+    row = update(samples, columns)
+    assert row[COUNT] == row[-1] == 0
+    assert torch.equal(weights.parameters, before)
+    assert all(torch.equal(kept, state[name]) for name, kept in update.optimizer.state_dict().items())
+    assert int(update.skipped) == int(update.skipped_in_a_row) == 0, "nothing was wrong"
+    samples.targets.valid[:] = valid
+    update(samples, columns)
+    assert not torch.equal(weights.parameters, before)
+
+
 def test_several_chunks_and_whole_rows_go_the_plain_way() -> None:
     halves = [torch.arange(0, 6), torch.arange(6, 12)]
     (update, weights, samples), (other, others, same) = (make("both", compiled=True) for _ in range(2))
