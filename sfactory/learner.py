@@ -314,5 +314,5 @@ class Learner:
         """
         target, kl = self._config.optim.target_kl, kl.double()
         lr = torch.as_tensor(self._optimizer.lr, dtype=torch.float64, device=self._device)
-        lower, higher = (lr / 1.5).clamp(min=LR_RANGE[0]), (lr * 1.5).clamp(max=LR_RANGE[1])
+        lower, higher = (lr / 1.5).clamp(min=LR_RANGE[0]).minimum(lr), (lr * 1.5).clamp(max=LR_RANGE[1]).maximum(lr)
         self._optimizer.lr = torch.where(kl > 2 * target, lower, torch.where(kl < target / 2, higher, lr))

@@ -188,6 +188,21 @@ def test_minibatches_count_by_their_valid_samples(adapting: Learner) -> None:
     assert events[-1].losses["kl"] == pytest.approx(0.008)
 
 
+@pytest.mark.parametrize(
+    ("rate", "kl", "next_rate"),
+    [
+        (1e-3, 0.0, 1.5e-3), (1e-3, 0.01, 1e-3), (1e-3, 0.1, 1e-3 / 1.5), (8e-3, 0.0, 1e-2), (1.2e-6, 0.1, 1e-6),
+        (2e-2, 0.0, 2e-2), (2e-2, 0.1, 2e-2 / 1.5), (5e-7, 0.0, 7.5e-7), (5e-7, 0.1, 5e-7),
+    ],
+)  # fmt: skip
+def test_a_rate_moves_towards_its_target_wherever_it_begins(
+    adapting: Learner, rate: float, kl: float, next_rate: float
+) -> None:
+    adapting._optimizer.lr = rate
+    adapting._adapt_learning_rate(torch.tensor(kl))
+    assert float(adapting._optimizer.lr) == pytest.approx(next_rate)
+
+
 def normalised_run(folder: Path) -> SamplingRun:
     """Of a task whose returns are far from 0."""
     loss = LossConfig(normalize_returns=True)
