@@ -161,12 +161,13 @@ class LossConfig(Settings):
     """PPO clip range of the probability ratio to the policy with which a batch was begun (appo, ppo)."""
     tv_limit: float = setting(0.1, at_least(0), resume=_LOSS)
     """Where the total variation between the policy and the behaviour policy, averaged over a minibatch, is above this,
-    samples that would push the policy further from the behaviour policy have no policy gradient (appo); 0: off."""
+    samples that would push the policy further from the behaviour policy have no policy gradient (appo); 0: off. Without
+    lag it matters where `clip` is more than twice as large."""
     value_clip: float = setting(0.0, at_least(0), resume=_LOSS)
     """Clip range of the value against the one with which a batch was begun, in units of the (normalised) value; 0:
     off."""
     value_coef: float = setting(0.5, at_least(0), resume=_LOSS)
-    """Weight of the value loss."""
+    """Weight of the value loss, which is half the squared error."""
     entropy_coef: float = setting(0.0, resume=_LOSS)
     """Weight of the exploration bonus."""
     exploration: Literal["entropy", "kl"] = setting("entropy", resume=_LOSS)
