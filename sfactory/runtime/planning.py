@@ -18,10 +18,12 @@ from sfactory.envs.interface import TENSORS, TOGETHER, EnvRequest, EnvSpec
 from sfactory.errors import ConfigError, counted
 from sfactory.model import build_model, build_uninitialized, shares_trunk
 from sfactory.model.encoders import KNOWN
+from sfactory.objective import ALGOS
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_files import exported
 from sfactory.runs.video import check_video
 from sfactory.runtime.dry_run import check_extensions
+from sfactory.runtime.idle_settings import has_floats, notes_on_idle_settings
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.mps import mps_problem
 from sfactory.runtime.plan import Plan
@@ -155,7 +157,32 @@ def notes_on(plan: Plan) -> list[str]:
             f"{counted(config.optim.minibatches, 'minibatch', 'minibatches')}), too few for most tasks; raise "
             "--steps, --epochs or --optim.minibatches, or lower --batch-size"
         )
+    notes += notes_on_idle_settings(plan) + _notes_on_own_code(plan)
     return notes + _notes_on_pictures(plan) + _notes_on_categories(plan)
+
+
+def _notes_on_own_code(plan: Plan) -> list[str]:
+    """Notes on what a model or a batch source of one's own does not do by itself."""
+    config, notes = plan.config, []
+    if config.batch_source != "none" and ALGOS[config.algo].on_policy:
+        notes.append(
+            f"algo {config.algo} takes every sample for the present policy's, also older ones that batch_source puts "
+            "into a batch; appo weighs them"
+        )
+    if config.model.model == "none":
+        return notes
+    model = build_uninitialized(plan.env.observation, plan.env.action, config.model)
+    if config.model.normalize_obs and model.normalizer is None and has_floats(plan.env):
+        notes.append(
+            "observations are not normalised, since model.model has no normalizer; give it an ObservationNormalizer of "
+            "sfactory.model, or say --model.no-normalize-obs"
+        )
+    if config.loss.normalize_returns and getattr(model, "rescale_values", None) is None:
+        notes.append(
+            "values are wrong for a while whenever the moments of returns move, since model.model has no "
+            "rescale_values; write it, or say --loss.no-normalize-returns"
+        )
+    return notes
 
 
 def _notes_on_pictures(plan: Plan) -> list[str]:

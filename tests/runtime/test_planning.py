@@ -14,12 +14,14 @@ import torch
 from environments import Pixels
 from gymnasium import spaces
 from small_tasks import Crowd
+from torch import nn
 from whole_runs import config_for
 
 from sfactory import Config, train
-from sfactory.config import LogConfig, LossConfig, ModelConfig, resolve
+from sfactory.config import LogConfig, LossConfig, ModelConfig, from_dict, resolve, to_dict
 from sfactory.config.command_line import from_command_line
 from sfactory.config.declaring import given_names
+from sfactory.data.batch import Batch
 from sfactory.distributions import ActionDistribution
 from sfactory.errors import ConfigError
 from sfactory.profiling import tune
@@ -169,6 +171,96 @@ def test_text_that_is_left_out_is_told() -> None:
     notes = notes_on(make_plan(resolve(Config(env=Told))))
     assert "the policy does not see task/mission of the observation, which is text" in notes
     assert not [note for note in notes_on(make_plan(resolve(Config(env="CartPole-v1")))) if "text" in note]
+
+
+class Grid(gymnasium.Env):
+    """Without a number in it."""
+
+    observation_space, action_space = spaces.Discrete(3), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[int, dict]:
+        return 0, {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ({"model": {"core_size": 64}}, "model.core_size 64 has no effect, since model.core is neither gru nor lstm"),
+        ({"model": {"squash": "tanh"}}, "model.squash tanh has no effect, since actions are not continuous"),
+        ({"env": Grid, "preset": "none", "model": {"normalize_obs": True}}, "the observation has no floats"),
+        ({"optim": {"schedule": "constant", "hold": 0.5}}, "optim.schedule is constant, not linear"),
+        ({"optim": {"target_kl": 0.02}}, "optim.schedule is linear, not adaptive_kl"),
+        ({"algo": "impala", "loss": {"clip": 0.1}}, "algo is impala, whose loss has no clip"),
+        ({"algo": "ppo", "loss": {"tv_limit": 0.2}}, "algo is ppo, not appo"),
+        ({"algo": "ppo", "loss": {"rho_bar": 2.0}}, "loss.rho_bar 2.0 has no effect, since loss.estimator is GAE"),
+        ({"algo": "ppo", "loss": {"rho_bar_pg": 2.0}}, "algo is ppo, which has no importance weights"),
+        ({"loss": {"exploration": "kl"}}, "loss.exploration kl has no effect, since loss.entropy_coef is 0"),
+        ({"epochs": 1, "optim": {"minibatches": 1}, "loss": {"value_clip": 0.2}}, "a batch has one update"),
+    ],
+)
+def test_a_setting_that_has_no_effect_is_told(settings: dict, note: str) -> None:
+    (told,) = notes_on(make_plan(resolve(Config(**{"env": "CartPole-v1"} | settings))))
+    assert note in told
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": {"core": "lstm", "core_size": 64}},
+        {"env": "Pendulum-v1", "model": {"squash": "tanh", "initial_log_std": -1.0}},
+        {"optim": {"hold": 0.5}},
+        {"algo": "ppo", "loss": {"clip": 0.1, "estimator": "vtrace", "c_bar": 2.0}},
+        {"loss": {"exploration": "kl", "entropy_coef": 0.01}},
+    ],
+)
+def test_a_setting_that_has_an_effect_is_not(settings: dict) -> None:
+    assert notes_on(make_plan(resolve(Config(**{"env": "CartPole-v1"} | settings)))) == []
+
+
+def test_a_whole_configuration_that_is_given_again_has_nothing_to_tell() -> None:
+    plan = make_plan(resolve(Config(env="CartPole-v1")))
+    assert notes_on(make_plan(resolve(from_dict(to_dict(plan.config))))) == []
+
+
+class Bare(nn.Module):
+    """A model with what it must have alone."""
+
+    state_size = 0
+
+    def __init__(self, observation, action, config) -> None:
+        super().__init__()
+        self.read = nn.Linear(4, 3)
+
+    def forward(self, obs, state=None):
+        return *self.unroll(obs, None), None
+
+    def unroll(self, obs, first, state=None):
+        answer = self.read(obs[0])
+        return answer[..., :2], answer[..., 2]
+
+
+def test_what_a_model_of_ones_own_leaves_undone_is_told() -> None:
+    model = {"model": Bare, "normalize_obs": True}
+    notes = notes_on(make_plan(resolve(Config(env="CartPole-v1", model=model))))
+    assert ["observations are not normalised" in notes[0], "has no rescale_values" in notes[1]] == [True, True]
+    off = {"model": model | {"normalize_obs": False}, "loss": {"normalize_returns": False}}
+    assert notes_on(make_plan(resolve(Config(env="CartPole-v1", **off)))) == []
+
+
+class Same:
+    """A source of batches."""
+
+    def __init__(self, fresh: int, config: Config) -> None:
+        self.columns = fresh
+
+    def __call__(self, fresh: Batch) -> Batch:
+        return fresh
+
+
+@pytest.mark.parametrize(("algo", "times"), [("ppo", 1), ("appo", 0)])
+def test_older_samples_without_weights_are_told(algo: str, times: int) -> None:
+    notes = notes_on(make_plan(resolve(Config(env="CartPole-v1", algo=algo, batch_source=Same))))
+    assert ["batch_source" in note for note in notes] == [True] * times
 
 
 def test_what_a_plan_decides_does_not_count_as_given_by_the_user() -> None:
