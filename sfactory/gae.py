@@ -134,13 +134,13 @@ def trace_decay(terminated: Tensor, truncated: Tensor, decay: float, dtype: torc
 def following_sum(terms: Tensor, decay: Tensor) -> Tensor:
     """For x_t = terms_t + decay_t x_{t+1} with x_T = 0, the x_{t+1} of every t, ``[T, B]``.
 
-    The recurrence is solved by recursive doubling: 2 log2(T) kernels rather than T. A NaN counts as 0 here, because it
-    would cross even a decay of 0.
+    The recurrence is solved by recursive doubling: 2 log2(T) kernels rather than T. A NaN or an infinity counts as 0
+    here, because it would cross even a decay of 0.
     """
     steps, columns = terms.shape
     # Rows beyond T stay 0, so that a shifted view never needs its edge treated apart.
     sums, factors, next_sums, next_factors = terms.new_zeros(4, 2 * steps, columns).unbind()
-    torch.nan_to_num(terms, nan=0.0, out=sums[:steps])
+    torch.nan_to_num(terms, nan=0.0, posinf=0.0, neginf=0.0, out=sums[:steps])
     torch.nan_to_num(decay, nan=0.0, out=factors[:steps])
     shift = 1
     while shift < steps:

@@ -97,6 +97,19 @@ def test_garbage_behind_an_end_stays_there(estimate: Estimator) -> None:
         assert np.isnan(after[3]).all()
 
 
+@pytest.mark.parametrize("infinity", [np.inf, -np.inf])
+def test_infinities_behind_an_end_stay_there(estimate: Estimator, infinity: float) -> None:
+    """Their sum times a decay of 0 would be NaN."""
+    segments = random_segments(5, 8, 2, ends=0.0)
+    segments.terminated[2, 0] = segments.truncated[2, 1] = True
+    segments.final_values[2, 1] = 1.0
+    clean = estimate(*segments[1:], 0.9, 0.9)
+    segments.rewards[3:] = infinity
+    for before, after in zip(clean, estimate(*segments[1:], 0.9, 0.9), strict=True):
+        np.testing.assert_array_equal(after[:3], before[:3])
+        assert (after[3:] == infinity).all()
+
+
 @pytest.mark.parametrize("name", ["rewards", "terminated", "truncated", "final_values"])
 def test_a_wrong_shape_is_named(estimate: Estimator, name: str) -> None:
     segments = random_segments(9, 4, 5)._replace(**{name: np.zeros((4, 1), dtype=bool)})

@@ -145,6 +145,19 @@ def test_garbage_behind_an_end_stays_there(estimate: Estimator) -> None:
         np.testing.assert_array_equal(after[4:], before[4:])
 
 
+@pytest.mark.parametrize("infinity", [np.inf, -np.inf])
+def test_infinities_behind_an_end_stay_there(estimate: Estimator, infinity: float) -> None:
+    """Their sum times a decay of 0 would be NaN."""
+    segments = random_segments(5, 8, 2, ends=0.0)
+    segments.terminated[2, 0] = segments.truncated[2, 1] = True
+    segments.final_values[2, 1] = 1.0
+    clean = estimate(*segments, 0.9, 0.9)
+    segments.rewards[3:] = infinity
+    for before, after in zip(clean, estimate(*segments, 0.9, 0.9), strict=True):
+        np.testing.assert_array_equal(after[:3], before[:3])
+        assert (after[3:] == infinity).all()
+
+
 @pytest.mark.parametrize("broken", ["log_ratios", "rewards", "values"])
 def test_a_nan_shows_in_its_own_step(estimate: Estimator, broken: str) -> None:
     segments = random_segments(6, 5, 2, ends=0.0)
