@@ -9,6 +9,7 @@ from sfactory.config import Config, given_values
 from sfactory.config.presets import preset_for
 from sfactory.envs.interface import EnvSpec
 from sfactory.model.actor_critic import CORES
+from sfactory.model.encoders import KNOWN
 from sfactory.objective import ALGOS
 from sfactory.runtime.plan import Plan
 
@@ -45,6 +46,11 @@ def _idle_in_model(config: Config, env: EnvSpec) -> Iterator[tuple[str, tuple[st
         yield "model.core is neither gru nor lstm", ("model.core_size", "model.core_layers")
     if not has_floats(env):
         yield "the observation has no floats", ("model.normalize_obs",)
+    if model.model == "none" and model.encoder in KNOWN:
+        if all(leaf.is_image for leaf in env.observation.leaves):
+            yield "all parts of the observation are images", ("model.hidden", "model.activation")
+        if not env.observation.has_images:
+            yield "the observation has no image", ("model.features",)
     gaussian = "model.adaptive_std", "model.initial_log_std"
     if not env.action.continuous:
         yield "actions are not continuous", ("model.squash", *gaussian)

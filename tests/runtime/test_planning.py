@@ -186,6 +186,8 @@ class Grid(gymnasium.Env):
     ("settings", "note"),
     [
         ({"model": {"core_size": 64}}, "model.core_size 64 has no effect, since model.core is neither gru nor lstm"),
+        ({"model": {"features": 256}}, "model.features 256 has no effect, since the observation has no image"),
+        ({"env": Pixels, "model": {"hidden": (8,)}}, "since all parts of the observation are images"),
         ({"model": {"squash": "tanh"}}, "model.squash tanh has no effect, since actions are not continuous"),
         ({"env": Grid, "preset": "none", "model": {"normalize_obs": True}}, "the observation has no floats"),
         ({"optim": {"schedule": "constant", "hold": 0.5}}, "optim.schedule is constant, not linear"),
@@ -208,6 +210,7 @@ def test_a_setting_that_has_no_effect_is_told(settings: dict, note: str) -> None
     [
         {"model": {"core": "lstm", "core_size": 64}},
         {"env": "Pendulum-v1", "model": {"squash": "tanh", "initial_log_std": -1.0}},
+        {"env": Pixels, "model": {"features": 64}},
         {"optim": {"hold": 0.5}},
         {"algo": "ppo", "loss": {"clip": 0.1, "estimator": "vtrace", "c_bar": 2.0}},
         {"loss": {"exploration": "kl", "entropy_coef": 0.01}},
