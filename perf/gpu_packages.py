@@ -42,7 +42,13 @@ PACKAGES = {
         "numba": ["numba"],
     },
     "atari": {"ale_py": ["ale-py"]},
-    "mujoco": {"glfw": ["glfw"], "OpenGL": ["pyopengl"], "mujoco": ["mujoco", "mujoco-core"]},
+    "mujoco": {
+        "glfw": ["glfw"],
+        "OpenGL": ["pyopengl"],
+        "mujoco": ["mujoco", "mujoco-core"],
+        "packaging": ["packaging"],
+        "imageio": ["imageio"],
+    },
     "vizdoom": {"pygame": ["pygame-ce"], "vizdoom": ["vizdoom"]},
 }
 """By group, the modules in the order in which they need each other, and the packages that they are in."""

@@ -328,6 +328,47 @@ def test_a_machine_with_python_alone_and_no_network_gets_what_there_is(tmp_path:
     assert "No module named" in stages["learner"]["result"]["left_out"] and stages["learner"]["status"] == "left out"
 
 
+WITH_THE_TABLE_ALONE = """
+import re, shlex, sys
+from importlib import metadata
+from perf.gpu_packages import PACKAGES
+
+def plain(name): return re.sub("[-_.]+", "-", name).lower()
+
+def with_needs(name):
+    found = {plain(name)}
+    for line in metadata.requires(name) or ():
+        if "extra ==" not in line and plain(need := re.match("[\\w.-]+", line)[0]) not in found:
+            found |= with_needs(need)
+    return found
+
+there = {"sfactory", *with_needs("torch"), *with_needs("numpy")}
+there |= {plain(name) for modules in PACKAGES.values() for names in modules.values() for name in names}
+found = metadata.packages_distributions()
+
+class Bare:
+    def find_spec(name, path=None, target=None):
+        owners = found.get(name.partition(".")[0], ())
+        if owners and not there & set(map(plain, owners)):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Bare)
+from perf.gpu_stages import from_command_line, make_plan
+make_plan(from_command_line(sys.argv[1:], "test"))
+"""
+"""Plans a run where nothing but torch, NumPy and the packages of the table can be imported."""
+
+
+@pytest.mark.parametrize("name", ["pong", "halfcheetah", "vizdoom-basic", "cartpole-native"])
+def test_the_table_names_all_that_a_workload_needs(name: str) -> None:
+    flags = [*shlex.split(gpu_stages.WORKLOADS[name]), "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(gpu.ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", WITH_THE_TABLE_ALONE, *flags], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
 def test_a_wheel_is_gathered_in_the_version_that_another_one_asks_for() -> None:
     assert gpu_packages.pinned("another-one", ["Requires-Dist: another-one (==2.5)"]) == "another-one==2.5"
     assert gpu_packages.pinned("another-one", ["Requires-Dist: another-one >=2.5"]) == "another-one"
