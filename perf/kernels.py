@@ -42,12 +42,13 @@ from sfactory.envs.native.base import NativeGroup, random_streams
 from sfactory.envs.native.cartpole import CartPole
 from sfactory.envs.native.memory_grid import MemoryGrid
 from sfactory.envs.native.pendulum import Pendulum
-from sfactory.gae import gae, gae_torch
+from sfactory.gae import gae_torch
 from sfactory.kernels import lower_weights, recurrence, scans
 from sfactory.kernels.convolution.pixel_blocks import BLOCK, pixel_blocks
 from sfactory.kernels.dense_network import DenseNetwork
 from sfactory.kernels.distributions import densities, density_gradients
 from sfactory.kernels.losses import loss_and_gradients
+from sfactory.kernels.objective import _vtrace
 from sfactory.kernels.sampling import sample_rows
 from sfactory.kernels.tanh import tanh_
 from sfactory.losses import EXPLORATION, POLICY, SUMS, VALUE, chunk_loss, exploration_coef
@@ -55,7 +56,7 @@ from sfactory.model import NatureCNN, build_model, cores
 from sfactory.model.networks import Network, TorchNetwork
 from sfactory.model.precision import mixed_precision
 from sfactory.spaces import ActionSpec, ObservationSpec
-from sfactory.vtrace import unweighted_vtrace, vtrace
+from sfactory.vtrace import unweighted_vtrace
 
 SEGMENTS = ((32, 64), (32, 512), (128, 1024))
 ROWS = (64, 1024)
@@ -150,8 +151,26 @@ def _copy(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tens
     return [torch.tensor(array, device=device) for array in arrays]
 
 
+def vtrace_compiled(
+    log_weights: np.ndarray, rewards: np.ndarray, values: np.ndarray, bootstrap_value: np.ndarray, *others: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pass within the compiled objective, with the arguments of the NumPy version."""
+    terminated, truncated, final_values, gamma, lam = others
+    outcome = rewards, values, bootstrap_value, final_values, terminated, truncated
+    vs, advantages = np.empty_like(values), np.empty_like(values)
+    _vtrace(log_weights, *outcome, gamma, lam, 1.0, 1.0, vs, advantages)
+    return vs, advantages
+
+
+def gae_compiled(rewards: np.ndarray, *others: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The same with all weights 1."""
+    returns, advantages = vtrace_compiled(np.zeros_like(rewards), rewards, *others)
+    return advantages, returns
+
+
 def estimators(device: torch.device) -> Iterator[Case]:
-    """V-trace and GAE on random float32 segments with a few ends of episodes."""
+    """V-trace and GAE on random float32 segments with a few ends of episodes, as the learner calls them: V-trace's
+    advantages are without their weight."""
     for steps, rows in SEGMENTS:
         rng = np.random.default_rng(0)
         ends = rng.random((steps, rows))
@@ -159,8 +178,8 @@ def estimators(device: torch.device) -> Iterator[Case]:
         arrays = (log_ratios, rewards, values, values[0].copy(), ends < 0.01, ends > 0.99, final_values)
         tensors = _copy(arrays, device)
         for name, first, kernel, numpy_version, torch_version in (
-            ("vtrace", 0, vtrace, plain.vtrace_numpy, lambda *inputs: unweighted_vtrace(*inputs, 1.0, 1.0)),
-            ("gae", 1, gae, plain.gae_numpy, gae_torch),
+            ("vtrace", 0, vtrace_compiled, plain.vtrace_numpy, lambda *inputs: unweighted_vtrace(*inputs, 1.0, 1.0)),
+            ("gae", 1, gae_compiled, plain.gae_numpy, gae_torch),
         ):
             versions: dict[str, Call] = {
                 "numba": functools.partial(kernel, *arrays[first:], *DISCOUNTS),

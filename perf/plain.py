@@ -39,7 +39,8 @@ def vtrace_numpy(
     gamma: float,
     lam: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """V-trace as NumPy operations on one time step after the other."""
+    """V-trace as NumPy operations on one time step after the other: value targets, and advantages without their
+    weight."""
     weights = np.minimum(np.exp(log_ratios), 1.0)
     decay = np.where(terminated | truncated, 0.0, gamma * lam).astype(values.dtype)
     following = np.where(truncated, final_values, np.concatenate((values[1:], bootstrap_value[None])))
@@ -47,9 +48,9 @@ def vtrace_numpy(
     vs, advantages = np.empty_like(values), np.empty_like(values)
     correction = np.zeros_like(bootstrap_value)
     for t in range(len(values) - 1, -1, -1):
-        advantage = weights[t] * (delta[t] + decay[t] * correction)
-        correction = advantage
-        vs[t], advantages[t] = values[t] + correction, advantage
+        advantages[t] = delta[t] + decay[t] * correction
+        correction = weights[t] * advantages[t]
+        vs[t] = values[t] + correction
     return vs, advantages
 
 
