@@ -26,7 +26,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from perf.runs import Report, training
+from perf.results import record
+from perf.runs import Report, exit_at_signals, training
 from sfactory.config.command_line import from_command_line
 from sfactory.config.lag import slot_count
 from sfactory.profiling.ceiling import Ceiling, measure_ceiling
@@ -191,8 +192,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--record", action="store_true", help="append the runs to perf/data/throughput.csv")
     args = parser.parse_args()
-    if args.record:
-        from perf.results import record  # as a module only; at once, so that no measurement is lost
+    exit_at_signals()
     results = []
     for name in WORKLOADS:
         if args.only and name not in args.only:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from perf.fps import PONG, WORKLOADS, measure
 from perf.results import record
+from perf.runs import exit_at_signals
 
 HOPPER = "--env Hopper-v5"
 CASES = {
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--record", action="store_true", help="append the medians to perf/data/gains.csv")
     args = parser.parse_args()
+    exit_at_signals()
     table = Table("workload", "without", "env steps/s", "all kernels", "gain")
     for name in args.only:
         found = speeds(*CASES[name], args.seconds, args.rounds)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.gpu_task import Result, Task
+from perf.runs import exit_at_signals
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = Path(os.environ.get("OUT", ROOT / "perf" / "out")) / "gpu.json"
@@ -234,6 +235,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--stage", choices=STAGES, help="run this one here, and write what it gives to --out")
     args = parser.parse_args()
+    exit_at_signals()
     tiny = args.device == "cpu"
     task = Task(args.device, args.seconds or (0.5 if tiny else 10.0), tiny, lambda result: write(args.out, result))
     if args.stage:

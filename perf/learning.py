@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from perf import results
 from perf.peer_settings import TASKS
 from perf.peers import NAMES, VENVS, run_driver
 from perf.references import REFERENCES, Reference
+from perf.runs import exit_at_signals
 
 EPISODES = 50
 SHORT = {"stable-baselines3": "sb3", "sample-factory": "sf"}
@@ -148,7 +148,7 @@ def main() -> int:
     parser.add_argument("--peer", choices=SHORT, help="another trainer instead of sfactory")
     parser.add_argument("--venvs", type=Path, default=VENVS, help="where the peers are built")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the run is ended with it
+    exit_at_signals()
     table = Table("environment", "env steps", "expected", "scores", "seconds")
     any_missed = False
     for reference in chosen(args.only, args.minutes, args.peer):

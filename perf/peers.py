@@ -49,7 +49,7 @@ from perf.peer_scripts.window import KEPT, RECENT
 from perf.peer_settings import PEERS, SCORES, TASKS, WORKLOADS, Setting
 from perf.references import BY_NAME
 from perf.results import record
-from perf.runs import ROOT, Report, training
+from perf.runs import ROOT, Report, exit_at_signals, training
 
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 NAMES = {"sample-factory": "Sample Factory", "stable-baselines3": "SB3", "pufferlib": "PufferLib", "rllib": "RLlib"}
@@ -345,7 +345,7 @@ def main() -> None:
     kind.add_argument("--search", action="store_true", help="try the candidate settings of the peers")
     kind.add_argument("--to-score", action="store_true", help="wall time to a score instead of throughput")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that trainers are ended with it
+    exit_at_signals()
     if args.build:
         for peer in _chosen(PEERS, args):
             build(peer, args.venvs)

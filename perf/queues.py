@@ -25,6 +25,7 @@ import os
 import queue
 import random
 import select
+import signal
 import statistics
 import struct
 import time
@@ -40,6 +41,7 @@ from numba.extending import intrinsic
 from rich.console import Console
 from rich.table import Table
 
+from perf.runs import exit_at_signals
 from sfactory.data.queues import IndexQueue
 
 FORK = multiprocessing.get_context("fork")
@@ -302,6 +304,18 @@ class Figure:
     cpu_microseconds: float
 
 
+def started(main: Callable[..., None], *args: object) -> multiprocessing.process.BaseProcess:
+    """A forked process that ends with this one, and by SIGTERM, also while it waits in a queue's own code."""
+
+    def life() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        main(*args)
+
+    process = FORK.Process(target=life, daemon=True)
+    process.start()
+    return process
+
+
 def run_together(*mains: Callable[[], dict[str, float]]) -> list[dict[str, float]]:
     """Run functions in forked processes that begin at the same moment; their results, with `begin_s`, `end_s` and
     `cpu_s` of each added."""
@@ -316,10 +330,8 @@ def run_together(*mains: Callable[[], dict[str, float]]) -> list[dict[str, float
     processes, readers = [], []
     for main in mains:
         reader, writer = FORK.Pipe(duplex=False)
-        process = FORK.Process(target=life, args=(main, writer), daemon=True)
-        process.start()
+        processes.append(started(life, main, writer))
         writer.close()
-        processes.append(process)
         readers.append(reader)
     results: dict[Connection, dict[str, float]] = {}
     while len(results) < len(readers):
@@ -440,22 +452,15 @@ def wedged_by_kills(make: Callable[[], Channel], kills: int, rng: random.Random)
         while wanted not in channel.get_many(None):
             pass
 
-    def start(
-        main: Callable[[Channel, int], None], channel: Channel, value: int
-    ) -> multiprocessing.process.BaseProcess:
-        process = FORK.Process(target=main, args=(channel, value), daemon=True)
-        process.start()
-        return process
-
     wedged = 0
     for number in range(kills):
         channel, kills_writer = make(), number % 2 == 0
-        writer, reader = start(write, channel, 0), start(read_until, channel, 1)
+        writer, reader = started(write, channel, 0), started(read_until, channel, 1)
         time.sleep(rng.uniform(0.003, 0.01))
         victim = writer if kills_writer else reader
         victim.kill()
         victim.join()
-        replacement = start(write, channel, 1) if kills_writer else start(read_until, channel, 0)
+        replacement = started(write, channel, 1) if kills_writer else started(read_until, channel, 0)
         survivor = reader if kills_writer else replacement
         survivor.join(WEDGED_S)
         wedged += survivor.is_alive()
@@ -494,6 +499,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    exit_at_signals()
     names = args.only or list(CHANNELS)
     ring = EventfdRing()  # compiles what the forked processes inherit
     ring.put_many((0,))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from signal import SIGINT
+from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
 POLL_S = 0.2
@@ -56,11 +57,25 @@ def training(flags: Sequence[str], folder: str) -> Iterator[Run]:
         yield Run(Path(folder) / "run", process)
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.send_signal(SIGINT)
+            process.send_signal(signal.SIGINT)
             process.wait(END_S)
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def exit_at_signals() -> None:
+    """Let SIGTERM and SIGHUP raise SystemExit, so that what this program has started is ended with it. Under nohup
+    SIGHUP stays ignored. Further signals are ignored while the first is obeyed."""
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, leave)
 
 
 def read_reports(run: Path) -> list[Report]:

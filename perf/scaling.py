@@ -37,7 +37,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from perf.runs import Report, Run, training
+from perf.runs import Report, Run, exit_at_signals, training
 from sfactory.config import Config, RuntimeConfig
 from sfactory.config.lag import slot_count
 from sfactory.data.arena import arena_bytes, segment_fields
@@ -310,6 +310,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    exit_at_signals()
     if args.environments is None:
         points, costs = sweep(args.env or ["sfactory/CartPole", "CartPole-v1"], args.sweep, args.seconds)
         show(points, costs)

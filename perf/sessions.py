@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 
 import psutil
 
@@ -16,3 +17,15 @@ def members(session: int) -> list[psutil.Process]:
             if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def end(session: int) -> set[int]:
+    """Kill all processes of a session, also what they start meanwhile; gives their numbers."""
+    ended: set[int] = set()
+    while living := members(session):
+        for process in living:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        ended |= {process.pid for process in living}
+        time.sleep(0.01)
+    return ended

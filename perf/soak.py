@@ -39,6 +39,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from perf import sessions
+from perf.runs import exit_at_signals
 from perf.sessions import members
 from sfactory import evaluate
 from sfactory.runs.run_state import read_status
@@ -193,7 +195,7 @@ class Soak:
             time.sleep(0.05)
         for process in left:
             self.problems.append(f"{self.seconds:.0f} s: left after {number.name}: {process}")
-            process.kill()
+        sessions.end(self.command.pid)
 
     def restart(self, number: signal.Signals, status: int, before: Callable[[], None] = lambda: None) -> bool:
         """End the command, once it has trained for a while, and give it again."""
@@ -326,8 +328,7 @@ def soak(folder: Path, minutes: float, seed: int) -> Soak:
             time.sleep(1.0)
         state.end(signal.SIGINT, 130)
     finally:
-        for process in members(state.command.pid):
-            process.kill()
+        sessions.end(state.command.pid)
     return state
 
 
@@ -361,6 +362,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    exit_at_signals()
     shared = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory() as folder:
         state = soak(Path(folder), args.minutes, args.seed)

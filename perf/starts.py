@@ -4,11 +4,10 @@ is left of them.
     python -m perf.starts [--runs 50] [--seed 0] [--env CartPole-v1] [--json FILE]
 
 Each run is a command in a session of its own. Half of the runs get SIGINT, as Ctrl-C sends it to the whole process
-group, at a random
-moment: of these, half during start-up and half in the first seconds of training. The others run to their end. A run
-passes if it ends within 10 s of the signal with status 130 (0 if it had just ended by itself), prints no traceback,
-says in its summary what happened, and leaves neither a process nor anything in /dev/shm (where other programs must
-leave nothing either).
+group, at a random moment: of these, half during start-up and half in the first seconds of training. The others run to
+their end. A run passes if it ends within 10 s of the signal with status 130 (0 if it had just ended by itself), prints
+no traceback, says in its summary what happened, and leaves neither a process nor anything in /dev/shm (where other
+programs must leave nothing either).
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
-from perf.sessions import members
+from perf import sessions
+from perf.runs import exit_at_signals
 
 LIMIT_S = 10.0
 GIVE_UP_S = 120.0
@@ -89,28 +88,28 @@ def one_run(flags: list[str], moment: Moment | None, folder: Path) -> Outcome:
     with errors.open("w") as stderr:
         begin = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True)
-        while (
-            process.poll() is None
-            and (now := time.monotonic() - begin) < GIVE_UP_S
-            and (stopped is None or now - stopped < 2 * LIMIT_S)
-        ):
-            if moment is not None and stopped is None and moment.has_come(now, first_steps):
-                stopped = now
-                os.killpg(process.pid, signal.SIGINT)
-            if first_steps is None and has_trained(run / "metrics.csv"):
-                first_steps = now
-            time.sleep(0.01)
-        seconds = time.monotonic() - begin
-    time.sleep(0.3)
-    left = members(process.pid)
+        try:
+            while (
+                process.poll() is None
+                and (now := time.monotonic() - begin) < GIVE_UP_S
+                and (stopped is None or now - stopped < 2 * LIMIT_S)
+            ):
+                if moment is not None and stopped is None and moment.has_come(now, first_steps):
+                    stopped = now
+                    os.killpg(process.pid, signal.SIGINT)
+                if first_steps is None and has_trained(run / "metrics.csv"):
+                    first_steps = now
+                time.sleep(0.01)
+            seconds = time.monotonic() - begin
+            time.sleep(0.3)
+            left = [str(process) for process in sessions.members(process.pid)]
+        finally:
+            sessions.end(process.pid)
     problems = found_problems(
         process.returncode, stopped, seconds, errors.read_text(), run / "summary.json", first_steps
     )
-    problems += [f"left: {p.pid} {' '.join(p.cmdline())[:80]}" for p in left]
+    problems += [f"left: {process}" for process in left]
     problems += [f"left in /dev/shm: {name}" for name in set(os.listdir("/dev/shm")) - shared]
-    for member in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
     process.wait()
     summary = json.loads((run / "summary.json").read_text()) if (run / "summary.json").exists() else {}
     stopping = None if stopped is None else seconds - stopped
@@ -148,6 +147,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    exit_at_signals()
     flags = ["--env", args.env, "--steps", str(args.steps), "--device", "cpu"]
     rng = random.Random(args.seed)
     outcomes: list[Outcome] = []
