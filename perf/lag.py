@@ -27,11 +27,14 @@ import argparse
 import csv
 import dataclasses
 import itertools
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +42,7 @@ import torch
 from torch import Tensor
 
 from perf.lag_curves import DATA, LAGS, scores
+from perf.runs import POLL_S, exit_at_signals
 from sfactory import objective as objective_module
 from sfactory.config import Config, LogConfig, ModelConfig, merged, resolve
 from sfactory.data.batch import Batch, Targets
@@ -53,6 +57,8 @@ from sfactory.telemetry.metrics import Report
 SEEDS = (21, 22, 23)
 DRAWN = ("mended", "no-tv", "stale")
 """Variants that the figure shows."""
+Cell = tuple[str, str, str, str]
+"""Task, variant, lag and seed."""
 
 
 class Task(NamedTuple):
@@ -227,12 +233,37 @@ def run(task: Task, variant: str, lag: int, seed: int, curve: Path) -> None:
         def keep(report: Report) -> None:
             points.append((report.env_steps, report.episode_return_mean))
 
-        train(config, [keep])
+        result = train(config, [keep])
+    if result.status != "completed":  # by a signal; its curve ends early
+        raise SystemExit(128 + (result.signal or signal.SIGINT))
     part = curve.with_suffix(".part")
     curve.parent.mkdir(parents=True, exist_ok=True)
     with part.open("w", newline="") as file:
         csv.writer(file).writerows([("env_steps", "episode_return_mean"), *points])
     part.rename(curve)
+
+
+def run_all(cells: Iterable[Cell], data: Path, processes: int) -> list[Cell]:
+    """Run those cells that have no curve yet, each in a process of its own; gives those that have failed."""
+    waiting = [cell for cell in cells if not (data / f"{'.'.join(cell)}.csv").exists()]
+    running: dict[Cell, subprocess.Popen[bytes]] = {}
+    failed: list[Cell] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < processes:
+                cell = waiting.pop(0)
+                print(*cell, flush=True)
+                command = [sys.executable, "-m", "perf.lag", "--data", str(data), "--cell", *cell]
+                running[cell] = subprocess.Popen(command)
+            time.sleep(POLL_S)
+            ended = [cell for cell, process in running.items() if process.poll() is not None]
+            failed += [cell for cell in ended if running.pop(cell).returncode]
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+    return failed
 
 
 def show(data: Path) -> None:
@@ -275,7 +306,8 @@ def draw(data: Path, path: Path) -> None:
     figure.savefig(path)
 
 
-def main() -> None:
+def main() -> int:
+    """Exit status 1 if a cell has failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["mended"])
@@ -298,27 +330,16 @@ def main() -> None:
     elif args.figure:
         draw(args.data, args.figure)
     else:
+        exit_at_signals()
         cells = itertools.product(args.seeds, args.variants, args.lags, args.tasks)
-        waiting = [(task, variant, str(lag), str(seed)) for seed, variant, lag, task in cells]
-        waiting = [cell for cell in waiting if not (args.data / f"{'.'.join(cell)}.csv").exists()]
-        running: list[subprocess.Popen] = []
-        try:
-            while waiting or running:
-                while waiting and len(running) < args.processes:
-                    cell = waiting.pop(0)
-                    print(*cell, flush=True)
-                    command = [sys.executable, "-m", "perf.lag", "--data", str(args.data), "--cell", *cell]
-                    running.append(subprocess.Popen(command))
-                oldest = running.pop(0)
-                try:
-                    oldest.wait(1.0)
-                except subprocess.TimeoutExpired:
-                    running.append(oldest)
-        finally:
-            for process in running:
-                process.terminate()
+        named = ((task, variant, str(lag), str(seed)) for seed, variant, lag, task in cells)
+        failed = run_all(named, args.data, args.processes)
         show(args.data)
+        for cell in failed:
+            print("failed:", *cell, file=sys.stderr)
+        return int(bool(failed))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,7 +18,7 @@ from commands import ROOT, wait_until
 from perf import runs, sessions
 
 PROGRAMS = {
-    "fps": "run", "gains": "speeds", "gpu": "run_all", "learning": "score_of",
+    "fps": "run", "gains": "speeds", "gpu": "run_all", "lag": "run_all", "learning": "score_of",
     "queues": "EventfdRing", "scaling": "sweep", "soak": "soak", "starts": "one_run",
 }  # fmt: skip
 """Each with the first that it does."""
