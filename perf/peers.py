@@ -40,10 +40,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
+from perf import sessions
 from perf.fps import settled_after
 from perf.peer_scripts.window import KEPT, RECENT
 from perf.peer_settings import PEERS, SCORES, TASKS, WORKLOADS, Setting
@@ -152,23 +152,15 @@ def _read_answer(
 
 
 def end_session(leader: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a driver's process group, and take away the torch shared memory that bears those processes'
-    numbers."""
-    group = [p.pid for p in psutil.process_iter() if _group_of(p.pid) == leader.pid]
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader.pid, signal.SIGKILL)
+    """Kill what is left of a driver's session, and take away the torch shared memory that bears the numbers of those
+    processes and of the driver."""
+    ended = sessions.end(leader.pid)
     if leader.stdout:
         leader.stdout.close()
     leader.wait()
-    for pid in group:
+    for pid in {leader.pid, *ended}:
         for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
             path.unlink(missing_ok=True)
-
-
-def _group_of(pid: int) -> int | None:
-    with contextlib.suppress(ProcessLookupError):
-        return os.getpgid(pid)
-    return None
 
 
 def measure_sfactory(flags: str, warmup: float, seconds: float) -> float:

@@ -98,6 +98,22 @@ class TestDriver:
         child = int(mark.read_text())
         assert wait_until(lambda: has_ended(child), 5), "it was killed, and takes a moment to die"
 
+    def test_what_has_left_its_process_group_is_ended_too(self, venvs: Path) -> None:
+        mark = venvs / "child"
+        program = (
+            "import subprocess; child = subprocess.Popen(['sleep', '60'], process_group=0); "
+            f"open({str(mark)!r}, 'w').write(str(child.pid)); print('RESULT {{\"fps\": 1}}', flush=True)"
+        )
+        run(venvs, program)
+        child = int(mark.read_text())
+        assert wait_until(lambda: has_ended(child), 5), "it was killed, and takes a moment to die"
+
+    def test_shared_memory_of_a_driver_that_crashes_is_taken_away(self, venvs: Path) -> None:
+        program = "import os; open(f'/dev/shm/torch_{os.getpid()}_crashed', 'w'); os.abort()"
+        with pytest.raises(PeerError):
+            run(venvs, program)
+        assert not list(Path("/dev/shm").glob("torch_*_crashed"))
+
     def test_a_peer_that_is_not_built_says_how_to_build_it(self, tmp_path: Path) -> None:
         with pytest.raises(PeerError, match=r"perf\.peers --build --peers torchrl"):
             run_driver("torchrl", tmp_path, {}, 1.0)
