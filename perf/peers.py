@@ -16,7 +16,8 @@ where the CPU multiplies in it, and is to be held against the peers' fastest, wh
 has float32 and the usual batch of 1024 samples, and is to be held against the peers' *usual* rows, or their only ones.
 
 Time to score: the wall clock from the command to an evaluation (or the mean of the last 20 training episodes, 100 more
-having ended) of at least a target, with the presets and with what the peers' documentation has. A round is a seed.
+having ended) of at least a target, with the presets and with what the peers' documentation has. A round is a seed; the
+first is the one after those of the file.
 
 With `--record` each round is appended to perf/data/peers.csv or time_to_score.csv.
 """
@@ -36,7 +37,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -243,30 +245,51 @@ def search(name: str, peer: str, args: argparse.Namespace) -> None:
     Console(width=160).print(table)
 
 
-def throughput_round(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each trainer once."""
+def throughput_round(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measures each trainer once, by turns."""
     workload = WORKLOADS[name]
-    speeds: dict[str, float | None] = {"sfactory, same": measure_sfactory(workload.same, args.warmup, args.seconds)}
+
+    def measured(trainer: str, speed: float | None) -> dict[str, Any]:
+        return {"workload": name, "trainer": trainer, "fps": speed}
+
+    yield measured("sfactory, same", measure_sfactory(workload.same, args.warmup, args.seconds))
     for peer in _chosen(workload.peers, args):
         tuned = workload.peers[peer]
-        if tuned.usual:
-            speeds[f"{peer}, usual"] = measure_peer(
-                peer, args.venvs, {**tuned.fixed, **tuned.usual}, args.warmup, args.seconds
-            )
-        speeds[peer] = measure_peer(peer, args.venvs, {**tuned.fixed, **tuned.best}, args.warmup, args.seconds)
-    speeds["sfactory, throughput"] = measure_sfactory(workload.throughput, args.warmup, args.seconds)
-    return [{"workload": name, "trainer": trainer, "fps": speed} for trainer, speed in speeds.items()]
+        for trainer, setting in ((f"{peer}, usual", tuned.usual), (peer, tuned.best)):
+            if setting:
+                of_peer = measure_peer(peer, args.venvs, {**tuned.fixed, **setting}, args.warmup, args.seconds)
+                yield measured(trainer, of_peer)
+    yield measured("sfactory, throughput", measure_sfactory(workload.throughput, args.warmup, args.seconds))
 
 
-def score_round(name: str, seed: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each trainer once, from its command to its score."""
-    results = {"sfactory": score_sfactory(name, seed)} | {
-        peer: score_peer(name, peer, seed, args.venvs) for peer in _chosen(TASKS[name], args)
-    }
-    return [
-        {"workload": name, "trainer": trainer, "seconds": seconds, "score": reached, "target": SCORES[name].target}
-        for trainer, (reached, seconds) in results.items()
-    ]
+def score_round(name: str, seed: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Runs each trainer once, from its command to its score."""
+    for trainer in ("sfactory", *_chosen(TASKS[name], args)):
+        if trainer == "sfactory":
+            reached, seconds = score_sfactory(name, seed)
+        else:
+            reached, seconds = score_peer(name, trainer, seed, args.venvs)
+        target = SCORES[name].target
+        yield {"workload": name, "trainer": trainer, "seconds": seconds, "score": reached, "target": target}
+
+
+def next_round(name: str, measurements: Sequence[dict[str, Any]]) -> int:
+    """The number of a workload's next round, which is its seed, after those that have been measured."""
+    return 1 + max(Counter(m["trainer"] for m in measurements if m["workload"] == name).values(), default=0)
+
+
+def measure_round(name: str, number: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure a round, and keep what was asked for; of one that breaks off what it had by then."""
+    measured: list[dict[str, Any]] = []
+    try:
+        measured.extend(score_round(name, number, args) if args.to_score else throughput_round(name, args))
+    finally:
+        if args.record:
+            record("time_to_score" if args.to_score else "peers", records(measured, number), "perf.peers")
+        if args.json:
+            before = json.loads(args.json.read_text()) if args.json.exists() else []
+            args.json.write_text(json.dumps(before + measured, indent=2))
+    return measured
 
 
 def records(measurements: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
@@ -282,7 +305,7 @@ def records(measurements: Sequence[dict[str, Any]], number: int) -> list[dict[st
             row |= {"target": m["target"], "score": m["score"], "note": f"not in {seconds:.0f} s" if missed else ""}
             rows.append(row | {"seconds": "" if missed else f"{seconds:.1f}"})
         elif m["fps"]:
-            own = speeds["sfactory, same" if kind == "usual" else "sfactory, throughput"]
+            own = speeds.get("sfactory, same" if kind == "usual" else "sfactory, throughput")
             ratio = f"{own / m['fps']:.3g}" if trainer in PEERS and own else ""
             rows.append(row | {"setting": kind or "best", "env_steps_per_s": f"{m['fps']:.0f}", "ratio": ratio})
     return rows
@@ -350,14 +373,9 @@ def main() -> None:
         return
     table = score_table if args.to_score else throughput_table
     measurements = json.loads(args.json.read_text()) if args.json and args.json.exists() else []
-    for number in range(1, args.rounds + 1):
+    for _ in range(args.rounds):
         for name in names:
-            measured = score_round(name, number, args) if args.to_score else throughput_round(name, args)
-            measurements += measured
-            if args.record:
-                record("time_to_score" if args.to_score else "peers", records(measured, number), "perf.peers")
-            if args.json:
-                args.json.write_text(json.dumps(measurements, indent=2))
+            measurements += measure_round(name, next_round(name, measurements), args)
     Console(width=160).print(table(measurements))
 
 

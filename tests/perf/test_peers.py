@@ -270,7 +270,7 @@ def test_a_round_runs_each_trainer_once(monkeypatch: pytest.MonkeyPatch) -> None
         peers, "measure_peer", lambda peer, venvs, setting, *_: ran.append((peer, setting["batch_size"])) or 2.0
     )
     args = argparse.Namespace(peers=["sample-factory"], venvs=Path(), warmup=1.0, seconds=1.0)
-    rows = peers.throughput_round("cartpole", args)
+    rows = list(peers.throughput_round("cartpole", args))
     assert [row["trainer"] for row in rows] == [
         "sfactory, same",
         "sample-factory, usual",
@@ -279,3 +279,42 @@ def test_a_round_runs_each_trainer_once(monkeypatch: pytest.MonkeyPatch) -> None
     ]
     assert ran[1:3] == [("sample-factory", 1024), ("sample-factory", 16384)]
     assert ran[0] == WORKLOADS["cartpole"].same and ran[3] == WORKLOADS["cartpole"].throughput
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Trainers and seeds as they are run to a score, by stand-ins."""
+    ran: list[tuple[str, int]] = []
+    monkeypatch.setattr(peers, "score_sfactory", lambda name, seed: ran.append(("sfactory", seed)) or (500.0, 5.0))
+    monkeypatch.setattr(peers, "score_peer", lambda name, peer, seed, _: ran.append((peer, seed)) or (480.0, 20.0))
+    return ran
+
+
+def measure(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["peers", "--to-score", "--only", "cartpole", *flags])
+    monkeypatch.setattr(peers, "exit_at_signals", lambda: None)
+    peers.main()
+
+
+def test_a_measurement_in_parts_has_other_seeds_in_each(
+    scored: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for rounds in ("2", "1"):
+        measure(monkeypatch, "--peers", "sample-factory", "--rounds", rounds, "--json", str(tmp_path / "file"))
+    assert scored == [(trainer, seed) for seed in (1, 2, 3) for trainer in ("sfactory", "sample-factory")]
+    assert len(json.loads((tmp_path / "file").read_text())) == 6
+
+
+def test_a_round_that_breaks_off_keeps_what_it_has_measured(
+    scored: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*_: object) -> None:
+        raise PeerError("sample-factory failed")
+
+    kept: list[dict] = []
+    monkeypatch.setattr(peers, "score_peer", fails)
+    monkeypatch.setattr(peers, "record", lambda table, rows, program: kept.extend(rows))
+    with pytest.raises(PeerError):
+        measure(monkeypatch, "--record", "--json", str(tmp_path / "file"))
+    assert [(row["trainer"], row["seconds"]) for row in kept] == [("sfactory", "5.0")]
+    assert len(json.loads((tmp_path / "file").read_text())) == 1
