@@ -48,10 +48,10 @@ from rich.table import Table
 from perf import sessions
 from perf.fps import settled_after
 from perf.peer_scripts.window import KEPT, RECENT
-from perf.peer_settings import PEERS, SCORES, TASKS, WORKLOADS, Setting
+from perf.peer_settings import PEERS, SCORES, TASKS, WORKLOADS, Score, Setting
 from perf.references import BY_NAME
 from perf.results import record
-from perf.runs import ROOT, Report, exit_at_signals, training
+from perf.runs import ROOT, Report, Run, exit_at_signals, training
 
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 NAMES = {"sample-factory": "Sample Factory", "stable-baselines3": "SB3", "pufferlib": "PufferLib", "rllib": "RLlib"}
@@ -189,27 +189,52 @@ def measure_sfactory(flags: str, warmup: float, seconds: float) -> float:
 
 
 def score_sfactory(name: str, seed: int) -> tuple[float | None, float]:
-    """(score or None, seconds from the command to it)."""
+    """(score or None, seconds from the command to it).
+
+    Raises:
+        PeerError: If the run fails.
+    """
     begin, score = time.monotonic(), SCORES[name]
     flags = [*BY_NAME[name].command(seed), "--device", "cpu", "--log.episode-window", str(RECENT)]
-    with tempfile.TemporaryDirectory() as folder:
-        if score.evaluated:
-            with training(flags, folder) as run:
-                run.process.wait(score.limit_s)
-            command = [sys.executable, "-m", "sfactory.eval", "--run", str(run.folder), "--episodes", "20", "--json"]
-            printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-            return json.loads(printed.splitlines()[-1])["return_mean"], time.monotonic() - begin
+    flags += [] if score.evaluated else ["--log.report-every-s", "0.5"]
+    with tempfile.TemporaryDirectory() as folder, training(flags, folder) as run:
+        found = _evaluated(run, score) if score.evaluated else _reached(run, score)
+        seconds = time.monotonic() - begin
+        if run.process.poll():
+            raise PeerError(f"sfactory failed with status {run.process.returncode}: {shlex.join(flags)}")
+    return found, seconds
 
-        def returned(reports: list[Report]) -> float:
-            """The newest return, once enough episodes have ended."""
-            if sum(report.get("episodes", 0.0) for report in reports) < KEPT:
-                return -math.inf
-            return next((x["episode_return_mean"] for x in reversed(reports) if "episode_return_mean" in x), -math.inf)
 
-        with training([*flags, "--log.report-every-s", "0.5"], folder) as run:
-            if run.wait_until(lambda reports: returned(reports) >= score.target, score.limit_s):
-                return returned(run.reports()), time.monotonic() - begin
-    return None, time.monotonic() - begin
+def _evaluated(run: Run, score: Score) -> float | None:
+    """The score of a run's policy once it has ended; None if that takes too long."""
+    try:
+        if run.process.wait(score.limit_s):
+            return None
+    except subprocess.TimeoutExpired:
+        return None
+    command = [sys.executable, "-m", "sfactory.eval", "--run", str(run.folder), "--episodes", "20", "--json"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return json.loads(printed.splitlines()[-1])["return_mean"]
+
+
+def _reached(run: Run, score: Score) -> float | None:
+    """The first return in training that is at least the target; None if there is none in time."""
+    reached: list[float] = []
+
+    def look(reports: list[Report]) -> list[float]:
+        value = recent_return(reports)
+        reached.extend([value] if value >= score.target else [])
+        return reached
+
+    run.wait_until(look, score.limit_s)
+    return reached[0] if reached else None
+
+
+def recent_return(reports: list[Report]) -> float:
+    """The newest mean return, once enough episodes have ended; before, less than any."""
+    if sum(report.get("episodes", 0.0) for report in reports) < KEPT:
+        return -math.inf
+    return next((x["episode_return_mean"] for x in reversed(reports) if "episode_return_mean" in x), -math.inf)
 
 
 def score_peer(name: str, peer: str, seed: int, venvs: Path) -> tuple[float | None, float]:

@@ -4,6 +4,7 @@ was measured."""
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -318,3 +319,28 @@ def test_a_round_that_breaks_off_keeps_what_it_has_measured(
         measure(monkeypatch, "--record", "--json", str(tmp_path / "file"))
     assert [(row["trainer"], row["seconds"]) for row in kept] == [("sfactory", "5.0")]
     assert len(json.loads((tmp_path / "file").read_text())) == 1
+
+
+class TestScoreOfSfactory:
+    @pytest.fixture
+    def trainer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A program that stands in for sfactory.train."""
+        folder = tmp_path / "sfactory"
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        monkeypatch.setattr(runs, "ROOT", tmp_path)
+        return folder / "train.py"
+
+    @pytest.mark.parametrize("name", ["cartpole", "acrobot"])
+    def test_a_run_that_takes_too_long_has_none(
+        self, name: str, trainer: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trainer.write_text("import time; time.sleep(60)")
+        monkeypatch.setitem(peers.SCORES, name, dataclasses.replace(SCORES[name], limit_s=0.5))
+        assert peers.score_sfactory(name, 1)[0] is None
+
+    @pytest.mark.parametrize("name", ["cartpole", "acrobot"])
+    def test_a_run_that_fails_is_not_one_that_missed_it(self, name: str, trainer: Path) -> None:
+        trainer.write_text("raise SystemExit(2)")
+        with pytest.raises(PeerError, match="status 2"):
+            peers.score_sfactory(name, 1)
