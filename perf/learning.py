@@ -99,6 +99,7 @@ def train_peer(reference: Reference, peer: str, seed: int, run: Path, venvs: Pat
     """Score of a peer and the seconds from its command to the end of its evaluation."""
     run.mkdir(parents=True, exist_ok=True)
     asked = {"setting": TASKS[reference.name][peer], "steps": reference.steps, "seed": seed, "episodes": EPISODES}
+    asked |= {"deterministic": not reference.sampled}
     asked |= {"curve": str((run / "metrics.csv").resolve()), "begun": time.time()}
     answer, seconds = run_driver(peer, venvs, asked, PEER_LIMIT_S)
     if answer is None:

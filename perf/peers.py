@@ -241,7 +241,7 @@ def score_peer(name: str, peer: str, seed: int, venvs: Path) -> tuple[float | No
     """(score or None, seconds from the command to it)."""
     score = SCORES[name]
     asked = {"setting": TASKS[name][peer], "steps": score.steps.get(peer, BY_NAME[name].steps), "seed": seed}
-    asked |= {"episodes": 20} if score.evaluated else {"target": score.target}
+    asked |= {"episodes": 20, "deterministic": True} if score.evaluated else {"target": score.target}
     answer, seconds = run_driver(peer, venvs, asked, score.limit_s)
     return (answer["score"] if answer else None), seconds
 

@@ -136,7 +136,8 @@ def main() -> None:
         if "target" not in asked:
             # its checkpoints hold NumPy scalars, which torch refuses since 2.6
             os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
-            evaluated = ["--no_render", f"--max_num_episodes={asked['episodes']}", "--eval_deterministic=True"]
+            evaluated = ["--no_render", f"--max_num_episodes={asked['episodes']}"]
+            evaluated += [f"--eval_deterministic={asked['deterministic']}"]
             _, score = enjoy(parse([*argv, *evaluated], evaluation=True))
             answer(score=score * points_of(runner.cfg.env), env_steps=sum(runner.env_steps.values()))
 

@@ -185,7 +185,8 @@ def score(asked: dict[str, Any]) -> None:
         if isinstance(fresh, VecNormalize):
             fresh.training = fresh.norm_reward = False
             fresh.obs_rms = envs.obs_rms
-        followed.reached, _ = evaluate_policy(model, fresh, n_eval_episodes=asked["episodes"], deterministic=True)
+        episodes = {"n_eval_episodes": asked["episodes"], "deterministic": asked["deterministic"]}
+        followed.reached, _ = evaluate_policy(model, fresh, **episodes)
     envs.close()
     if followed.reached is not None:
         answer(score=float(followed.reached), env_steps=model.num_timesteps)
