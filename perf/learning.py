@@ -6,8 +6,8 @@
 Each row of perf/references.py is one environment, trained for a stated number of env steps with each seed, then
 evaluated for 50 episodes with another seed, by the most probable actions, or by drawn ones in Atari. A seed that has
 its score in the folder of runs is not trained again, and one that was interrupted goes on. With `--record` a score is
-appended to perf/data/learning.csv and its curve kept in perf/data/learning as soon as it is there; `python -m
-perf.results` makes perf/LEARNING.md of them.
+appended to perf/data/learning.csv and its curve kept in perf/data/learning as soon as it is there, or later, but only
+once; `python -m perf.results` makes perf/LEARNING.md of them.
 
 With `--peer` another trainer learns the same, with the settings that its documentation has (perf/peer_settings.py); it
 must have been built by `python -m perf.peers --build`. What it has not finished it begins anew.
@@ -45,18 +45,22 @@ def score_of(reference: Reference, seed: int, args: argparse.Namespace) -> tuple
     """(mean evaluation return, seconds of training) of a seed, which is trained if it has none yet."""
     kind = SHORT[args.peer] if args.peer else "sync" if args.sync else ""
     run = args.runs / curve_name(reference, kind, seed)
-    if (run / "score.json").exists():
-        found = json.loads((run / "score.json").read_text())
-        return found["score"], found["seconds"]
-    if args.peer:
-        score, seconds = train_peer(reference, args.peer, seed, run, args.venvs)
+    kept = run / "score.json"
+    if kept.exists():
+        found = json.loads(kept.read_text())
     else:
-        score, seconds = train(reference, seed, run, args.sync)
-    if args.record:
-        results.record("learning", [row_of(reference, seed, args, score, seconds)], "perf.learning")
+        if args.peer:
+            score, seconds = train_peer(reference, args.peer, seed, run, args.venvs)
+        else:
+            score, seconds = train(reference, seed, run, args.sync)
+        found = {"score": score, "seconds": seconds, "recorded": False}
+        kept.write_text(json.dumps(found))
+        print(f"{run.name}: {score:.2f} after {seconds:.0f} s", flush=True)
+    score, seconds = found["score"], found["seconds"]
+    if args.record and not found.get("recorded", True):  # an older file does not say, and may have been
         keep_curve(run / "metrics.csv", CURVES / f"{run.name}.csv")
-    (run / "score.json").write_text(json.dumps({"score": score, "seconds": seconds}))
-    print(f"{run.name}: {score:.2f} after {seconds:.0f} s", flush=True)
+        results.record("learning", [row_of(reference, seed, args, score, seconds)], "perf.learning")
+        kept.write_text(json.dumps(found | {"recorded": True}))
     return score, seconds
 
 
