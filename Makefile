@@ -48,9 +48,8 @@ docs: .venv/dev
 
 learn: .venv/dev
 	$(BIN)/python -m pytest -m long --ignore tests/test_packaging.py
-	$(BIN)/python -m perf.learning --record
-	$(BIN)/python -m perf.results
-	$(BIN)/python -m perf.learning_plots --all
+	$(BIN)/python -m perf.learning --record; missed=$$?; $(BIN)/python -m perf.results && \
+		$(BIN)/python -m perf.learning_plots --all && exit $$missed
 
 lag: .venv/dev
 	$(BIN)/python -m perf.lag
@@ -64,8 +63,8 @@ bench: .venv/dev
 
 peers: .venv/dev
 	$(BIN)/python -m perf.peers --build
-	$(BIN)/python -m perf.peers
-	$(BIN)/python -m perf.peers --to-score
+	$(BIN)/python -m perf.peers --record
+	$(BIN)/python -m perf.peers --to-score --record
 	$(BIN)/python -m perf.learning --peer stable-baselines3 --seeds 11 12 --record
 	$(BIN)/python -m perf.learning --peer sample-factory --seeds 11 12 --record
 	$(BIN)/python -m perf.results

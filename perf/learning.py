@@ -142,7 +142,7 @@ def chosen(names: Sequence[str] | None, minutes: float, peer: str | None = None)
 
 
 def main() -> int:
-    """Exit status 1 if any reference was missed."""
+    """Exit status 1 if sfactory has missed any reference."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=[r.name for r in REFERENCES])
     parser.add_argument("--minutes", type=float, default=10, help="the most that a seed may take (10)")
@@ -161,7 +161,7 @@ def main() -> int:
         found = [score_of(reference, seed, args) for seed in seeds]
         scores, seconds = zip(*found, strict=True)
         missed = reference.missed(scores)
-        any_missed |= missed
+        any_missed |= missed and not args.peer
         bound = f"{'<' if reference.at_most else '>'}= {reference.expected:g}{', missed' if missed else ''}"
         figures = (" ".join(f"{score:.2f}" for score in scores), " ".join(f"{each:.0f}" for each in seconds))
         table.add_row(reference.name, f"{reference.steps:,}", bound, *figures)
