@@ -69,7 +69,7 @@ COSTS = ("cartpole", "pong", "halfcheetah")
 """Workloads whose core time is shown; costs.csv has others, too."""
 WHERE = ("run", "ceiling", "bound")
 """Whose core time it is: of a whole run, of the part alone, or of what the part cannot do without."""
-PLACES = r"--(runs|venvs|json) \S+ ?"
+PLACES = ("--runs", "--venvs", "--json")
 """Flags that say where things lie on a machine: no row names them."""
 STARTED = datetime.datetime.now(datetime.UTC)
 
@@ -173,15 +173,23 @@ def record(table: str, rows: Iterable[Mapping[str, object]], program: str, folde
     asked = subprocess.run(describe, cwd=FOLDER, capture_output=True, text=True)
     # What is recorded on the way makes the code no other.
     changes = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)perf/data"], cwd=FOLDER)
-    flags = re.sub(PLACES, "", shlex.join(flag for flag in sys.argv[1:] if flag != "--record"))
     origin = {
         "commit": asked.stdout.strip() + "-dirty" * (changes.returncode == 1), "date": f"{STARTED:%Y-%m-%d}",
         "machine": machine_class(),
-        "session": f"{STARTED:%Y-%m-%d %H:%M}", "command": f"python -m {program} {flags}".strip(),
+        "session": f"{STARTED:%Y-%m-%d %H:%M}", "command": shlex.join(("python", "-m", program, *_told(sys.argv[1:]))),
     }  # fmt: skip
     with (folder / f"{table}.csv").open("a", newline="") as file:
         writer = csv.DictWriter(file, TABLES[table], restval="", lineterminator="\n")
         writer.writerows({**origin, **row} for row in rows)
+
+
+def _told(words: Sequence[str]) -> list[str]:
+    """What of a command line a row tells."""
+    told = [word for word in words if word != "--record" and not word.startswith(tuple(f"{flag}=" for flag in PLACES))]
+    for flag in PLACES:
+        while flag in told:
+            del told[(at := told.index(flag)) : at + 2]
+    return told
 
 
 def newest(rows: Sequence[Row]) -> list[Row]:

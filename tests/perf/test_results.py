@@ -74,6 +74,13 @@ def test_runs_are_appended_with_their_origin(monkeypatch, tmp_path):
     assert first["fraction_of_ceiling"] == "0.800"
 
 
+def test_a_command_is_told_without_the_places_of_a_machine(monkeypatch, tmp_path):
+    places = ["--runs=/here/and there", "--venvs", "/my folder", "--only", "pong", "--json", "x.json", "--record"]
+    monkeypatch.setattr(sys, "argv", ["learning", *places])
+    results.record("gains", [{"kernel": "tanh"}], "perf.learning", header_in(tmp_path, "gains"))
+    assert [row["command"] for row in results.read("gains", tmp_path)] == ["python -m perf.learning --only pong"]
+
+
 def test_scores_are_appended(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["learning"])
     reference = next(r for r in REFERENCES if r.name == "cartpole-lstm")
