@@ -528,7 +528,8 @@ class Score:
 
     Attributes:
         evaluated: The score is that of 20 deterministic episodes after the last step, which is timed too; else that of
-            the last 20 episodes of training, 100 more having ended.
+            the last 20 episodes of training, 100 more having ended. sfactory's is over all that have ended since its
+            last report, half a second before, where those are more.
         limit_s: When to give up.
         steps: Env steps of a trainer that are not those of the reference, as its documentation has them.
     """

@@ -95,8 +95,9 @@ LEARNING_METHOD = """\
 # Learning references
 
 `python -m perf.results` makes this file of perf/data/learning.csv; `make learn` fills that, and goes on where it was
-interrupted. Presets alone, with seeds that tuned nothing; peers with the settings of their documentation or zoo
-(`python -m perf.learning --peer`), their seconds with start and evaluation. A seed's score is the mean of 50
+interrupted. Presets alone, with seeds that tuned nothing, but that `loss.tv_limit` was chosen on seeds 11 and 12 of
+hopper, lunarlander and cartpole-lstm ([docs/lag.md](../docs/lag.md)). Peers have the settings of their documentation or
+zoo (`python -m perf.learning --peer`); their seconds include start and evaluation. A seed's score is the mean of 50
 evaluation episodes (20 before November 2026) by the most probable actions, in Atari by drawn ones, as where the
 published scores come from; a cell is the interquartile mean over seeds (the mean of fewer than four), with its 95 %
 bootstrap interval and the number of seeds. Seconds are of a shared machine, often beside other runs.
@@ -125,7 +126,8 @@ METHODS = (
     ),
     (
         "time to score", "from the command to the end of an evaluation (CartPole), or to a mean of 20 training "
-        "episodes (all others), since November 29 not of the first 100", "`python -m perf.peers --to-score`",
+        "episodes (all others; sfactory's of all in half a second where those are more), since November 29 not of the "
+        "first 100", "`python -m perf.peers --to-score`",
         "time_to_score.csv",
     ),
     (
