@@ -133,6 +133,8 @@ def measure_run(flags: str, seconds: float) -> tuple[float, float]:
         with training(shlex.split(endless), folder) as run:
             if run.wait_until(lambda reports: trained(reports, settled), START_S):
                 time.sleep(seconds)
+            if run.process.poll() is not None:
+                raise SystemExit(f"the run ended by itself with status {run.process.returncode}: {endless}")
         reports = trained(run.reports(), settled)
     if len(reports) < 2:
         raise SystemExit(f"no two reports of more than {settled:,} env steps within {START_S:g} s from: {endless}")

@@ -37,6 +37,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from perf.fps import trained
 from perf.runs import Report, Run, exit_at_signals, training
 from sfactory.config import Config, RuntimeConfig
 from sfactory.config.lag import slot_count
@@ -156,11 +157,11 @@ def arena_of(env: str, size: Size, batch_rows: int) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def learning(env: str, size: Size, batch_rows: int, *more: str) -> Iterator[Run]:
-    """A training run that has begun to learn; interrupted at the end.
+def learning(env: str, size: Size, batch_rows: int, settled: int, *more: str) -> Iterator[Run]:
+    """A training run that has settled (perf/fps.py), which is after so many env steps; interrupted at the end.
 
     Raises:
-        SystemExit: If it ends by itself, or has not begun after two minutes.
+        SystemExit: If it ends by itself, or has not settled after two minutes.
     """
     flags = (
         f"--env {env} --preset none --model.shared-critic True --device cpu --rollout {ROLLOUT} "
@@ -168,30 +169,35 @@ def learning(env: str, size: Size, batch_rows: int, *more: str) -> Iterator[Run]
         f"--runtime.groups {size.groups} --runtime.spare-batches {size.spare} --steps {10**12} --log.report-every-s 1"
     )
     with tempfile.TemporaryDirectory() as folder, training([*shlex.split(flags), *more], folder) as run:
-        if not run.wait_until(begun, START_S):
-            raise SystemExit(f"no env steps after {START_S:.0f} s (status {run.process.poll()}): {flags}")
+        if not run.wait_until(lambda reports: trained(reports, settled), START_S):
+            steps = f"no {settled:,} env steps"
+            raise SystemExit(f"{steps} after {START_S:.0f} s (status {run.process.poll()}): {flags}")
         yield run
+        if run.process.poll() is not None:
+            raise SystemExit(f"the run ended by itself with status {run.process.returncode}: {flags}")
 
 
-def begun(reports: list[Report]) -> list[Report]:
-    """The reports from the first env steps on."""
-    return [report for report in reports if report["env_steps"]]
-
-
-def speed(reports: list[Report]) -> float:
-    """Env steps per second between the first report with env steps and the last one."""
-    learned = begun(reports)
-    first, last = learned[0], learned[-1]
+def speed(reports: list[Report], settled: int) -> float:
+    """Env steps per second between the first report after so many env steps and the last one."""
+    after = trained(reports, settled)
+    first, last = after[0], after[-1]
     seconds = last["wall_s"] - first["wall_s"]
     return (last["env_steps"] - first["env_steps"]) / seconds if seconds > 0 else float("nan")
 
 
+def settled_after(size: Size, slots: int) -> int:
+    """As :func:`perf.fps.settled_after`."""
+    return 2 * slots * ROLLOUT * size.rows
+
+
 def measure(env: str, size: Size, seconds: float, batch_rows: int) -> Point:
-    """Train for some seconds after the first env steps; the memory is that of the end."""
-    with learning(env, size, batch_rows) as run:
+    """Train for some seconds once the run has settled; the memory is that of the end."""
+    slots, slot_bytes = arena_of(env, size, batch_rows)
+    settled = settled_after(size, slots)
+    with learning(env, size, batch_rows, settled) as run:
         time.sleep(seconds)
-        memory, fps = tree_memory(run.process.pid), speed(run.reports())
-    return Point(env, size, *arena_of(env, size, batch_rows), fps, memory)
+        memory, fps = tree_memory(run.process.pid), speed(run.reports(), settled)
+    return Point(env, size, slots, slot_bytes, fps, memory)
 
 
 COSTS: dict[str, Callable[[Point], tuple[int, int]]] = {
@@ -256,27 +262,27 @@ def long_run(env: str, environments: int, workers: int, minutes: float) -> dict:
     batch_rows = 2 * size.rows
     half = measure(env, replace(size, environments=size.environments // 2), 10, batch_rows)
     spare = measure(env, replace(size, spare=8), 10, batch_rows)
+    slots, slot_bytes = arena_of(env, size, batch_rows)
+    settled = settled_after(size, slots)
     memories: list[tuple[float, Memory]] = []
     saves = "--log.tensorboard", "--log.save-every-s", str(min(30.0, 60 * minutes * WARM_UP / 3))
-    with learning(env, size, batch_rows, *saves) as run:
+    with learning(env, size, batch_rows, settled, *saves) as run:
         begin, process = time.monotonic(), run.process
         while (now := time.monotonic() - begin) < 60 * minutes and process.poll() is None:
             memories.append((now, tree_memory(process.pid)))
             time.sleep(SAMPLE_S)
-        if process.poll() is not None:
-            raise SystemExit(f"the run ended by itself after {now:.0f} s with status {process.returncode}")
-        fps = speed(run.reports())
+        fps = speed(run.reports(), settled)
     memory = memories[-1][1]
-    whole = Point(env, size, *arena_of(env, size, batch_rows), fps, memory)
-    settled = [memory.own for seconds, memory in memories if seconds > 60 * minutes * WARM_UP]
-    third = len(settled) // 3
+    whole = Point(env, size, slots, slot_bytes, fps, memory)
+    own = [memory.own for seconds, memory in memories if seconds > 60 * minutes * WARM_UP]
+    third = len(own) // 3
     return {
         "env": env, "environments": environments, "workers": workers, "seconds": memories[-1][0], "fps": fps,
         "slots": whole.slots,
         "total": memory.total, "private": memory.private, "shared": memory.shared,
         "one_environment": cost("environments", (half, whole)), "one_slot": cost("slots", (whole, spare)),
         "slot_bytes": whole.slot_bytes,
-        "growth": statistics.median(settled[-third:]) - statistics.median(settled[:third]),
+        "growth": statistics.median(own[-third:]) - statistics.median(own[:third]),
         "allowed": GROWTH * memory.own,
         "samples": [(seconds, memory.total, memory.own) for seconds, memory in memories],
     }  # fmt: skip
@@ -304,7 +310,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", nargs="+", help="single-agent environments; the second form takes one")
     parser.add_argument("--sweep", nargs="+", choices=SWEEPS, default=list(SWEEPS))
-    parser.add_argument("--seconds", type=float, default=6, help="of each run of a sweep after its first env steps")
+    parser.add_argument("--seconds", type=float, default=6, help="of each run of a sweep once it has settled")
     parser.add_argument("--environments", type=int, help="the second form: environments of all workers together")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--workers", type=int, default=2)

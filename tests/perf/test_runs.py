@@ -1,4 +1,5 @@
-"""perf/runs.py and perf/sessions.py: what a measuring program has started ends with it."""
+"""perf/runs.py and perf/sessions.py: what a measuring program has started ends with it, and a run that ends by itself
+has no speed."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ import psutil
 import pytest
 from commands import ROOT, wait_until
 
-from perf import runs, sessions
+from perf import fps, runs, scaling, sessions
 
 PROGRAMS = {
     "fps": "run", "gains": "speeds", "gpu": "run_all", "lag": "run_all", "learning": "score_of",
-    "queues": "EventfdRing", "scaling": "sweep", "soak": "soak", "starts": "one_run",
+    "peers": "measure_round", "queues": "EventfdRing", "scaling": "sweep", "soak": "soak", "starts": "one_run",
 }  # fmt: skip
 """Each with the first that it does."""
 TRAINER = """
@@ -85,6 +86,21 @@ def test_its_run_is_ended_with_it(trainer: Path, tmp_path: Path) -> None:
     process.terminate()
     assert process.wait(20) == 128 + signal.SIGTERM
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_a_run_that_ends_by_itself_has_no_speed(trainer: Path) -> None:
+    trainer.write_text(TRAINER + "sys.exit(1)\n")
+    with pytest.raises(SystemExit, match="ended by itself with status 1"):
+        fps.measure("--env CartPole-v1 --workers 1", 1.5)
+    with pytest.raises(SystemExit, match="ended by itself with status 1"):
+        scaling.measure("CartPole-v1", scaling.Size(environments=4), 1.5, scaling.BATCH_ROWS)
+
+
+def test_the_speed_of_a_size_is_that_of_a_run_that_has_settled() -> None:
+    """Before, it trains on what was sampled before its first update."""
+    steps = [0, 1_000_000, 2_000_000, 2_000_100, 2_000_200, 2_000_300]
+    reports = [{"wall_s": float(second), "env_steps": float(count)} for second, count in enumerate(steps)]
+    assert scaling.speed(reports, settled=1_500_000) == 100.0
 
 
 def test_all_of_a_session_ends() -> None:
