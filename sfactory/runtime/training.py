@@ -126,7 +126,8 @@ class Training:
         if self._board is None:
             return
         self.learner.report()
-        begin, handed_out, told = time.monotonic(), False, False
+        begin, told = time.monotonic(), False
+        handed_out = self._candidate is not None and self._candidate.env_steps == self.learner.env_steps
         while (waited := time.monotonic() - begin) < LAST_EVALUATION_S and not self._control.stopping:
             if waited > TOLD_S and not told:
                 told = True

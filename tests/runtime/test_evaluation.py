@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from faults import Faulty
 from gymnasium import spaces
 from whole_runs import QUIET, config_for, rows, saved_steps, summary, worker_process
 
@@ -183,6 +184,14 @@ def test_an_interrupt_ends_a_serial_run_in_the_middle_of_an_evaluation(tmp_path:
     result = train(config)
     assert (result.status, result.signal) == ("interrupted", signal.SIGINT)
     assert saved_steps(result.run_dir) == result.env_steps > 0
+
+
+@pytest.mark.parametrize("steps", [1024, 1200], ids=["evaluated at the last step", "between two evaluations"])
+def test_the_last_weights_are_saved_and_evaluated_once(steps: int, tmp_path: Path) -> None:
+    result = train(config_for(tmp_path, Faulty, serial=True, steps=steps, eval=EVERY))  # all of its returns are alike
+    saved = [path.stem.split("_")[1] for path in (result.run_dir / "checkpoints").glob("*.json")]
+    assert saved.count(f"{result.env_steps:012d}") == 1
+    assert evaluations(result.run_dir)[-1]["eval_env_steps"] == result.env_steps
 
 
 def test_a_resumed_run_keeps_the_best_of_all_its_evaluations(tmp_path: Path) -> None:
