@@ -166,6 +166,7 @@ class Learner:
             "generator": self._generator.get_state(),
             "lr": float(self._optimizer.lr),
             "schedule": self._config.optim.schedule,
+            "skipped": int(self._update.skipped),
         }
 
     def load_state(self, state: dict, env_steps: int, updates: int) -> None:
@@ -175,6 +176,7 @@ class Learner:
             self._optimizer.lr = state["lr"]
         self._units.load_state_dict(state["returns"])
         self._generator.set_state(state["generator"])
+        self._update.skipped.fill_(state.get("skipped", 0))  # which checkpoints of an earlier sfactory lack
         self.env_steps, self.updates = env_steps, updates
 
     @torch.enable_grad()

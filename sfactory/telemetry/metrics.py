@@ -112,7 +112,7 @@ class Report:
     learner_updates: int = metric("progress.updates", "updates", 0, label="updates")
     """Gradient steps so far."""
     skipped_updates: int = metric("progress.skipped", "updates", 0)
-    """Gradient steps that changed nothing, because the gradient was not finite."""
+    """Gradient steps so far that changed nothing, because the gradient was not finite."""
     loss: float = metric("losses", section="learner")
     """What is minimised, as a mean since the last report; so are all losses."""
     policy_loss: float = metric("losses", section="learner")

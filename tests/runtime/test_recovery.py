@@ -477,6 +477,12 @@ def test_updates_that_are_not_finite_now_and_then_are_skipped_and_counted(tmp_pa
     assert_finite(tmp_path)
 
 
+def test_skipped_updates_are_counted_over_all_resumes(tmp_path):
+    config = config_for(tmp_path, Exploding, env_kwargs={"every": 40}, serial=True)
+    before, after = (last_known(train(dataclasses.replace(config, steps=steps)).run_dir) for steps in (20_000, 20_256))
+    assert 0 < int(before["skipped_updates"]) <= int(after["skipped_updates"])
+
+
 def assert_finite(folder) -> None:
     snapshot = CheckpointStore(folder / "run" / "checkpoints").load_latest()
     tensors = [
