@@ -42,7 +42,7 @@ _ROLLOUT, _POLICY, _EVALUATOR = range(3)
 
 
 def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -> RolloutWorker:
-    """Make a rollout worker with its environments.
+    """Make a rollout worker with its environments. If some cannot be made, those before are closed.
 
     Args:
         plan: Plan of the run.
@@ -55,7 +55,12 @@ def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -
     request = EnvRequest.of(config, plan.env_source, survive_faults=True)
     count, seed = config.envs_per_group, plan.seed(generation)
     indices = range(index * runtime.groups, (index + 1) * runtime.groups)
-    groups = {i: make_group(request, plan.env, count, i * count, seed) for i in indices}
+    with contextlib.ExitStack() as made:
+        groups = {}
+        for i in indices:
+            groups[i] = make_group(request, plan.env, count, i * count, seed)
+            made.callback(groups[i].close)
+        made.pop_all()
     return RolloutWorker(index, groups, wires, watch)
 
 
