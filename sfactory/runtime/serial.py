@@ -85,7 +85,10 @@ class _Evaluation:
         if plan.evaluates:
             from sfactory.runtime.evaluator import Evaluator
 
-            self._evaluator = Evaluator(plan, monitor.wires, videos)
+            try:
+                self._evaluator = Evaluator(plan, monitor.wires, videos)
+            except Exception as error:
+                self._give_up(error)
 
     def poll(self) -> bool:
         """Let the evaluator take its turn, and tell whether it is still there."""
@@ -95,6 +98,9 @@ class _Evaluation:
         except Stopped:
             pass
         except Exception as error:
-            self._monitor.note(f"the run goes on without evaluation, which has failed: {said(error)}")
-            self._evaluator = None
+            self._give_up(error)
         return self._evaluator is not None
+
+    def _give_up(self, error: Exception) -> None:
+        self._monitor.note(f"the run goes on without evaluation, which has failed: {said(error)}")
+        self._evaluator = None

@@ -187,6 +187,26 @@ def test_an_interrupt_ends_a_serial_run_in_the_middle_of_an_evaluation(tmp_path:
 
 
 @pytest.mark.parametrize("steps", [1024, 1200], ids=["evaluated at the last step", "between two evaluations"])
+class Scarce(Faulty):
+    """Can be made nine times: for the look at its spaces, and for training."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        if Scarce.made == 9:
+            raise RuntimeError("no licence is left")
+        Scarce.made += 1
+
+
+def test_a_serial_run_goes_on_without_an_evaluator_that_cannot_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(config_for(tmp_path, Scarce, serial=True, steps=1024, eval=EVERY, log=PLAIN))
+    assert (result.status, result.env_steps) == ("completed", 1024)
+    assert capsys.readouterr().out.count("the run goes on without evaluation, which has failed: ") == 1
+
+
 def test_the_last_weights_are_saved_and_evaluated_once(steps: int, tmp_path: Path) -> None:
     result = train(config_for(tmp_path, Faulty, serial=True, steps=steps, eval=EVERY))  # all of its returns are alike
     saved = [path.stem.split("_")[1] for path in (result.run_dir / "checkpoints").glob("*.json")]
