@@ -45,11 +45,9 @@ def settle_process(name: str, folder: str) -> None:
         Path("/proc/self/comm").write_text(f"sf-{name}")  # the name shown by top and ps
     runner_group = os.getpgrp()
     os.setpgid(0, 0)  # Ctrl-C does not reach this group, and the runner finds children of environments by it
-    for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCONT, signal.SIG_DFL)  # only the fork server passes it on
     # Handled rather than ignored: programs that environments start, and their forks, must still end by them.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
         os.register_at_fork(after_in_child=functools.partial(signal.signal, number, signal.SIG_DFL))
     keep_stacks(folder)

@@ -373,6 +373,22 @@ def test_the_programs_of_a_killed_worker_end_with_it(own_session, tmp_path):
     assert seen
 
 
+class Stopping(WithProgram):
+    """Ends its program as Ctrl-C does, at its first step."""
+
+    def step(self, action):
+        if self.program.poll() is None:
+            self.program.send_signal(signal.SIGINT)
+            self.program.wait(5)
+        return super().step(action)
+
+
+def test_the_programs_of_an_environment_end_by_signals(tmp_path):
+    result = train(config_for(tmp_path, Stopping, steps=256))
+    assert result.status == "completed"
+    assert int(rows(tmp_path / "run")[-1]["env_faults"]) == 0
+
+
 # Mistakes in a user's model
 
 
