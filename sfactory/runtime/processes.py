@@ -159,11 +159,11 @@ def _kill_programs(folders: set[str]) -> None:
 
 def kill_tree(pid: int, spare_root: bool = False) -> None:
     """Kill a process and its descendants. The fork server adopts orphans of killed workers, so they count as its
-    children."""
+    children. Programs of another user, as those that sudo has started, are left."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         for process in (*(() if spare_root else (root,)), *root.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):
                 process.kill()
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import time
 from multiprocessing import forkserver
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from commands import Command
+from commands import Command, wait_until
 from dying import Dying
 from faults import Faulty, WithProgram
 from mistaken import Mistaken
@@ -371,6 +372,28 @@ def test_the_programs_of_a_killed_worker_end_with_it(own_session, tmp_path):
     config = config_for(tmp_path, WithProgram, env_kwargs={"own_session": own_session}, steps=10**9)
     assert train(config, [kill]).status == "interrupted"
     assert seen
+
+
+def test_a_program_that_may_not_be_killed_keeps_no_others_alive(monkeypatch):
+    """As one of another user, which an environment has started by sudo."""
+    with subprocess.Popen(["bash", "-c", "sleep 1000 & sleep 1000 & wait"], start_new_session=True) as program:
+        assert wait_until(lambda: len(psutil.Process(program.pid).children()) == 2)
+        spared, other = psutil.Process(program.pid).children()
+        kill = psutil.Process.kill
+
+        def kill_unless_spared(process):
+            if process == spared:
+                raise psutil.AccessDenied(process.pid)
+            kill(process)
+
+        monkeypatch.setattr(psutil.Process, "kill", kill_unless_spared)
+        try:
+            processes.kill_tree(program.pid)
+            assert program.wait(5) == -signal.SIGKILL
+            assert wait_until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE, 5)
+            assert spared.is_running()
+        finally:
+            os.killpg(program.pid, signal.SIGKILL)
 
 
 class Stopping(WithProgram):
