@@ -18,7 +18,7 @@ from sfactory.config.lag import least_max_lag, max_lag, segments_per_batch
 from sfactory.data.arena import FREE, OWN_POLICY
 from sfactory.data.batch import Assembler, Batch
 from sfactory.data.plane import DataPlane, Laps
-from sfactory.data.scheduler import SlotReleaser, SlotScheduler, reclaim_slots
+from sfactory.data.scheduler import SlotReleaser, SlotScheduler
 from sfactory.data.weights import WeightPublisher
 
 
@@ -87,7 +87,7 @@ class SlotFeed:
 
     def __init__(self, config: Config, plane: DataPlane, device: torch.device, watch: Laps) -> None:
         self._arena, self._published, self._watch = plane.arena, plane.weights, watch
-        self._free, self._finished = plane.free, plane.finished
+        self._finished = plane.finished
         arena, updates = plane.arena, config.updates_per_batch
         self.per_batch, limit = segments_per_batch(config, arena.rows), max_lag(config, arena.rows)
         # Slots that are given back before the last weights are out begin one batch older: the bound must leave room for
@@ -110,8 +110,7 @@ class SlotFeed:
         """Free all slots but the finished ones. All sampling processes must be dead or have yet to begin."""
         while finished := self._finished.get_many(0):  # one call may take less than all
             self._scheduler.add(finished)
-        self._releaser.forget()
-        reclaim_slots(self._arena, self._free, self._scheduler.finished)
+        self._releaser.reclaim(self._scheduler.finished)
 
     def next(self, updates: int, timeout: float) -> Fresh | None:
         """A batch of the oldest segments, whose slots are given back as soon as nothing needs them."""
@@ -178,5 +177,5 @@ class SlotFeed:
 
     def _give_back(self, slots: list[int]) -> None:
         self._arena.state[slots] = FREE
-        self._free.put_many(slots)
+        self._releaser.release(slots)
         self._watch.lap("queue")

@@ -1,7 +1,7 @@
 """Queues of integers: slots, groups and packed requests, the only messages between workers.
 
-A full queue blocks its writer, which is counted; no message is ever dropped. A reader takes all waiting messages with
-one call. There are three kinds:
+A full queue blocks its writer, which is counted, unless that asks for what does not fit; no message is ever dropped. A
+reader takes all waiting messages with one call. There are three kinds:
 
 - :class:`IndexQueue`, based on faster-fifo, between sampling processes. A process that is killed while it holds the
   queue's lock leaves it locked forever (11 of 1,000 kills of a process that put without pause), so the queue and all
@@ -59,6 +59,9 @@ class Queue(Protocol):
     def put_many(self, values: Sequence[int]) -> None:
         """Append all values; waits while the queue is full."""
 
+    def put_some(self, values: Sequence[int]) -> list[int]:
+        """Append as many values as fit without a wait, in order; gives the others."""
+
     def get_many(self, timeout: float | None, most: int = 1_000_000) -> list[int]:
         """Take waiting messages.
 
@@ -92,6 +95,14 @@ class IndexQueue:
         except Full:
             self.full_waits += 1
             self._queue.put_many(values, block=True, timeout=1e9)
+
+    def put_some(self, values: Sequence[int]) -> list[int]:
+        for i, value in enumerate(values):
+            try:
+                self._queue.put_nowait(value)
+            except Full:
+                return list(values[i:])
+        return []
 
     def get_many(self, timeout: float | None, most: int = 1_000_000) -> list[int]:
         try:
@@ -147,14 +158,20 @@ class PipeQueue:
     def put_many(self, values: Sequence[int]) -> None:
         for begin in range(0, len(values), _PER_WRITE):
             part = values[begin : begin + _PER_WRITE]
-            data = struct.pack(f"<{len(part)}q", *part)
-            while not self._write(data):
+            while not self._write(part):
                 self.full_waits += 1
                 self._writable.poll()
 
-    def _write(self, data: bytes) -> bool:
+    def put_some(self, values: Sequence[int]) -> list[int]:
+        for begin in range(0, len(values), _PER_WRITE):
+            if not self._write(values[begin : begin + _PER_WRITE]):
+                return list(values[begin:])
+        return []
+
+    def _write(self, values: Sequence[int]) -> bool:
+        """Append a few values if there is room for all of them."""
         try:
-            return bool(os.write(self._write_end, data))
+            return bool(os.write(self._write_end, struct.pack(f"<{len(values)}q", *values)))
         except BlockingIOError:
             return False
 
@@ -183,6 +200,10 @@ class LocalQueue:
 
     def put_many(self, values: Sequence[int]) -> None:
         self._values.extend(values)
+
+    def put_some(self, values: Sequence[int]) -> list[int]:
+        self._values.extend(values)
+        return []
 
     def get_many(self, timeout: float | None, most: int = 1_000_000) -> list[int]:
         count = min(most, len(self._values))

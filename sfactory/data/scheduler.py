@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,20 +15,23 @@ from sfactory.data.memory_order import fence
 from sfactory.data.queues import Queue
 
 
-def reclaim_slots(arena: Arena, free: Queue, finished: list[int]) -> None:
+def reclaim_slots(arena: Arena, free: Queue, finished: list[int]) -> list[int]:
     """Free every slot but the finished ones. No sampling process may be alive: this is called at the start of a run and
-    after the death of one.
+    after the death of one. New ones wait for it, so that it must not wait for them.
 
     Args:
         arena: Arena of the run.
         free: Queue of free slots; its contents are replaced.
         finished: Slots that wait for the learner.
+
+    Returns:
+        Free slots for which the queue has no room.
     """
     while free.get_many(0):
         pass
     arena.state[:] = FREE
     arena.state[finished] = FINISHED
-    free.put_many(np.flatnonzero(arena.state == FREE).tolist())
+    return free.put_some(np.flatnonzero(arena.state == FREE).tolist())
 
 
 class SlotScheduler:
@@ -85,7 +89,7 @@ class SlotReleaser:
     samples would be finished long before they are needed. So slots are held for a delay. It grows by a part of the time
     that the segments of a batch have waited beyond a margin, and shrinks at once by the time that the learner had to
     wait for a segment; where sampling is the bottleneck it is 0. A learner without a batch releases all slots, so the
-    delay never stalls a run.
+    delay never stalls a run. A full queue does not either: slots that do not fit follow later.
 
     Args:
         arena: Arena of the run.
@@ -101,6 +105,7 @@ class SlotReleaser:
     def __init__(self, arena: Arena, free: Queue) -> None:
         self._arena, self._free = arena, free
         self._held: deque[tuple[float, list[int]]] = deque()
+        self._without_room: list[int] = []
         self._delay = 0.0
         self._wanted = self._taken = math.nan
 
@@ -124,16 +129,23 @@ class SlotReleaser:
         self._held.append((now, slots))
         self.release_due(now)
 
+    def release(self, slots: Sequence[int] = ()) -> None:
+        """Release these slots, already marked as free, after those for which there was no room."""
+        self._without_room = self._free.put_some([*self._without_room, *slots])
+
     def release_due(self, now: float) -> None:
         """Release the slots that have been held for the delay."""
+        self.release()
         while self._held and now - self._held[0][0] >= self._delay:
-            self._free.put_many(self._held.popleft()[1])
+            self.release(self._held.popleft()[1])
 
     def release_all(self) -> None:
         """Release all slots."""
+        self.release()
         while self._held:
-            self._free.put_many(self._held.popleft()[1])
+            self.release(self._held.popleft()[1])
 
-    def forget(self) -> None:
-        """Forget all slots, after they have been reclaimed."""
+    def reclaim(self, finished: list[int]) -> None:
+        """Begin anew with all slots but the finished ones (:func:`reclaim_slots`)."""
         self._held.clear()
+        self._without_room = reclaim_slots(self._arena, self._free, finished)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sfactory.data.arena import FREE
-from sfactory.data.scheduler import reclaim_slots
+from sfactory.data.scheduler import SlotReleaser
 from sfactory.data.weights import FlatWeights
 from sfactory.model import build_model
 from sfactory.runtime.plan import Plan
@@ -29,6 +29,7 @@ class NullTraining:
     def __init__(self, plan: Plan, wires: Wires) -> None:
         self._wires, self._watch, self._steps = wires, wires.control.stopwatch("learner"), plan.config.steps
         self._watch.queues = {wires.free}
+        self._releaser = SlotReleaser(wires.arena, wires.free)
         torch.manual_seed(plan.config.seed)
         model = build_model(plan.env.observation, plan.env.action, plan.config.model)
         wires.weights.publish(FlatWeights(model).vector, 0)
@@ -48,11 +49,12 @@ class NullTraining:
         wires.control.reclaim_slots_if_requested(self._reclaim_slots)
         slots = wires.finished.get_many(timeout)
         self._watch.lap("waiting")
+        self._releaser.release()
         if slots:
             samples = [int(np.count_nonzero(wires.arena.active[slot, :-1])) for slot in slots]
             wires.arena.state[slots] = FREE
             self._watch.lap("copying")
-            wires.free.put_many(slots)
+            self._releaser.release(slots)
             self._env_steps += sum(samples)
             self._watch.lap("queue")
             for count in samples:
@@ -75,7 +77,7 @@ class NullTraining:
         """Free all slots. No sampling process may be alive."""
         while self._wires.finished.get_many(0):  # one call may take less than all
             pass
-        reclaim_slots(self._wires.arena, self._wires.free, [])
+        self._releaser.reclaim([])
 
     def _report(self) -> None:
         self._reported = time.monotonic()

@@ -30,6 +30,19 @@ def test_a_queue_keeps_order_and_takes_no_more_than_asked(make):
     assert queue.get_many(0.01) == []
 
 
+@pytest.mark.parametrize("make", [lambda: IndexQueue(64), lambda: PipeQueue(64), LocalQueue])
+def test_what_does_not_fit_is_given_back(make):
+    queue, left = make(), list(range(20_000))
+    sent, received = list(left), []
+    while left:
+        left = queue.put_some(left[:100]) + left[100:]
+        if len(queue) > 50:
+            received += queue.get_many(0)
+    received += queue.get_many(0)
+    assert received == sent
+    assert not queue.full_waits
+
+
 @pytest.mark.parametrize(("kind", "count"), [(IndexQueue, 5000), (PipeQueue, 50_000)])
 def test_a_full_queue_blocks_counts_and_drops_nothing(kind, count):
     queue = kind(8)

@@ -11,7 +11,7 @@ from sfactory.config.lag import least_max_lag, max_lag, segments_per_batch, slot
 from sfactory.config.validation import validate
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.data.queues import LocalQueue
-from sfactory.data.scheduler import SlotReleaser, SlotScheduler, reclaim_slots
+from sfactory.data.scheduler import SlotReleaser, SlotScheduler
 from sfactory.errors import ConfigError
 
 
@@ -99,8 +99,7 @@ class TestSlotScheduler:
                 releaser.batch_wanted(now + 1)
                 if rng.random() < 0.02:  # all sampling processes have died
                     holding = [None] * len(holding)
-                    releaser.forget()
-                    reclaim_slots(arena, queue, scheduler.finished)
+                    releaser.reclaim(scheduler.finished)
                     free = queue.get_many(0)
             if len(scheduler.finished) < per_batch:
                 releaser.release_all()

@@ -26,12 +26,13 @@ from whole_runs import config_for, last_known, rows, saved_steps, summary, worke
 
 from sfactory import train
 from sfactory.config import EvalConfig, LogConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve
-from sfactory.config.lag import max_lag
+from sfactory.config.lag import max_lag, slot_count
+from sfactory.data import queues
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.data.scheduler import reclaim_slots
 from sfactory.errors import RunFailed
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runtime import processes, supervisor
+from sfactory.runtime import processes, supervisor, wires
 from sfactory.runtime.budgets import RestartBudget
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.runner import run_plan
@@ -172,6 +173,18 @@ def test_slots_of_dead_processes_are_taken_back_and_finished_ones_kept(tmp_path)
     reclaim_slots(arena, free, [])
     assert (arena.state == FREE).all()
     assert sorted(free.get_many(0)) == list(range(arena.slots))
+
+
+def test_a_run_whose_slots_do_not_fit_into_a_pipe_goes_on_after_a_death(tmp_path, monkeypatch):
+    """As where a user has so many pipes that new ones are small."""
+    monkeypatch.setattr(queues, "_PIPE_BYTES", 4096)
+    monkeypatch.setattr(wires, "PipeQueue", lambda slots: queues.PipeQueue(1))
+    small = {"envs_per_worker": 2, "rollout": 2, "batch_size": 1400, "steps": 6000}
+    kwargs, runtime = {"way": "kill", "folder": str(tmp_path), "after": 2000}, RuntimeConfig(spare_batches=3)
+    config = config_for(tmp_path, Dying, env_kwargs=kwargs, runtime=runtime, **small)
+    assert slot_count(config, 1) > 4 * 512, "a page of each pipe is full before the learner has handed out all"
+    assert train(config).status == "completed"
+    assert int(rows(tmp_path / "run")[-1]["restarts"]) == 1
 
 
 class Drawing(Faulty):
