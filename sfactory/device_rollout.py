@@ -79,8 +79,8 @@ class DeviceRollout:
         """Do nothing: no other process samples."""
 
     @torch.no_grad()
-    def next(self, updates: int, timeout: float) -> Fresh:
-        """Sample a batch. `timeout` has no meaning here."""
+    def next(self, updates: int, timeout: float) -> Fresh | None:
+        """Sample a batch; None if there is nothing in it to be learned from. `timeout` has no meaning here."""
         self._model.eval()
         before = self._segments[-1]
         for segment in self._segments:
@@ -95,7 +95,7 @@ class DeviceRollout:
         self._model.train()
         samples = int(self._batch.active[:-1].sum())
         self._watch.lap("sampling")
-        return Fresh(self._batch, samples)
+        return Fresh(self._batch, samples) if samples else None
 
     def between_updates(self) -> None:
         """Do nothing."""

@@ -29,7 +29,9 @@ QUIET = LogConfig(display="none", tensorboard=False)
 
 def made(folder: Path, **changes: Any) -> tuple[Training, DeviceRollout, Wires]:
     settings: dict[str, Any] = {"envs_per_worker": 6, "rollout": 8, "batch_size": 96, "preset": "none", "device": "cpu"}
-    config = resolve(Config(env=Schedules, run=str(folder), serial=True, log=QUIET, **settings | changes))
+    config = resolve(
+        Config(**{"env": Schedules, "run": str(folder), "serial": True, "log": QUIET} | settings | changes)
+    )
     plan = make_plan(config)
     wires = make_wires(plan, local=True)
     (folder / "checkpoints").mkdir(parents=True)
@@ -224,6 +226,28 @@ def test_a_row_with_a_bad_value_is_left_out_of_its_segment_and_its_episode_of_re
     told = [event for event in wires.events.take() if isinstance(event, Episodes)]
     assert sum(len(event.lengths) for event in told) == ended
     assert rollout.next(0, 0).batch.active[:-1].all(), "from the next segment on the row counts"
+
+
+class Lost(Schedules):
+    """All rows see what is not finite in the first steps."""
+
+    def _observation(self) -> dict[str, Tensor]:
+        seen = super()._observation()
+        if 0 < self._steps < 20:
+            seen["count"] = seen["count"] * torch.nan
+        return seen
+
+
+def test_the_learner_leaves_a_batch_without_a_valid_sample_alone(tmp_path: Path) -> None:
+    training, _, _ = made(tmp_path / "r", env=Lost, model=ModelConfig(encoder="mlp"))
+    learner = training.learner
+    weights = learner._flat.vector.clone()
+    learner.poll(0)
+    assert (learner.env_steps, learner.updates) == (0, 0)
+    assert torch.equal(learner._flat.vector, weights)
+    for _ in range(3):
+        learner.poll(0)
+    assert learner.updates > 0
 
 
 def test_a_bad_value_is_counted_as_a_fault(tmp_path: Path) -> None:
