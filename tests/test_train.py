@@ -110,6 +110,26 @@ def test_a_run_stays_in_its_folder_and_learns_whatever_its_environments_change(a
     assert yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())["run"] == "here"
 
 
+@pytest.mark.parametrize("way", ["command", "preset", "no preset"])
+def test_a_run_stays_in_its_folder_where_the_environments_module_changes_the_working_directory(
+    way, tmp_path, monkeypatch
+):
+    elsewhere, name = tmp_path / "elsewhere", f"moving_{way.replace(' ', '_')}"
+    elsewhere.mkdir()
+    (tmp_path / f"{name}.py").write_text(f"import os\nfrom faults import Faulty\nos.chdir({str(elsewhere)!r})\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    if way == "command":
+        assert main(["--env", f"{name}:Faulty", "--steps", "256", "--run", "here", "--serial", *SMALL]) == 0
+    else:
+        preset = "none" if way == "no preset" else "auto"
+        config = config_for(tmp_path, env=f"{name}:Faulty", serial=True, steps=256, preset=preset)
+        train(dataclasses.replace(config, run="here"))
+    assert Path.cwd() == elsewhere
+    assert not list(elsewhere.iterdir())
+    assert saved_steps(tmp_path / "here") == 256
+
+
 def test_a_changed_model_is_refused_with_the_differences(finished, capsys):
     before = summary(finished)
     arguments = ["--env", "CartPole-v1", "--steps", "8192", "--run", str(finished), *SMALL]

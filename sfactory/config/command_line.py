@@ -20,7 +20,7 @@ from sfactory.config.declaring import changed, given_names, settings_of, types_o
 from sfactory.config.fields import Config
 from sfactory.config.presets import preset_for
 from sfactory.config.short_help import print_short_help
-from sfactory.config.sources import flattened, load_yaml, merged, resolve
+from sfactory.config.sources import at, flattened, load_yaml, merged, resolve, working_directory
 
 Switch = tyro.conf.FlagCreatePairsOff[bool]
 """A flag that is given or not, without a ``--no-`` form."""
@@ -87,7 +87,7 @@ def read_command_line(args: Sequence[str], prog: str, description: str, options:
     Raises:
         ConfigError: On a bad YAML file or preset.
     """
-    args = first_word_as("--env", args)
+    folder, args = working_directory(), first_word_as("--env", args)
     early, rest = _what_chooses_the_preset(args, prog)
     base = load_yaml(early.config) if early.config else {}
     chosen = {name: value for name in _PRESET_DEPENDS_ON if (value := getattr(early, name)) is not None}
@@ -115,7 +115,7 @@ def read_command_line(args: Sequence[str], prog: str, description: str, options:
         f.name for f in dataclasses.fields(Config) if getattr(line.config, f.name) != getattr(default, f.name)
     }
     return CommandLine(
-        changed(line.config, given=given_names(default) | given),
+        at(folder, changed(line.config, given=given_names(default) | given)),
         dataclasses.replace(line.options, config=early.config),
         origins,
     )

@@ -90,10 +90,23 @@ def resolve(config: Config) -> Config:
     Raises:
         ConfigError: If `preset` names no preset, or a group is something else or has unknown keys.
     """
-    config = _grouped(config)
+    folder, config = working_directory(), _grouped(config)
     name, values = preset_for(config.preset, config.env, config.algo, config.model.core)
     run = os.fspath(config.run) if isinstance(config.run, os.PathLike) else config.run
-    return changed(_native(merged(config, values, only_unset=True)), preset=name, run=run)
+    return at(folder, changed(_native(merged(config, values, only_unset=True)), preset=name, run=run))
+
+
+def working_directory() -> Path:
+    """The working directory; empty where it has been removed."""
+    with contextlib.suppress(OSError):
+        return Path.cwd()
+    return Path()
+
+
+def at(folder: Path, config: Config) -> Config:
+    """A config whose run folder is the one that was meant when the working directory was `folder`: the module of an
+    environment may change it when it is imported."""
+    return config if working_directory() == folder else changed(config, run=str(folder / config.run_dir))
 
 
 def _grouped(config: Config) -> Config:

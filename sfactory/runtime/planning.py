@@ -12,6 +12,7 @@ import torch
 import sfactory
 from sfactory.config import Config, changed, check_types, devices, env_name, fitted, given_values, preset_value
 from sfactory.config.declaring import given_names
+from sfactory.config.sources import at, working_directory
 from sfactory.config.validation import exploration_problem, minibatch_problem, validate
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.interface import TENSORS, TOGETHER, EnvRequest, EnvSpec
@@ -51,7 +52,8 @@ def make_plan(config: Config) -> Plan:
         ConfigError: If the configuration cannot work; names every problem.
     """
     check_types(config)
-    source = resolve_env(config.env)
+    folder, source = working_directory(), resolve_env(config.env)
+    config = at(folder, config)
     request = EnvRequest.of(config, source)
     problems: list[str] = []
 
