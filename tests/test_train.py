@@ -213,6 +213,27 @@ def test_a_loaded_learner_is_the_saved_one_in_every_tensor_and_goes_on_alike(sch
         other.close()
 
 
+def draw(file: str, samples, config):
+    """No loss term; writes down what it draws from the global random states."""
+    with Path(file).open("a") as out:
+        out.write(f"{os.getpid()} {torch.rand(()).item()} {np.random.random()} {random.random()}\n")
+    return {"nothing": samples.value * 0.0}
+
+
+@pytest.mark.parametrize("serial", [True, False], ids=["serial", "processes"])
+def test_what_a_resumed_learner_draws_of_the_global_random_states_does_not_begin_anew(serial, tmp_path):
+    drawn = []
+    for steps in (512, 1024):
+        file = tmp_path / str(steps)
+        loss = LossConfig(terms=functools.partial(draw, str(file)))
+        train(config_for(tmp_path, env=Faulty, serial=serial, steps=steps, loss=loss))
+        lines = [line.split() for line in file.read_text().splitlines()]
+        drawn.append([each for _, *each in (lines[1:] if serial else (x for x in lines if x[0] != lines[0][0]))])
+    before, after = (set(itertools.chain(*each)) for each in drawn)  # without the dry run's before the start
+    assert before and after
+    assert not before & after
+
+
 def test_a_linear_rate_falls_to_zero_from_hold_on(tmp_path):
     optim = OptimConfig(lr=1e-2, schedule="linear", hold=0.75)
     run = SamplingRun(config_for(tmp_path, env=Counting, steps=1000, optim=optim), tmp_path)

@@ -80,11 +80,15 @@ class Supervisor:
     # Starting
 
     def _start_learner(self) -> None:
-        self._start("learner", workers.learner_main, self._store)
+        self._start("learner", workers.learner_main, self._generation, self._store)
+
+    @property
+    def _generation(self) -> int:
+        """Different at every start, so that new workers do not repeat what old ones drew, such as episodes."""
+        return self._monitor.reporter.progress.env_steps + self._monitor.restarts
 
     def _start_sampling(self) -> None:
-        # Different at every start, so that new environments do not repeat old episodes.
-        generation = self._monitor.reporter.progress.env_steps + self._monitor.restarts
+        generation = self._generation
         for i in range(self._plan.policy_processes):
             self._start(f"policy-{i}", workers.policy_main, i, generation)
         for i in range(self._plan.rollout_workers):

@@ -69,6 +69,7 @@ class Training:
         if snapshot is not None:
             self._model.load_state_dict(snapshot.model)
             self.learner.load_state(snapshot.trainer, snapshot.env_steps, snapshot.updates)
+            torch.manual_seed(plan.seed(snapshot.env_steps))  # else draws from the global state would begin anew
             self._saved_steps = snapshot.env_steps
         self._saved_at = time.monotonic()
         self._saves_requested = 0

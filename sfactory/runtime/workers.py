@@ -38,7 +38,7 @@ EVALUATOR_SILENT_S = 10.0
 """Seconds without a heartbeat after which the end of a run does not wait for the evaluator."""
 RECLAIM_POLL_S = 0.005
 """Seconds between two looks at whether the learner has reclaimed all slots."""
-_ROLLOUT, _POLICY, _EVALUATOR = range(3)
+_ROLLOUT, _POLICY, _EVALUATOR, _LEARNER = range(4)
 
 
 def make_rollout_worker(plan: Plan, wires: Wires, index: int, generation: int) -> RolloutWorker:
@@ -100,8 +100,9 @@ def seed_globals(plan: Plan, generation: int, *worker: int) -> None:
     torch.manual_seed(state[2])
 
 
-def learner_main(plan: Plan, wires: Wires, store: CheckpointStore) -> None:
+def learner_main(plan: Plan, wires: Wires, generation: int, store: CheckpointStore) -> None:
     """Main function of the learner's process."""
+    seed_globals(plan, generation, _LEARNER)
     torch.set_num_threads(devices.learner_torch_threads(plan.config))
     keep_freed_memory()
     with explaining(plan.config):
