@@ -15,6 +15,9 @@ from sfactory.data.examples import example_batch
 from sfactory.distributions import ActionDistribution, Distribution
 from sfactory.errors import ConfigError
 from sfactory.learner import batch_source
+from sfactory.model import build_uninitialized
+from sfactory.model.actor_critic import CORES
+from sfactory.model.encoders import KNOWN
 from sfactory.model.networks import Outputs, TorchNetwork
 from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import ESTIMATORS, Objective
@@ -33,6 +36,7 @@ def check_extensions(config: Config, model: nn.Module, masked: bool) -> None:
     Raises:
         ConfigError: With the name of the code, what it gave, and what is expected.
     """
+    _check_buffers(config, model)
     if type(model.distribution) is not ActionDistribution:
         _check_distribution(config, model.distribution)
         if masked:
@@ -53,6 +57,23 @@ def check_extensions(config: Config, model: nn.Module, masked: bool) -> None:
     targets, _ = objective.targets([estimates])
     if config.loss.terms != "none":
         _check_terms(config, objective, batch, targets, outputs)
+
+
+def _check_buffers(config: Config, model: nn.Module) -> None:
+    """Make the model once more and compare the buffers that are not sent to policy workers, as weights and
+    floating-point buffers are."""
+    buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
+    known = config.model.model == "none" and config.model.encoder in KNOWN and config.model.core in ("none", *CORES)
+    if known or not buffers:
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(torch.initial_seed() + 1)  # of the CPU alone
+        again = dict(build_uninitialized(model.observation, model.action, config.model).named_buffers())
+    if differing := [name for name, buffer in buffers.items() if not torch.equal(buffer, again.get(name, buffer))]:
+        raise ConfigError(
+            f"the buffers {', '.join(differing)} of the model are drawn at random and are no floating-point numbers, "
+            "so that each process would have others; draw them with torch.Generator().manual_seed(...)"
+        )
 
 
 def _check_distribution(config: Config, distribution: Distribution) -> None:

@@ -18,6 +18,7 @@ from sfactory import ConfigError
 from sfactory.config import Config, LossConfig, ModelConfig
 from sfactory.data.batch import Batch
 from sfactory.distributions import ActionDistribution, Distribution
+from sfactory.model import ActorCritic
 from sfactory.runtime.planning import make_plan
 from sfactory.train import main as train_main
 from sfactory.vtrace import unweighted_vtrace
@@ -27,6 +28,27 @@ def problem(env: Any = "CartPole-v1", **changes: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         make_plan(Config(env=env, preset="none", envs_per_worker=8, rollout=16, batch_size=128, **changes))
     return str(caught.value)
+
+
+class Shuffling(ActorCritic):
+    """Has a buffer of integers that is drawn at random.
+
+    Args:
+        seed: That of the draw; None: torch's global state.
+    """
+
+    def __init__(self, *args: Any, seed: int | None = None) -> None:
+        super().__init__(*args)
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self.register_buffer("order", torch.randperm(64, generator=generator))
+
+
+def test_integers_that_each_process_would_draw_for_itself_are_refused() -> None:
+    assert "the buffers order of the model are drawn at random" in problem(model=ModelConfig(model=Shuffling))
+    own = ModelConfig(model=Shuffling, kwargs={"seed": 0})
+    before = torch.get_rng_state()
+    make_plan(Config(env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128, model=own))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def with_terms(terms: Any, **settings: Any) -> str:
