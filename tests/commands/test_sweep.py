@@ -21,7 +21,7 @@ from commands import Command, wait_until
 from sfactory.commands import main
 from sfactory.commands.runs import list_runs
 from sfactory.commands.sweeps.listed import ListedTrials
-from sfactory.commands.sweeps.runs import Reports, curve, score
+from sfactory.commands.sweeps.runs import GUARD, Reports, curve, score
 from sfactory.commands.sweeps.scheduler import write_config
 from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
 from sfactory.commands.sweeps.study import StudyTrials
@@ -576,6 +576,15 @@ def test_an_interrupted_sweep_saves_its_runs_and_leaves_no_process(tmp_path: Pat
     assert "Traceback" not in command.errors
     assert wait_until(lambda: not marked(), PATIENCE_S)
     assert rows(sweep)["0"]["state"] == "unfinished"
+
+
+def test_a_run_that_does_not_listen_yet_ends_with_its_sweep() -> None:
+    child = "import time; print('begun', flush=True); time.sleep(60)"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", GUARD, "-c", child], env=commands.ENVIRONMENT, **pipes) as guard:
+        assert guard.stdout.readline() == b"begun\n"
+        guard.stdin.close()
+        assert guard.wait() == 128 + signal.SIGTERM
 
 
 @pytest.mark.timeout(600)

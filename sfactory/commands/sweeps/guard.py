@@ -33,6 +33,6 @@ def main(args: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # handled, since the process would inherit that they are ignored
+        signal.signal(number, lambda *_: None)
     sys.exit(main(sys.argv[1:]))
