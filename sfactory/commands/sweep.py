@@ -77,7 +77,7 @@ def _sweep(options: Options, console: Console) -> int:
         found = _trials(space, folder).all()
         return _conclude(space, folder, rescored(space, folder, found) if again else found, console, note)
     _check_runs(space, elsewhere=options.slurm)
-    shares = core_shares(space.parallel) if not options.slurm else []
+    shares = core_shares(space.parallel, space.trials * len(space.seeds)) if not options.slurm else []
     lock = _open_folder(folder, fixed)
     try:
         if options.slurm:

@@ -16,18 +16,20 @@ import commands
 import psutil
 import pytest
 import yaml
+from cgroup_folders import use_cgroups
 from commands import Command, wait_until
 
 from sfactory.commands import main
 from sfactory.commands.runs import list_runs
 from sfactory.commands.sweeps.listed import ListedTrials
 from sfactory.commands.sweeps.runs import GUARD, Reports, curve, score
-from sfactory.commands.sweeps.scheduler import write_config
+from sfactory.commands.sweeps.scheduler import core_shares, write_config
 from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
 from sfactory.commands.sweeps.study import StudyTrials
 from sfactory.commands.sweeps.trials import Trial
 from sfactory.config import Config, LogConfig
 from sfactory.config.command_line import from_command_line
+from sfactory.errors import ConfigError
 from sfactory.runs.run_files import try_lock
 from sfactory.telemetry.metrics import Report
 from sfactory.telemetry.metrics_file import MetricsWriter
@@ -138,6 +140,29 @@ def test_each_choice_of_what_only_a_plan_can_tell_is_planned(
     assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    ("limit", "parallel", "runs", "sizes"),
+    [
+        ("max", None, 40, [2] * 8),
+        ("max", None, 3, [5] * 3),
+        ("max", 3, 40, [5] * 3),
+        ("400000", None, 40, [2] * 2),
+        ("400000", 1, 40, [4]),
+        ("50000", None, 40, [1]),
+    ],
+)
+def test_cores_are_shared_out_evenly_as_far_as_a_container_has_time_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, parallel: int | None, runs: int, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+    use_cgroups(monkeypatch, tmp_path, "0::/", {"cpu.max": f"{limit} 100000"})
+    shares = core_shares(parallel, runs)
+    assert [len(share) for share in shares] == sizes
+    assert len({core for share in shares for core in share}) == sum(sizes)
+    with pytest.raises(ConfigError, match="a run needs at least one"):
+        core_shares(17 if limit == "max" else 5, runs)
 
 
 def test_more_runs_than_cores_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import random
 import signal
 import time
 import types
@@ -31,20 +32,26 @@ MOST_FAILURES = 3
 """So many trials that fail before any other has ended are the fault of what they share."""
 
 
-def core_shares(parallel: int | None) -> list[list[int]]:
-    """The cores of each run that is trained at the same time.
+def core_shares(parallel: int | None, runs: int) -> list[list[int]]:
+    """The cores of each run that is trained at the same time. All have as many: workers and environments follow from
+    their number, so that the seeds of a trial would be trained in different ways.
 
     Args:
-        parallel: Number of runs; None: one for every two cores.
+        parallel: Number of runs at the same time; None: one for every two cores.
+        runs: Number of runs in all.
 
     Raises:
-        ConfigError: If there are fewer cores than runs.
+        ConfigError: If there are fewer cores than runs at the same time.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    count = parallel or max(1, len(cores) // 2)
-    if count > len(cores):
-        raise ConfigError(f"parallel is {count}, but there are {len(cores)} cores; a run needs at least one")
-    return [cores[i * len(cores) // count : (i + 1) * len(cores) // count] for i in range(count)]
+    from sfactory.config.devices import cores
+
+    seen, usable = sorted(os.sched_getaffinity(0)), cores()
+    count = parallel or max(1, min(usable // 2, runs))
+    if count > usable:
+        raise ConfigError(f"parallel is {count}, but there are {usable} cores; a run needs at least one")
+    each = usable // count
+    first = random.randrange(len(seen) - usable + 1)  # containers with limits of time may share a machine's cores
+    return [seen[first + i * each : first + (i + 1) * each] for i in range(count)]
 
 
 def write_config(space: Space, sweep: Path, trial: Trial) -> Path:
