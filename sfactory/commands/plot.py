@@ -17,12 +17,12 @@ import tyro
 from sfactory.commands.runs import run_folders
 from sfactory.errors import ConfigError, installing, telling_errors
 from sfactory.runs.curves import (
-    STEPS,
     Curve,
     bootstrap_interval,
     interquartile_mean,
     read_curve,
     smoothed,
+    steps_column,
 )
 from sfactory.runs.run_files import METRICS
 
@@ -259,8 +259,8 @@ def _panels(groups: dict[str, list[Curve]], options: Options) -> dict[str, list[
 
 
 def _axis(x: str, y: str) -> str:
-    """The column of the horizontal axis. Weights are older when their evaluation is reported, so it has its own."""
-    return "wall_s" if x == "time" else f"eval_{STEPS}" if y.startswith("eval_") else STEPS
+    """The column of the horizontal axis."""
+    return "wall_s" if x == "time" else steps_column(y)
 
 
 def band_of(label: str, curves: Sequence[Curve], x: str, y: str, smooth: float) -> Band | None:

@@ -23,6 +23,8 @@ from sfactory.files import run_name
 from sfactory.runs.run_files import CONFIG, METRICS, is_held
 
 STEPS, RETURN, EVALUATED = "env_steps", "episode_return_mean", "eval_env_steps"
+EVALUATIONS = "eval_"
+"""Beginning of the names of columns of evaluations."""
 OWN_COLUMNS = ("extra/", "term/")
 """Beginnings of the names of columns that are the user's: entries of ``info``, and loss terms."""
 RESAMPLES = 2000
@@ -128,8 +130,13 @@ def _fill(columns: Mapping[str, np.ndarray]) -> None:
     """Let a row without any new env steps have what the row before knows beside returns and evaluations."""
     for row in (np.flatnonzero(np.diff(columns[STEPS]) == 0) + 1).tolist():
         for name, values in columns.items():
-            if np.isnan(values[row]) and not name.startswith(("episode_", "eval_")):
+            if np.isnan(values[row]) and not name.startswith(("episode_", EVALUATIONS)):
                 values[row] = values[row - 1]
+
+
+def steps_column(column: str) -> str:
+    """The column of the env steps that another one is of: weights are older when their evaluation is reported."""
+    return EVALUATED if column.startswith(EVALUATIONS) else STEPS
 
 
 def last_known(columns: Mapping[str, np.ndarray]) -> dict[str, float]:

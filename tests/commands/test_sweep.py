@@ -310,6 +310,14 @@ def test_reports_go_on_where_the_file_gets_a_column(tmp_path: Path) -> None:
     assert reports.new() == []
 
 
+def test_an_evaluation_counts_by_the_env_steps_of_its_weights(tmp_path: Path) -> None:
+    """The last one comes when training is over, as may the one before it."""
+    header = "env_steps,eval_env_steps,eval_return_mean\n"
+    (tmp_path / "metrics.csv").write_text(header + "500,400,1\n1000,600,2\n1000,,\n1000,1000,10\n")
+    assert score(tmp_path, Objective(metric="eval_return_mean")) == 10
+    assert Reports(tmp_path).values("eval_return_mean") == [(400, 1), (600, 2), (1000, 10)]
+
+
 def test_what_a_killed_run_reported_beyond_its_checkpoint_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("env_steps,episode_return_mean\n10,1\n20,2\n30,3\n15,4\n25,\n35,5\n")
     assert curve(tmp_path, "episode_return_mean") == [(10, 1.0), (15, 4.0), (35, 5.0)]

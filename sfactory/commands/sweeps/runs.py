@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from sfactory.commands.sweeps.space import EVALUATIONS, Objective
+from sfactory.commands.sweeps.space import Objective
 from sfactory.files import TRIAL
-from sfactory.runs.curves import STEPS, Curve, read_table
+from sfactory.runs.curves import EVALUATIONS, Curve, read_table, steps_column
 from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, is_held, is_number, read_json
 from sfactory.runtime.processes import kill_tree
 
@@ -94,7 +94,7 @@ class Run:
 
     def new_reports(self, metric: str) -> list[tuple[int, float]]:
         """Env steps and values of a metric in the reports since the last call."""
-        return [(int(row["env_steps"]), float(row[metric])) for row in self._reports.new() if row.get(metric)]
+        return self._reports.values(metric)
 
     def reason(self) -> str:
         """The last lines of its log, which say why it has failed."""
@@ -152,13 +152,18 @@ class Reports:
         self._read += len(rows)
         return list(csv.DictReader([*header, *rows]))
 
+    def values(self, metric: str) -> list[tuple[int, float]]:
+        """Env steps and values of a metric in the rows that have been added since the last call."""
+        steps = steps_column(metric)
+        return [(int(row[steps]), float(row[metric])) for row in self.new() if row.get(metric)]
+
 
 def curve(folder: Path, metric: str) -> list[tuple[int, float]]:
     """Env steps and values of a metric, in the order of the reports.
 
     What a run that was killed had reported beyond the checkpoint from which it went on is left out.
     """
-    steps, values = Curve(folder.name, read_table(folder / METRICS)).series(STEPS, metric)
+    steps, values = Curve(folder.name, read_table(folder / METRICS)).series(steps_column(metric), metric)
     return list(zip(map(int, steps), values.tolist(), strict=True))
 
 

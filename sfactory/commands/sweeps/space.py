@@ -22,7 +22,7 @@ from sfactory.config import Config, check_types, flattened, from_dict, load_yaml
 from sfactory.config.checking import LARGEST
 from sfactory.config.declaring import settings_of, types_of
 from sfactory.errors import ConfigError, shown
-from sfactory.runs.curves import OWN_COLUMNS, interquartile_mean
+from sfactory.runs.curves import EVALUATIONS, OWN_COLUMNS, interquartile_mean
 from sfactory.telemetry.metrics import METRICS
 
 Plain = bool | int | float | str | None
@@ -34,8 +34,6 @@ _OF_THE_SWEEP = {
 """Fields that neither the base nor the search may have."""
 MOST_SEEDS = 10_000
 """Beyond it, a number of seeds is taken for a mistake: a seed, which belongs into a list."""
-EVALUATIONS = "eval_"
-"""Beginning of the names of columns of evaluations."""
 
 
 @dataclass(frozen=True)
