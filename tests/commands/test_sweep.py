@@ -470,6 +470,22 @@ def test_what_the_first_trials_failed_of_is_kept(tmp_path: Path, monkeypatch: py
     assert found["0"]["reason"] == "seed 0: error: no such thing"
 
 
+def test_failures_end_no_sweep_of_which_an_earlier_command_has_completed_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sfactory.commands.sweeps.scheduler.Run", FailedRun)
+    search = {"optim.lr": [1e-3, 2e-3, 3e-3, 4e-3]}
+    file, sweep = space_file(tmp_path, base=BASE, search=search, parallel=1), tmp_path / "sweep"
+    run = sweep / "trials" / "0003" / "seed-0"
+    run.mkdir(parents=True)
+    (sweep / "space.yaml").write_text(file.read_text())
+    (run / "summary.json").write_text('{"status": "completed"}')
+    (run / "metrics.csv").write_text("env_steps,episode_return_mean\n256,9\n")
+    assert main(["sweep", str(file), "--folder", str(sweep)]) == 0
+    assert "best: trial 3, 9" in capsys.readouterr().out
+    assert [rows(sweep)[number]["state"] for number in "0123"] == ["failed", "failed", "failed", "completed"]
+
+
 def begun_grid(folder: Path, summary: str, log: str = "") -> tuple[Path, Path]:
     """A grid of two trials, one of which has come to its end; its file, and its folder."""
     file, sweep = space_file(folder, **SMALL), folder / "sweep"

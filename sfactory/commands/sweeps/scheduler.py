@@ -105,7 +105,7 @@ class Scheduler:
         self._space, self._folder, self._trials, self._shares, self._note = space, folder, trials, shares, note
         self._begun: list[_Begun] = []
         self._free = list(range(len(shares)))
-        self._ended = {"completed": 0, "pruned": 0, "failed": 0}
+        self._failures = 0
         self._waited_for: set[Path] = set()
         self._interrupts = 0
         self.signal: int | None = None
@@ -233,14 +233,16 @@ class Scheduler:
     def _fail(self, begun: _Begun, reason: str) -> None:
         begun.trial.reason = reason
         self._end(begun, "failed", None, reason)
-        if self._ended["failed"] >= MOST_FAILURES and not (self._ended["completed"] or self._ended["pruned"]):
+        self._failures += 1
+        if self._failures < MOST_FAILURES:
+            return
+        if not any(trial.state in ("completed", "pruned") for trial in self._trials.all()):  # of earlier commands, too
             raise RunFailed(f"the first {MOST_FAILURES} trials have failed; {reason}")
 
     def _end(self, begun: _Begun, state: str, value: float | None, text: str) -> None:
         """End a trial; what still runs of it saves and ends."""
         begun.trial.state, begun.trial.value = state, value
         begun.left.clear()
-        self._ended[state] += 1
         self._trials.end(begun.trial)
         self._note(f"trial {begun.trial.number} {state}: {text}")
         try:
