@@ -22,7 +22,7 @@ from commands import Command, wait_until
 from sfactory.commands import main
 from sfactory.commands.runs import list_runs
 from sfactory.commands.sweeps.listed import ListedTrials
-from sfactory.commands.sweeps.runs import GUARD, Reports, curve, score
+from sfactory.commands.sweeps.runs import GUARD, Reports, Run, curve, score
 from sfactory.commands.sweeps.scheduler import core_shares, write_config
 from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
 from sfactory.commands.sweeps.study import StudyTrials
@@ -484,6 +484,14 @@ def test_failures_end_no_sweep_of_which_an_earlier_command_has_completed_a_trial
     assert main(["sweep", str(file), "--folder", str(sweep)]) == 0
     assert "best: trial 3, 9" in capsys.readouterr().out
     assert [rows(sweep)[number]["state"] for number in "0123"] == ["failed", "failed", "failed", "completed"]
+
+
+def test_a_run_has_not_failed_of_what_an_earlier_try_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "seed-0.log").write_text("error: of an earlier try\n")
+    monkeypatch.setattr("sfactory.commands.sweeps.runs.command", lambda trial, seed: ["-c", "print('Killed'); exit(3)"])
+    run = Run(tmp_path, 0, os.sched_getaffinity(0))
+    assert wait_until(lambda: run.poll() is not None, PATIENCE_S)
+    assert (run.poll(), run.reason()) == (3, "Killed")
 
 
 def begun_grid(folder: Path, summary: str, log: str = "") -> tuple[Path, Path]:

@@ -65,6 +65,7 @@ class Run:
         os.sched_setaffinity(0, cores)
         try:
             with self._log.open("ab") as log:
+                self._begin = log.tell()
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", GUARD, *command(trial, seed), "--log.display", "plain"],
                     stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
@@ -98,16 +99,17 @@ class Run:
 
     def reason(self) -> str:
         """The last lines of its log, which say why it has failed."""
-        lines = log_lines(self._log)
+        lines = log_lines(self._log, self._begin)
         return error_of(lines) or "\n".join(lines[-REASON_LINES:])
 
 
-def log_lines(log: Path) -> list[str]:
-    """The lines of a log that say anything; none if there is no log."""
+def log_lines(log: Path, begin: int = 0) -> list[str]:
+    """The lines of a log, from a byte on, that say anything; none if there is no log."""
     try:
-        return [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        text = log.read_bytes()[begin:].decode(errors="replace")
     except OSError:
         return []
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def error_of(lines: Sequence[str]) -> str:
