@@ -113,11 +113,10 @@ class MlflowLogger:
         from mlflow.entities import Param
 
         self._client = MlflowClient()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "sfactory")
-        found = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
         self._id = kept_id(
-            run_dir, "mlflow", lambda: self._client.create_run(experiment, run_name=run_name(run_dir)).info.run_id
+            run_dir,
+            "mlflow",
+            lambda: self._client.create_run(self._experiment(), run_name=run_name(run_dir)).info.run_id,
         )
         self._client.update_run(self._id, status="RUNNING")
         known = self._client.get_run(self._id).data.params  # of a resumed run
@@ -135,6 +134,20 @@ class MlflowLogger:
 
     def close(self, status: str = "completed") -> None:
         self._client.set_terminated(self._id, {"interrupted": "KILLED", "failed": "FAILED"}.get(status, "FINISHED"))
+
+    def _experiment(self) -> str:
+        """Id of the experiment. Of several runs that begin at once, as in a sweep, one makes it."""
+        from mlflow.exceptions import MlflowException
+
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "sfactory")
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return self._client.create_experiment(name)
+            except MlflowException:
+                if (found := self._client.get_experiment_by_name(name)) is None:
+                    raise
+        return found.experiment_id
 
 
 def _mlflow_key(name: str) -> str:

@@ -225,6 +225,24 @@ def test_mlflow_in_a_folder_has_the_reports(tmp_path: Path, monkeypatch: pytest.
     assert run.data.metrics["extra/speed/max _m s_"] == 3.0
 
 
+def test_runs_that_begin_at_once_share_mlflows_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "records").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    MlflowClient().create_experiment("sfactory")
+    find, notes, asked = MlflowClient.get_experiment_by_name, [], []
+
+    def not_yet(client: MlflowClient, name: str) -> Any:
+        asked.append(name)
+        return None if len(asked) == 1 else find(client, name)
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", not_yet)
+    hand_over(tmp_path, "mlflow", notes=notes.append)
+    assert not notes and len(asked) == 2
+
+
 def test_the_command_refuses_an_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--env", "CartPole-v1", "--run", str(tmp_path / "run"), "--serial", "--log.loggers", "wandbb"]
     assert main(["train", *arguments]) == 2
