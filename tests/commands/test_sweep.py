@@ -310,6 +310,20 @@ def test_reports_go_on_where_the_file_gets_a_column(tmp_path: Path) -> None:
     assert reports.new() == []
 
 
+def test_reports_of_a_long_run_are_read_once(tmp_path: Path) -> None:
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    file, reports = tmp_path / "metrics.csv", Reports(tmp_path)
+    file.write_text("env_steps,episode_return_mean\n" + "10,1.5\n" * 100_000)
+    assert len(reports.new()) == 100_000
+    before = bytes_read()
+    with file.open("a") as more:
+        more.write("20,2.5\n")
+    assert [row["env_steps"] for row in reports.new()] == ["20"]
+    assert bytes_read() - before < 100_000
+
+
 def test_an_evaluation_counts_by_the_env_steps_of_its_weights(tmp_path: Path) -> None:
     """The last one comes when training is over, as may the one before it."""
     header = "env_steps,eval_env_steps,eval_return_mean\n"

@@ -140,19 +140,25 @@ class Reports:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file, self._read = folder / METRICS, 0
+        self._file = folder / METRICS
+        self._header, self._end, self._rows = b"", 0, 0
 
     def new(self) -> list[dict[str, str]]:
-        """The rows that have been added since the last call."""
+        """The rows that have been added since the last call. Of a file that has only grown nothing else is read."""
         try:
-            text = self._file.read_bytes()
+            with self._file.open("rb") as file:
+                header, known = file.readline(), 0
+                if header != self._header:
+                    self._header, self._end, known = header, len(header), self._rows
+                file.seek(self._end)
+                text = file.read()
         except OSError:
             return []
         whole = text[: text.rfind(b"\n") + 1]  # a row may be half written
-        lines = whole.decode().splitlines(keepends=True)
-        header, rows = lines[:1], lines[1 + self._read :]
-        self._read += len(rows)
-        return list(csv.DictReader([*header, *rows]))
+        lines = whole.decode().splitlines(keepends=True)[known:]
+        self._end += len(whole)
+        self._rows += len(lines)
+        return list(csv.DictReader([header.decode(), *lines]))
 
     def values(self, metric: str) -> list[tuple[int, float]]:
         """Env steps and values of a metric in the rows that have been added since the last call."""
