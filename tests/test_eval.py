@@ -290,6 +290,18 @@ def test_what_a_video_needs_is_named(drawn, tmp_path, monkeypatch):
         evaluate(drawn, 1, env=Drawn, video=tmp_path)
 
 
+def test_a_missing_ffmpeg_is_told_before_anything_is_played(drawn, tmp_path, monkeypatch):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+
+    def find():
+        raise RuntimeError("No ffmpeg exe could be found. Install ffmpeg on your system")
+
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", find)
+    with pytest.raises(ConfigError, match="a video needs ffmpeg: No ffmpeg exe could be found"):
+        evaluate(drawn, 1, env=Drawn, video=tmp_path / "videos")
+    assert not (tmp_path / "videos").exists()
+
+
 def test_the_run_must_fit_the_environment(counting):
     with pytest.raises(ConfigError, match=r"<Counting>.*env="):
         evaluate(counting, 1)

@@ -30,12 +30,16 @@ def check_video() -> None:
     """Check that videos can be written.
 
     Raises:
-        ConfigError: If imageio-ffmpeg is not installed.
+        ConfigError: If imageio-ffmpeg or ffmpeg itself is not installed.
     """
     try:
-        import imageio_ffmpeg  # noqa: F401
+        import imageio_ffmpeg
+
+        imageio_ffmpeg.get_ffmpeg_exe()
     except ImportError as error:
         raise ConfigError(f"a video needs imageio-ffmpeg: {error}; {installing('video')}") from error
+    except RuntimeError as error:
+        raise ConfigError(f"a video needs ffmpeg: {error}") from error
 
 
 class VideoRecorder:
