@@ -74,6 +74,21 @@ def write_atomically(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def move_whole(source: Path, target: Path) -> None:
+    """Move a file, also to another disk: it is there once it is whole.
+
+    Raises:
+        OSError: For example if the disk is full; nothing of it is left at the target then.
+    """
+    temporary = temporary_for(target).with_suffix("")  # no pattern for finished files matches it
+    try:
+        shutil.move(source, temporary)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def json_values(value: Any) -> Any:
     """A nested value with None in place of numbers that are not finite, which JSON lacks."""
     if isinstance(value, Mapping):

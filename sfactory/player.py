@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import json
 import os
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +26,7 @@ from sfactory.envs.globals import globals_kept
 from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError
-from sfactory.files import json_values, temporary_folder, write_atomically
+from sfactory.files import json_values, move_whole, temporary_folder, write_atomically
 from sfactory.policy import Policy, check_foreign, load_policy
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_files import EVALUATION, read_config
@@ -154,7 +153,7 @@ class Player:
                 self.play(1, deterministic, None, max_steps, recorder)
             (recorded,) = Path(folder).glob("*.mp4")
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(recorded, path)
+            move_whole(recorded, path)
 
     def play(
         self,

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,6 +21,7 @@ from sfactory.config import LogConfig
 from sfactory.envs import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.eval import main
+from sfactory.files import move_whole
 from sfactory.player import Evaluation
 from sfactory.runs.report_page import write_page
 
@@ -300,6 +303,24 @@ def test_a_missing_ffmpeg_is_told_before_anything_is_played(drawn, tmp_path, mon
     with pytest.raises(ConfigError, match="a video needs ffmpeg: No ffmpeg exe could be found"):
         evaluate(drawn, 1, env=Drawn, video=tmp_path / "videos")
     assert not (tmp_path / "videos").exists()
+
+
+def test_nothing_is_left_of_a_video_for_which_the_disk_has_no_room(tmp_path, monkeypatch):
+    made, place = tmp_path / "made.mp4", tmp_path / "videos" / "1.mp4"
+    made.write_bytes(b"whole")
+    place.parent.mkdir()
+
+    def move(source, target):
+        Path(target).write_bytes(b"who")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "move", move)
+        with pytest.raises(OSError, match="No space left"):
+            move_whole(made, place)
+    assert not list(place.parent.iterdir())
+    move_whole(made, place)
+    assert place.read_bytes() == b"whole" and not made.exists()
 
 
 def test_the_run_must_fit_the_environment(counting):
