@@ -36,6 +36,8 @@ WAYS = ("config", "none")
 IGNORED = re.compile(r"(seed|run|overwrite|(log|eval)\..*)$")
 """Settings by which groups do not differ."""
 TYPES = (".png", ".svg", ".pdf")
+LINES = "-", "--", ":", "-."
+"""Kinds of lines, which tell groups apart where there are more than colours."""
 PANEL = 4.8, 3.2
 """Inches."""
 _LONG_S = 2 * 3600.0, 300.0
@@ -299,6 +301,7 @@ def band_of(label: str, curves: Sequence[Curve], x: str, y: str, smooth: float) 
 
 
 def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
+    from matplotlib import rcParams
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter
@@ -307,14 +310,16 @@ def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flat
-    colours = {label: f"C{number}" for number, label in enumerate(_run_counts(panels))}
+    counts = _run_counts(panels)
+    colours = len(rcParams["axes.prop_cycle"])
+    styles = {label: _style(number, colours) for number, label in enumerate(counts)}
     unit, scale = _time_unit(panels) if x == "time" else ("", 1.0)
     for one, (y, bands) in zip(axes, panels.items(), strict=False):
         for band in bands:
-            colour, marker = colours[band.label], "o" if len(band.x) == 1 else None
-            one.plot(band.x / scale, band.line, color=colour, marker=marker, linewidth=1.5)
+            style, marker = styles[band.label], "o" if len(band.x) == 1 else None
+            one.plot(band.x / scale, band.line, marker=marker, linewidth=1.5, **style)
             if band.interval is not None:
-                one.fill_between(band.x / scale, *band.interval, color=colour, alpha=0.2, linewidth=0)
+                one.fill_between(band.x / scale, *band.interval, color=style["color"], alpha=0.2, linewidth=0)
         one.set_xlabel(f"wall time, {unit}" if x == "time" else "env steps")
         one.set_ylabel(y.replace("_", " "), parse_math=False)
         if x != "time":
@@ -324,8 +329,8 @@ def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
     for unused in list(figure.axes)[len(panels) :]:
         unused.set_axis_off()
     handles = [
-        Line2D([], [], color=colours[label], label=f"{label} ({count} runs)" if count > 1 else label)
-        for label, count in _run_counts(panels).items()
+        Line2D([], [], label=f"{label} ({count} runs)" if count > 1 else label, **styles[label])
+        for label, count in counts.items()
     ]
     legend = figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=8)
     for text in legend.get_texts():  # a name with dollar signs is no formula
@@ -337,6 +342,11 @@ def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
                 figure.savefig(file, dpi=150)
         except OSError as error:
             raise ConfigError(f"cannot write {file}: {error.strerror}; name another file with --out") from error
+
+
+def _style(number: int, colours: int) -> dict[str, str]:
+    """How the lines of a group are drawn."""
+    return {"color": f"C{number % colours}", "linestyle": LINES[number // colours % len(LINES)]}
 
 
 def _run_counts(panels: dict[str, list[Band]]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,17 @@ def test_what_is_no_run_is_left_out_and_a_folder_of_runs_is_searched(tmp_path: P
     assert "notes.txt is no run folder and no CSV file" in said[0]
     assert main(["plot", *others]) == 2
     assert len(capsys.readouterr().err.splitlines()) >= 3
+
+
+@pytest.mark.parametrize("style", ["default", "ggplot"])
+def test_more_groups_than_colours_have_other_lines(tmp_path: Path, style: str) -> None:
+    matplotlib_style = pytest.importorskip("matplotlib.style")
+    runs = files(tmp_path, **{f"run{i}": [(10, i), (20, i)] for i in range(12)})
+    with matplotlib_style.context(style):
+        assert main(["plot", *runs, "--group", "none", "--out", str(tmp_path / "out.svg")]) == 0
+    drawn = (tmp_path / "out.svg").read_text()
+    styles = re.findall(r'<path d="[^"]*"[^>]* style="fill: none; ([^"]*stroke-width: 1.5[^"]*)"', drawn)
+    assert len(set(styles)) == 12
 
 
 def test_dollar_signs_and_missing_glyphs_in_names_are_no_matter(tmp_path: Path, recwarn: Any) -> None:
