@@ -22,7 +22,7 @@ from commands import Command, wait_until
 from sfactory.commands import main
 from sfactory.commands.runs import list_runs
 from sfactory.commands.sweeps.listed import ListedTrials
-from sfactory.commands.sweeps.runs import GUARD, Reports, Run, curve, score
+from sfactory.commands.sweeps.runs import GUARD, Reports, Run, curve, score, unscored
 from sfactory.commands.sweeps.scheduler import core_shares, write_config
 from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
 from sfactory.commands.sweeps.study import StudyTrials
@@ -372,6 +372,13 @@ def test_trials_are_compared_where_less_is_better(tmp_path: Path) -> None:
     assert study.loses(bad, 100, 50.0)
 
 
+def test_trials_that_are_evaluated_at_their_end_alone_are_not_compared(tmp_path: Path) -> None:
+    base, objective = BASE | {"steps": 900, "eval": {"at_end": True}}, {"metric": "eval_return_mean"}
+    assert study_of(tmp_path, base=base, objective=objective).rungs == []
+    base["eval"]["every"] = 100
+    assert study_of(tmp_path, base=base, objective=objective).rungs == [100, 300]
+
+
 def test_unfinished_trials_go_on_and_none_is_chosen_twice(tmp_path: Path) -> None:
     first = study_of(tmp_path)
     done, left = first.next(), first.next()
@@ -506,6 +513,11 @@ def test_a_run_has_not_failed_of_what_an_earlier_try_says(tmp_path: Path, monkey
     run = Run(tmp_path, 0, os.sched_getaffinity(0))
     assert wait_until(lambda: run.poll() is not None, PATIENCE_S)
     assert (run.poll(), run.reason()) == (3, "Killed")
+
+
+def test_a_run_that_was_too_short_to_be_evaluated_is_told_so(tmp_path: Path) -> None:
+    assert "no episode may have ended" in unscored(0, Objective())
+    assert "a short run has none at its end; give base.eval.every" in unscored(0, Objective("eval_return_mean"))
 
 
 def begun_grid(folder: Path, summary: str, log: str = "") -> tuple[Path, Path]:

@@ -177,7 +177,9 @@ def curve(folder: Path, metric: str) -> list[tuple[int, float]]:
 
 def unscored(seed: int, objective: Objective) -> str:
     """Why a run that was trained to its end has no value."""
-    return f"seed {seed}: no report has {objective.metric}; no episode may have ended"
+    evaluated = objective.metric.startswith(EVALUATIONS)
+    late = "no evaluation was done in time, and a short run has none at its end; give base.eval.every"
+    return f"seed {seed}: no report has {objective.metric}; {late if evaluated else 'no episode may have ended'}"
 
 
 def score(folder: Path, objective: Objective) -> float:

@@ -181,6 +181,12 @@ class Space:
             return min(int(parsed("steps", end)) for end in self.search["steps"].ends)
         return from_dict(self.base).steps
 
+    @property
+    def is_scored_at_end(self) -> bool:
+        """Whether a run has no value before its end, since it is evaluated there alone."""
+        every = (self.base.get("eval") or {}).get("every") or "eval.every" in self.search
+        return self.objective.metric.startswith(EVALUATIONS) and not every
+
     def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """The configuration of a trial as nested keys, as ``--config`` reads them."""
         return functools.reduce(lambda tree, item: _with(tree, item[0].split("."), item[1]), chosen.items(), self.base)

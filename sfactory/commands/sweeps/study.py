@@ -132,8 +132,8 @@ def _pruner(space: Space, rungs: Sequence[int]) -> Any:
 
 
 def rungs(space: Space) -> list[int]:
-    """Env steps at which trials are compared, below those of a whole run."""
-    if space.prune is None:
+    """Env steps at which trials are compared, below those of a whole run; none where they have no value before."""
+    if space.prune is None or space.is_scored_at_end:
         return []
     found = [space.prune.first or max(1, space.least_steps // FIRST_RUNG)]
     while found[-1] < space.least_steps:
