@@ -445,6 +445,18 @@ def test_an_array_job_trains_its_tasks_and_the_summary_counts_them(
     assert rows(sweep)["1"]["seed 105"] and not rows(sweep)["1"]["seed 101"]
 
 
+def test_a_summary_tells_of_what_a_task_of_an_array_job_has_failed(tmp_path: Path) -> None:
+    sweep, file = tmp_path / "a sweep", space_file(tmp_path, base=BASE, search={"batch_size": [64, 100]})
+    assert main(["sweep", str(file), "--folder", str(sweep), "--slurm"]) == 0
+    environment = commands.ENVIRONMENT | {"SLURM_ARRAY_TASK_ID": "1"}
+    task = ["bash", str(sweep / "array.sbatch")]
+    assert subprocess.run(task, env=environment, capture_output=True, timeout=PATIENCE_S).returncode == 2
+    assert main(["sweep", str(file), "--folder", str(sweep), "--summary"]) == 1
+    found = rows(sweep)
+    assert [found[number]["state"] for number in "01"] == ["unfinished", "failed"]
+    assert "batch_size 100" in found["1"]["reason"]
+
+
 def test_a_summary_takes_a_run_without_a_return_for_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     search = {"optim.lr": [1e-3, 3e-3, 1e-2]}
     file, sweep = space_file(tmp_path, base=BASE, search=search, seeds=[101, 105]), tmp_path / "sweep"

@@ -38,7 +38,7 @@ def run_folder(trial: Path, seed: int | str) -> Path:
     return trial / f"seed-{seed}"
 
 
-def log_file(trial: Path, seed: int) -> Path:
+def log_file(trial: Path, seed: int | str) -> Path:
     """What the run with a seed prints."""
     return trial / f"seed-{seed}.log"
 
