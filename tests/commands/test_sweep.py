@@ -606,6 +606,18 @@ def test_a_summary_of_optunas_trials_takes_another_objective(tmp_path: Path, cap
     assert "begun with other values of objective" in capsys.readouterr().err
 
 
+def test_optunas_choices_stay_as_they_were_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    space, kept = read_space(space_file(tmp_path, base=BASE, search={"optim.lr": ["1e-3", 0.01]}, trials=2))
+    (sweep / "space.yaml").write_text(yaml.safe_dump(kept))
+    StudyTrials(space, sweep).next()
+    other = space_file(tmp_path, base=BASE, search={"optim.lr": [0.001, 0.01]}, trials=2)
+    assert main(["sweep", str(other), "--folder", str(sweep)]) == 2
+    assert "begun with other values of search" in capsys.readouterr().err
+
+
 def test_a_summary_needs_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", str(space_file(tmp_path, **SMALL)), "--folder", str(tmp_path / "sweep"), "--summary"]) == 2
     assert "holds no sweep (no space.yaml)" in capsys.readouterr().err

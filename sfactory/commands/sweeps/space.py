@@ -194,11 +194,16 @@ class Space:
     def differences(self, other: Space) -> list[str]:
         """Keys in which another space would have trials other than these."""
 
+        def choices(space: Space, name: str, dimension: Dimension) -> tuple[Any, ...]:
+            if space.sampler == "tpe":  # Optuna's study has them as they were written
+                return tuple(dimension.labels)
+            return tuple(parsed(name, value) for value in dimension.choices)
+
         def meant(space: Space) -> dict[str, Any]:
             config = from_dict(space.base)
             base = {name: operator.attrgetter(name)(config) for name in flattened(space.base)}
             search = {
-                name: dataclasses.replace(dimension, choices=tuple(parsed(name, value) for value in dimension.choices))
+                name: dataclasses.replace(dimension, choices=choices(space, name, dimension))
                 for name, dimension in space.search.items()
             }
             return {"base": base, "search": search, "sampler": space.sampler}
