@@ -99,11 +99,15 @@ def list_runs(folder: Path) -> list[Run]:
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
-    """Folders with the configuration of a run. Nothing is looked for inside of one."""
+    """Folders with the configuration of a run, and links to such. Nothing is looked for inside of one, nor behind other
+    links, which may lead in a circle."""
     for path, folders, files in os.walk(folder):
         if CONFIG in files:
             folders.clear()
             yield Path(path)
+        else:
+            links = (link for name in folders if (link := Path(path, name)).is_symlink())
+            yield from (link for link in links if (link / CONFIG).exists())
 
 
 def _described(folder: Path) -> Run:

@@ -60,6 +60,14 @@ def test_a_name_with_brackets_is_shown_as_it_is(tmp_path, capsys):
     assert str(tmp_path / "[old]" / "a[/b]") in capsys.readouterr().out
 
 
+def test_a_link_to_a_run_is_listed_and_no_circle_followed(tmp_path):
+    short_run(tmp_path / "disk" / "far", "CartPole-v1")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "near").symlink_to(tmp_path / "disk" / "far")
+    (tmp_path / "runs" / "circle").symlink_to(tmp_path / "runs")
+    assert [found.folder for found in list_runs(tmp_path / "runs")] == [str(tmp_path / "runs" / "near")]
+
+
 def test_living_killed_and_damaged_runs_are_told_apart(tmp_path):
     run = short_run(tmp_path / "run", "CartPole-v1")
     (run / "summary.json").unlink()
