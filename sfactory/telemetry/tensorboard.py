@@ -22,7 +22,7 @@ class EventFile:
 
     Args:
         folder: Where to put it.
-        env_steps: Where a resumed run goes on: TensorBoard hides what earlier files hold beyond.
+        env_steps: Where the run goes on, or begins anew: TensorBoard hides what earlier files hold beyond.
 
     Raises:
         ConfigError: If TensorBoard is not installed.
@@ -42,7 +42,7 @@ class EventFile:
         name = f"{EVENTS}.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_numbers)}"
         self._path = Path(folder) / name
         self._begin = self._record(file_version="brain.Event:2")
-        if env_steps:
+        if env_steps or any(Path(folder).glob(f"{EVENTS}.*")):
             self._begin += self._record(step=env_steps, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, scalars: Iterable[tuple[str, float]], env_steps: int) -> None:

@@ -184,6 +184,17 @@ def test_tensorboard_has_the_reports_over_env_steps_and_hides_what_a_crash_lost(
     assert not {"learner/loss", "extra/gone", "progress/env_steps"} & set(events.Tags()["scalars"])
 
 
+def test_tensorboard_hides_a_run_that_has_left_no_checkpoint(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for fps in (5.0, 7.0):
+        writer = MetricsWriter(tmp_path, Config())
+        for steps in (100, 200):
+            writer.write(Report(wall_s=1.0, env_steps=steps, frames=steps, fps=fps))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("speed/fps")] == [(100, 7.0), (200, 7.0)]
+
+
 def test_a_missing_tensorboard_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
     with pytest.raises(ConfigError, match=r"--log\.no-tensorboard"):
