@@ -21,9 +21,12 @@ class History:
         self._every = self._seen = 1
 
     def add(self, env_steps: float, value: float) -> None:
-        """Add a value; one that is not finite is left out."""
+        """Add a value, in place of those of more env steps, which a run that falls back to a checkpoint has lost. One
+        that is not finite is left out."""
         if not math.isfinite(value):
             return
+        while self._points and self._points[-1][0] > env_steps:
+            self._points.pop()
         if self._seen % self._every == 0:
             self._points.append((env_steps, value))
         self._seen += 1

@@ -28,3 +28,10 @@ def test_a_long_history_keeps_its_shape_in_bounded_memory() -> None:
     assert means[0] < 0.05 * 10 * KEPT and means[-1] > 0.9 * 10 * KEPT
     assert len(history.means(10**9)) < KEPT
     assert all(steps == 64 * value for steps, value in history.points(50))
+
+
+def test_a_run_that_falls_back_has_no_values_of_what_it_lost() -> None:
+    history = History()
+    for steps, value in [(10, 1.0), (20, 2.0), (30, 3.0), (20, 4.0), (25, 5.0)]:
+        history.add(steps, value)
+    assert history.points(9) == [(10, 1.0), (20, 2.0), (20, 4.0), (25, 5.0)]
