@@ -19,7 +19,7 @@ from sfactory.commands.sweeps.listed import ListedTrials, rescored
 from sfactory.commands.sweeps.scheduler import Scheduler, core_shares
 from sfactory.commands.sweeps.slurm import write_array_job
 from sfactory.commands.sweeps.space import Space, parse_space, read_space
-from sfactory.commands.sweeps.study import StudyTrials
+from sfactory.commands.sweeps.study import StudyTrials, telling_of_database
 from sfactory.commands.sweeps.summary import BEST, table, write_summary
 from sfactory.commands.sweeps.trials import Note, Trial, Trials
 from sfactory.config import changed, from_dict, load_yaml, resolve
@@ -60,7 +60,8 @@ def main(args: Sequence[str] | None = None) -> int:
     options = tyro.cli(
         Options, args=args, prog="sfactory sweep", description=DESCRIPTION, config=(tyro.conf.FlagCreatePairsOff,)
     )
-    return _sweep(options, new_console())
+    with telling_of_database():
+        return _sweep(options, new_console())
 
 
 def _sweep(options: Options, console: Console) -> int:

@@ -606,6 +606,18 @@ def test_a_summary_of_optunas_trials_takes_another_objective(tmp_path: Path, cap
     assert "begun with other values of objective" in capsys.readouterr().err
 
 
+def test_a_damaged_study_is_told_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    file = space_file(tmp_path, **SMALL, trials=2)
+    (sweep / "space.yaml").write_text(file.read_text())
+    (sweep / "study.db").write_bytes(b"no database" * 1000)
+    assert main(["sweep", str(file), "--folder", str(sweep), "--summary"]) == 1
+    said = capsys.readouterr().err
+    assert "cannot use study.db in the sweep's folder: " in said and "file is not a database" in said
+
+
 def test_optunas_choices_stay_as_they_were_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")
     sweep = tmp_path / "sweep"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sfactory.commands.sweeps.space import Dimension, Space
 from sfactory.commands.sweeps.trials import Trial
-from sfactory.errors import ConfigError, installing
+from sfactory.errors import ConfigError, RunFailed, installing, said
 
 DATABASE, STUDY = "study.db", "sweep"
 STATES = {"completed": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
@@ -101,6 +102,24 @@ def _url(file: Path) -> str:
     from sqlalchemy import URL  # Optuna needs it
 
     return URL.create("sqlite", database=str(file.resolve())).render_as_string()
+
+
+@contextlib.contextmanager
+def telling_of_database() -> Iterator[None]:
+    """Tell in a sentence what Optuna raises of its file, as where the disk is full.
+
+    Raises:
+        RunFailed: If the file cannot be read or written.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("optuna", "sqlalchemy"):
+            raise
+        reason = said(error.__cause__ or error).partition("\n")[0]
+        raise RunFailed(
+            f"cannot use {DATABASE} in the sweep's folder: {reason}; the same command goes on once that is mended"
+        ) from error
 
 
 def load_optuna() -> Any:
