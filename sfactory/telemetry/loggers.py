@@ -66,6 +66,7 @@ class WandbLogger:
             project=project, name=name, group=name.rpartition("/")[0] or None, dir=str(run_dir), config=to_dict(config),
             id=kept_id(run_dir, "wandb", lambda: uuid.uuid4().hex), resume="allow",
             settings=wandb.Settings(console="off"),  # the terminal is the display's
+            reinit=None if self._alone else "create_new",  # else reports would go into the run of the user's own
         )  # fmt: skip
         self._run.define_metric("*", step_metric="env_steps")
 

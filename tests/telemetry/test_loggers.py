@@ -190,6 +190,23 @@ def test_weights_and_biases_offline_has_the_reports(tmp_path: Path, monkeypatch:
     assert [(row["env_steps"], row["episode/episode_return_mean"]) for row in rows] == [("256", "20"), ("512", "25")]
 
 
+def test_a_weights_and_biases_run_of_the_users_own_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    (run := tmp_path / "run").mkdir()
+    (mine := tmp_path / "mine").mkdir()
+    own = wandb.init(project="mine", dir=str(mine))
+    try:
+        hand_over(run, "wandb")
+        assert wandb.run is own
+        own.log({"x": 1})
+    finally:
+        wandb.finish()
+        wandb.teardown()
+    assert len(list(run.glob("wandb/offline-run-*"))) == 1, "reports are in a record of their own"
+
+
 def test_trackio_in_a_folder_has_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "records"))  # read when it is imported
     trackio = pytest.importorskip("trackio")
