@@ -114,11 +114,7 @@ class MlflowLogger:
         from mlflow.entities import Param
 
         self._client = MlflowClient()
-        self._id = kept_id(
-            run_dir,
-            "mlflow",
-            lambda: self._client.create_run(self._experiment(), run_name=run_name(run_dir)).info.run_id,
-        )
+        self._id = kept_id(run_dir, "mlflow", lambda: self._new_run(run_name(run_dir)), self._knows)
         self._client.update_run(self._id, status="RUNNING")
         known = self._client.get_run(self._id).data.params  # of a resumed run
         values = {_mlflow_key(key): str(value) for key, value in flattened(to_dict(config), whole=True).items()}
@@ -135,6 +131,20 @@ class MlflowLogger:
 
     def close(self, status: str = "completed") -> None:
         self._client.set_terminated(self._id, {"interrupted": "KILLED", "failed": "FAILED"}.get(status, "FINISHED"))
+
+    def _knows(self, run_id: str) -> bool:
+        """Whether there is a run of this id, which another server may have been told of, or somebody has deleted."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._client.get_run(run_id).info.lifecycle_stage == "active"
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return False
+
+    def _new_run(self, name: str) -> str:
+        return self._client.create_run(self._experiment(), run_name=name).info.run_id
 
     def _experiment(self) -> str:
         """Id of the experiment. Of several runs that begin at once, as in a sweep, one makes it."""
@@ -286,12 +296,20 @@ def make_logger(name: Any) -> Logger:
     return made
 
 
-def kept_id(run_dir: Path, name: str, create: Callable[[], str]) -> str:
+def kept_id(
+    run_dir: Path, name: str, create: Callable[[], str], known: Callable[[str], bool] = lambda kept: True
+) -> str:
     """The id under which a service knows a run: the one that its folder keeps, or else a new one, which it then
-    keeps, so that a resumed run finds its record."""
+    keeps, so that a resumed run finds its record.
+
+    Args:
+        name: Of the service.
+        create: Makes a new id.
+        known: Whether the service still knows the one that is kept.
+    """
     path = run_dir / LOGGER_ID.format(name)
-    if path.exists():
-        return path.read_text().strip()
+    if path.exists() and known(kept := path.read_text().strip()):
+        return kept
     made = create()
     write_atomically(path, f"{made}\n".encode())
     return made

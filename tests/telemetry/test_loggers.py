@@ -242,6 +242,27 @@ def test_mlflow_in_a_folder_has_the_reports(tmp_path: Path, monkeypatch: pytest.
     assert run.data.metrics["extra/speed/max _m s_"] == 3.0
 
 
+def test_a_resumed_run_has_a_new_record_where_mlflow_does_not_know_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    notes: list[str] = []
+    ids = []
+    for place in ("one", "other", "other"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / place).as_uri())
+        hand_over(tmp_path, "mlflow", notes=notes.append)
+        ids.append((tmp_path / "logger-mlflow.id").read_text().strip())
+        assert MlflowClient().get_run(ids[-1]).data.metrics
+    assert not notes
+    assert ids[0] != ids[1] == ids[2]
+    MlflowClient().delete_run(ids[2])
+    hand_over(tmp_path, "mlflow", notes=notes.append)
+    assert not notes and (tmp_path / "logger-mlflow.id").read_text().strip() not in ids
+
+
 def test_runs_that_begin_at_once_share_mlflows_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
