@@ -156,15 +156,19 @@ def _evaluation(folder: Path, place: Path, config: Mapping[str, Any], endless: b
         place: Folder of the page, from which what is not inside it is linked.
         endless: Whether no episode has ended so far.
     """
-    found = {name: np.nan if value is None else value for name, value in read_json(folder / EVALUATION).items()}
-    rows = {}
+    found = read_json(folder / EVALUATION)
+    rows: dict[str, str] = {}
+
+    def number(name: str) -> float:
+        return value if is_number(value := found.get(name)) else np.nan
+
     if found:
         rows = {
-            "checkpoint": f"{found.get('checkpoint')}, {found.get('env_steps', 0):,} env steps",
+            "checkpoint": f"{found.get('checkpoint')}, {thousands(number('env_steps'))} env steps",
             "episodes": f"{found.get('episodes')}",
-            "return": f"{found.get('return_mean', 0):.4g}, deviation {found.get('return_std', 0):.3g}, "
-            f"from {found.get('return_min', 0):.4g} to {found.get('return_max', 0):.4g}",
-            "length": f"{found.get('length_mean', 0):.4g} env steps",
+            "return": f"{number('return_mean'):.4g}, deviation {number('return_std'):.3g}, "
+            f"from {number('return_min'):.4g} to {number('return_max'):.4g}",
+            "length": f"{number('length_mean'):.4g} env steps",
         }
     table, videos = _table(rows), _videos(folder, place)
     if not (table or videos):

@@ -107,6 +107,12 @@ def test_what_a_strangers_folder_says_is_text(tmp_path: Path) -> None:
     assert not re.search("<(script|b>x|i|u)>", page)
 
 
+def test_an_edited_evaluation_hides_no_run(tmp_path: Path) -> None:
+    folder = short_run(tmp_path / "run", "CartPole-v1")
+    (folder / "evaluation.json").write_text('{"return_mean": "12", "length_mean": [3], "env_steps": 1000}')
+    assert "1,000 env steps" in write_page(folder).read_text()
+
+
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     folder = short_run(tmp_path / "run", "CartPole-v1")
     for name in ("metrics.csv", "summary.json"):
