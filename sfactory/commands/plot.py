@@ -344,7 +344,7 @@ def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
             raise ConfigError(f"cannot write {file}: {error.strerror}; name another file with --out") from error
 
 
-def _style(number: int, colours: int) -> dict[str, str]:
+def _style(number: int, colours: int) -> dict[str, Any]:
     """How the lines of a group are drawn."""
     return {"color": f"C{number % colours}", "linestyle": LINES[number // colours % len(LINES)]}
 
