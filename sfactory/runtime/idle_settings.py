@@ -9,7 +9,8 @@ from sfactory.config import Config, given_values
 from sfactory.config.presets import preset_for
 from sfactory.envs.interface import EnvSpec
 from sfactory.model.actor_critic import CORES
-from sfactory.model.encoders import KNOWN
+from sfactory.model.encoders import IMAGE_ENCODERS, KNOWN
+from sfactory.model.normalizer import PixelNormalizer
 from sfactory.objective import ALGOS
 from sfactory.runtime.plan import Plan
 
@@ -46,6 +47,10 @@ def _idle_in_model(config: Config, env: EnvSpec) -> Iterator[tuple[str, tuple[st
         yield "model.core is neither gru nor lstm", ("model.core_size", "model.core_layers")
     if not has_floats(env):
         yield "the observation has no floats", ("model.normalize_obs",)
+    if not any(map(PixelNormalizer.fits, env.observation.leaves)):
+        yield "the observation has no image of pixels", ("model.normalize_images",)
+    elif model.model == "none" and model.encoder not in ("auto", *IMAGE_ENCODERS):
+        yield "model.encoder takes pixels as they are stored", ("model.normalize_images",)
     if model.model == "none" and model.encoder in KNOWN:
         if all(leaf.is_image for leaf in env.observation.leaves):
             yield "all parts of the observation are images", ("model.hidden", "model.activation")

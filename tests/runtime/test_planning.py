@@ -187,6 +187,10 @@ class Grid(gymnasium.Env):
     [
         ({"model": {"core_size": 64}}, "model.core_size 64 has no effect, since model.core is neither gru nor lstm"),
         ({"model": {"features": 256}}, "model.features 256 has no effect, since the observation has no image"),
+        (
+            {"model": {"normalize_images": True}},
+            "model.normalize_images True has no effect, since the observation has no image of pixels",
+        ),
         ({"env": Pixels, "model": {"hidden": (8,)}}, "since all parts of the observation are images"),
         ({"model": {"squash": "tanh"}}, "model.squash tanh has no effect, since actions are not continuous"),
         ({"env": Grid, "preset": "none", "model": {"normalize_obs": True}}, "the observation has no floats"),
