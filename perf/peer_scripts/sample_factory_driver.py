@@ -19,7 +19,7 @@ from window import KEPT, Curve, Window, answer, recent_mean, request, score_of
 
 
 def make_gym(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> gymnasium.Env:
-    env = gymnasium.make(name, render_mode=render_mode)
+    env = gymnasium.make(name, **({} if render_mode is None else {"render_mode": render_mode}))
     discrete = isinstance(env.observation_space, gymnasium.spaces.Discrete)
     return gymnasium.wrappers.FlattenObservation(env) if discrete else env  # its encoders take no category
 
