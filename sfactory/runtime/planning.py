@@ -39,8 +39,8 @@ SLOW_STEP_S = 0.1
 LONG_STEP_S = 1e-3
 """Seconds of an env step from which it counts whether it computes or waits for something else."""
 WAITING = 0.2
-"""Share of env steps in which they compute below which they are said to wait; those of a crowded machine compute for
-more of their time, too."""
+"""Share of their time in which env steps compute, below which they are said to wait. Those that only wait for a core of
+a crowded machine compute for more of it."""
 MANY_CATEGORIES = 10_000
 """Categories of observations or of actions above which a run is told how slow they are."""
 
