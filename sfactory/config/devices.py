@@ -119,9 +119,10 @@ def rollout_processes(config: Config, images: bool, together: bool = False) -> i
 
 
 def waiting_processes(config: Config) -> int:
-    """The number of rollout workers where env steps mostly wait, for a simulator of their own or a network: as many as
-    have a group of one environment each, since many such have room on a core."""
-    return min(max((config.workers or 1) * config.envs_per_worker // config.runtime.groups, 1), 64)
+    """The number of rollout workers where env steps mostly wait, for a simulator of their own or a network, so that
+    many have room on a core: as many as have a group of one environment each, and where they do, twice as many."""
+    workers = config.workers or 1
+    return min(max(workers * config.envs_per_worker // config.runtime.groups, 2 * workers), 64)
 
 
 def _computes_on_cpu(config: Config) -> bool:

@@ -235,10 +235,11 @@ def note_on_slow_steps(plan: Plan, step_s: float, computing: float) -> str | Non
     """
     config, advice = plan.config, []
     many = devices.waiting_processes(config)
-    if step_s >= LONG_STEP_S and computing < WAITING and config.workers < many and not config.serial:
+    if step_s >= LONG_STEP_S and computing < WAITING and config.workers < many:
+        how = "leave --serial out and raise" if config.serial else "raise"
         advice.append(
-            f"steps compute for {computing:.0%} of their time and wait for the rest, so --workers {many} would have "
-            "more of them under way at once"
+            f"steps compute for {computing:.0%} of their time and wait for the rest; {how} --workers to {many}, and "
+            "more of them are under way at once"
         )
     if step_s >= SLOW_STEP_S:
         advice.append("a smaller --batch-size and --envs-per-worker 2 bring updates sooner")

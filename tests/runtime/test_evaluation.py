@@ -186,7 +186,6 @@ def test_an_interrupt_ends_a_serial_run_in_the_middle_of_an_evaluation(tmp_path:
     assert saved_steps(result.run_dir) == result.env_steps > 0
 
 
-@pytest.mark.parametrize("steps", [1024, 1200], ids=["evaluated at the last step", "between two evaluations"])
 class Scarce(Faulty):
     """Can be made nine times: for the look at its spaces, and for training."""
 
@@ -207,6 +206,7 @@ def test_a_serial_run_goes_on_without_an_evaluator_that_cannot_be_made(
     assert capsys.readouterr().out.count("the run goes on without evaluation, which has failed: ") == 1
 
 
+@pytest.mark.parametrize("steps", [1024, 1200], ids=["evaluated at the last step", "between two evaluations"])
 def test_the_last_weights_are_saved_and_evaluated_once(steps: int, tmp_path: Path) -> None:
     result = train(config_for(tmp_path, Faulty, serial=True, steps=steps, eval=EVERY))  # all of its returns are alike
     saved = [path.stem.split("_")[1] for path in (result.run_dir / "checkpoints").glob("*.json")]

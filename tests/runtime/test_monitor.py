@@ -124,7 +124,7 @@ def test_steps_that_wait_are_told_with_the_workers_that_could_wait_at_once(
     for _ in range(200):
         step(monitor, 0, 4 * 0.005, computing)
     assert len(told) == notes
-    assert all(f"--workers {groups_of_one}" in note and "an env step takes 0.005 s" in note for note in told)
+    assert all(f"raise --workers to {groups_of_one}" in note and "an env step takes 0.005 s" in note for note in told)
 
 
 def test_quick_steps_are_not_told_however_little_they_compute(monitor: Monitor, told: list[str]) -> None:
