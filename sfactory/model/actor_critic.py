@@ -150,7 +150,7 @@ class ActorCritic(nn.Module):
 
 def _normalizer_of(observation: ObservationSpec, config: ModelConfig) -> ObservationNormalizer | None:
     """What is asked for of the leaves that there are; a user's own encoder gets images as they are stored."""
-    floats = config.normalize_obs and any(leaf.dtype == "float32" for leaf in observation.leaves)
+    floats = config.normalize_obs and observation.has_floats
     images = config.normalize_images and config.encoder in ("auto", *IMAGE_ENCODERS)
     images = images and any(map(PixelNormalizer.fits, observation.leaves))
     return ObservationNormalizer(observation.leaves, floats, images) if floats or images else None

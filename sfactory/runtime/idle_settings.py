@@ -27,11 +27,6 @@ def notes_on_idle_settings(plan: Plan) -> list[str]:
     ]
 
 
-def has_floats(env: EnvSpec) -> bool:
-    """Whether there is anything that `model.normalize_obs` could normalise."""
-    return any(leaf.dtype == "float32" for leaf in env.observation.leaves)
-
-
 def _is_changed(config: Config, name: str) -> bool:
     """Whether the user has given a field another value than it has by the preset or by itself."""
     group, field = name.split(".")
@@ -45,7 +40,7 @@ def _idle_in_model(config: Config, env: EnvSpec) -> Iterator[tuple[str, tuple[st
     model = config.model
     if model.model == "none" and model.core not in (*CORES,):
         yield "model.core is neither gru nor lstm", ("model.core_size", "model.core_layers")
-    if not has_floats(env):
+    if not env.observation.has_floats:
         yield "the observation has no floats", ("model.normalize_obs",)
     if not any(map(PixelNormalizer.fits, env.observation.leaves)):
         yield "the observation has no image of pixels", ("model.normalize_images",)

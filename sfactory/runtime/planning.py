@@ -24,7 +24,7 @@ from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_files import exported
 from sfactory.runs.video import check_video
 from sfactory.runtime.dry_run import check_extensions
-from sfactory.runtime.idle_settings import has_floats, notes_on_idle_settings
+from sfactory.runtime.idle_settings import notes_on_idle_settings
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.mps import mps_problem
 from sfactory.runtime.plan import Plan
@@ -174,7 +174,7 @@ def _notes_on_own_code(plan: Plan) -> list[str]:
     if config.model.model == "none":
         return notes
     model = build_uninitialized(plan.env.observation, plan.env.action, config.model)
-    if config.model.normalize_obs and model.normalizer is None and has_floats(plan.env):
+    if config.model.normalize_obs and model.normalizer is None and plan.env.observation.has_floats:
         notes.append(
             "observations are not normalised, since model.model has no normalizer; give it an ObservationNormalizer of "
             "sfactory.model, or say --model.no-normalize-obs"

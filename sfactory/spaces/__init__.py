@@ -124,6 +124,11 @@ class ObservationSpec:
         """Whether an image encoder suits any of the leaves."""
         return any(leaf.is_image for leaf in self.leaves)
 
+    @property
+    def has_floats(self) -> bool:
+        """Whether any of the leaves are floating-point numbers."""
+        return any(leaf.dtype == "float32" for leaf in self.leaves)
+
     @classmethod
     def from_space(cls, space: spaces.Space, reading: Reading = AS_DECLARED) -> ObservationSpec:
         """Flatten an observation space.
