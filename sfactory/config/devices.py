@@ -44,6 +44,8 @@ def resolve_device(name: str) -> torch.device:
 
 BFLOAT16_SINCE = (8, 0)
 """Compute capability from which on GPUs multiply in bfloat16."""
+MOST_WAITING = 64
+"""Rollout workers whose env steps wait, at most; each takes about 50 MiB."""
 SMALL_DENSE = 1 << 18
 """Weights of a network of dense layers up to which cores train faster than a GPU, which would wait for launches: two
 cores reach 1,490,000 env steps/s on CartPole-v1."""
@@ -118,11 +120,18 @@ def rollout_processes(config: Config, images: bool, together: bool = False) -> i
     return max(1, cores() - (1 if cores() <= 4 else 2))
 
 
-def waiting_processes(config: Config) -> int:
+def waiting_processes(config: Config, groups: int, computing: float = 0.0) -> int:
     """The number of rollout workers where env steps mostly wait, for a simulator of their own or a network, so that
-    many have room on a core: as many as have a group of one environment each, and where they do, twice as many."""
+    many have room on a core: as many as have a group of one environment each, and where they do, twice as many.
+
+    Args:
+        config: With `workers` and `envs_per_worker`.
+        groups: Of a worker.
+        computing: Share of an env step, 0 to 1, that computes; there are no more workers than keep all cores busy.
+    """
     workers = config.workers or 1
-    return min(max(workers * config.envs_per_worker // config.runtime.groups, 2 * workers), 64)
+    room = MOST_WAITING if computing == 0 else min(MOST_WAITING, math.ceil(cores() / computing))
+    return min(max(workers * config.envs_per_worker // groups, 2 * workers), room)
 
 
 def _computes_on_cpu(config: Config) -> bool:

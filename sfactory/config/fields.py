@@ -326,7 +326,7 @@ class Config(Settings):
     """auto: bfloat16 for image encoders where the device computes in it, else float32."""
     workers: int | None = setting(None, between(1, 10_000), resume=_RESTART)
     """Rollout worker processes; unset: one for each core where environments with images share the cores with inference,
-    else fewer."""
+    else fewer; many where env steps wait for something else than a core, which is measured before the run."""
     envs_per_worker: int = setting(32, at_least(1), resume=_RESTART)
     """Environments of each rollout worker, over all its groups. Unset: the preset's, divided among the workers; fewer
     where each has several agents, which are rows of the batch."""

@@ -21,8 +21,9 @@ from sfactory.data.weights import FlatWeights
 from sfactory.envs import make_group
 from sfactory.envs.families.gymnasium import SingleGroup
 from sfactory.envs.families.vector import VectorGroup
-from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome
+from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.observations import new_step_buffers
+from sfactory.envs.random_play import ACTIONS, random_actions, random_steps
 from sfactory.kernels import Kernels, lower_weights
 from sfactory.learner import Learner
 from sfactory.model import build_model, build_uninitialized
@@ -38,8 +39,6 @@ ENDS = 0.01
 """Share of env steps that terminate an episode in random segments."""
 FROZEN_LR = 1e-9
 """Learning rate so small that repeated training on the same batch hardly changes the weights."""
-ACTIONS = 64
-"""Sets of random actions drawn in advance, because drawing one takes as long as a step of a small environment."""
 SINGLE_STEPS = 32
 """Most env steps between two readings of the clock where environments are stepped one by one."""
 QUICK_S = 0.01
@@ -135,20 +134,14 @@ def _simulation(plan: Plan, process: int, episode_length: float) -> Iterator[Rep
             case VectorGroup() if not env.masked and group.mode is not AutoresetMode.DISABLED:
                 yield _step_vector(group, env, rng)
             case _:
-                yield _step_group(group, env, rng)
+                yield random_steps(group, env, rng)  # compiled ones, several agents, action masks
     finally:
         group.close()
 
 
-def _random_actions(env: EnvSpec, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Uniform categories int32 ``[rows, K]`` and standard normal samples float32 ``[rows, D]``."""
-    categorical = rng.integers(0, np.array(env.action.sizes), (rows, len(env.action.sizes)), np.int32)
-    return categorical, rng.standard_normal((rows, env.action.continuous), np.float32)
-
-
 def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator, episode_length: float) -> Repetition:
     group.reset(new_step_buffers(env, group.rows))
-    actions = env.action.rows(*_random_actions(env, ACTIONS * SINGLE_STEPS, rng))
+    actions = env.action.rows(*random_actions(env, ACTIONS * SINGLE_STEPS, rng))
     turns = zip(cycle(range(group.rows)), cycle(actions), strict=False)
     envs, lengths = group.envs, [0.0] * group.rows
     steps = 1
@@ -175,7 +168,7 @@ def _step_singles(group: SingleGroup, env: EnvSpec, rng: np.random.Generator, ep
 
 def _step_vector(group: VectorGroup, env: EnvSpec, rng: np.random.Generator) -> Repetition:
     group.reset(new_step_buffers(env, group.rows))
-    actions = cycle([env.action.batch(*_random_actions(env, group.rows, rng)) for _ in range(ACTIONS)])
+    actions = cycle([env.action.batch(*random_actions(env, group.rows, rng)) for _ in range(ACTIONS)])
     rests = group.mode is AutoresetMode.NEXT_STEP
     resting = 0
 
@@ -184,26 +177,6 @@ def _step_vector(group: VectorGroup, env: EnvSpec, rng: np.random.Generator) -> 
         _, _, terminated, truncated, _ = group.env.step(next(actions))
         steps = group.rows - resting
         resting = np.count_nonzero(terminated | truncated) if rests else 0
-        return steps
-
-    return repeat
-
-
-def _step_group(group: Group, env: EnvSpec, rng: np.random.Generator) -> Repetition:
-    """For environments that only the group can step: compiled ones, several agents, action masks."""
-    buffers, rows = new_step_buffers(env, group.rows), group.rows
-    outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
-    actions = cycle([_random_actions(env, rows, rng) for _ in range(ACTIONS)])
-    ends = np.cumsum(env.action.sizes)[:-1]
-    group.reset(buffers)
-
-    def repeat() -> int:
-        categorical, continuous = next(actions)
-        if buffers.mask is not None:
-            draws = np.split(rng.random(buffers.mask.shape, np.float32) * buffers.mask, ends, axis=1)
-            categorical = np.stack([draw.argmax(1) for draw in draws], 1).astype(np.int32)
-        steps = np.count_nonzero(buffers.active)
-        group.step(categorical, continuous, outcome, buffers)
         return steps
 
     return repeat

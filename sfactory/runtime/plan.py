@@ -28,17 +28,19 @@ class Plan:
             set.
         env: Spaces and properties of the environment.
         env_source: The environment itself: an id or a callable.
+        device_reason: Why the run has its device, where that was left open and there is a choice; else empty.
+        workers_reason: Why it has more workers than suit steps that compute; else empty.
         sample_only: Sample without learning; finished segments are released at once.
         trace: Folder in which every process leaves its trace, or None.
-        device_reason: Why the run has its device, where that was left open and there is a choice; else empty.
     """
 
     config: Config
     env: EnvSpec
     env_source: Any
+    device_reason: str = ""
+    workers_reason: str = ""
     sample_only: bool = False
     trace: Path | None = None
-    device_reason: str = ""
 
     @property
     def on_device(self) -> bool:

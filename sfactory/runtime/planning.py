@@ -28,6 +28,7 @@ from sfactory.runtime.idle_settings import notes_on_idle_settings
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.mps import mps_problem
 from sfactory.runtime.plan import Plan
+from sfactory.runtime.step_time import LONG_STEP_S, WAITING, measure_step_time
 
 T = TypeVar("T")
 FEW_UPDATES = 500
@@ -36,11 +37,6 @@ LONGEST_BATCH = 10
 """A batch that was asked for has at most so many times the steps of the run, which makes one at least."""
 SLOW_STEP_S = 0.1
 """Seconds of an env step from which a run is told how slow it will be."""
-LONG_STEP_S = 1e-3
-"""Seconds of an env step from which it counts whether it computes or waits for something else."""
-WAITING = 0.2
-"""Share of their time in which env steps compute, below which they are said to wait. Those that only wait for a core of
-a crowded machine compute for more of it."""
 MANY_CATEGORIES = 10_000
 """Categories of observations or of actions above which a run is told how slow they are."""
 
@@ -69,7 +65,7 @@ def make_plan(config: Config) -> Plan:
     if env is not None and env.family == TENSORS:
         config = found(lambda: _in_one_process(config)) or config
     images, together = (env.observation.has_images, env.family in TOGETHER) if env is not None else (False, False)
-    workers = devices.rollout_processes(config, images, together)
+    asked, workers = config, devices.rollout_processes(config, images, together)
     config = fitted(changed(config, workers=workers), agents, images)
     found(lambda: validate(config, agents))
     if config.eval.video_every:
@@ -82,6 +78,7 @@ def make_plan(config: Config) -> Plan:
     model = changed(config.model, shared_critic=shares_trunk(env.observation, config.model))
     config = changed(config, model=model)
     check_model(Plan(config, env, source))
+    config, workers_reason = _with_waiting_workers(Plan(config, env, source), asked)
     choice = devices.suited_device(
         config, env.observation.has_images, _dense_weights(config, env), tensors=env.family == TENSORS
     )
@@ -90,7 +87,7 @@ def make_plan(config: Config) -> Plan:
     config = changed(config, runtime=runtime)
     if (problem := mps_problem(config)) is not None:
         raise ConfigError(problem)
-    plan = Plan(config, env, source, device_reason="" if choice is None else choice.reason)
+    plan = Plan(config, env, source, "" if choice is None else choice.reason, workers_reason)
     model = build_uninitialized(env.observation, env.action, config.model)
     if (problem := minibatch_problem(config, recurrent=model.state_size > 0)) is not None:
         raise ConfigError(problem)
@@ -121,6 +118,31 @@ def _in_one_process(config: Config) -> Config:
     return changed(config, workers=1, sync=True, runtime=changed(config.runtime, groups=1))
 
 
+def _with_waiting_workers(plan: Plan, asked: Config) -> tuple[Config, str]:
+    """A config with one environment in each of many workers, where their number is left open and steps wait.
+
+    Args:
+        plan: Plan so far, with as many workers as suit steps that compute.
+        asked: Its config before sizes were fitted.
+
+    Returns:
+        The config, and why it has its workers; empty where it is the plan's.
+    """
+    config = plan.config
+    if config.serial or config.preset == "none" or {"workers", "envs_per_worker"} & given_names(asked):
+        return config, ""
+    measured = measure_step_time(plan)
+    if measured is None or not measured.waits:
+        return config, ""
+    groups = asked.runtime.groups if "groups" in given_names(asked.runtime) else 1
+    workers = devices.waiting_processes(config, groups, measured.computing)
+    if workers <= config.workers:
+        return config, ""
+    many = changed(asked, workers=workers, runtime=changed(asked.runtime, groups=groups), model=config.model)
+    many = fitted(many, plan.env.agents, plan.env.observation.has_images)
+    return many, f"steps compute for {measured.computing:.0%} of their {1e3 * measured.seconds:.2g} ms"
+
+
 def _dense_weights(config: Config, env: EnvSpec) -> int | None:
     """Weights of a model of dense layers alone; None for others."""
     model = config.model
@@ -136,6 +158,11 @@ def notes_on(plan: Plan) -> list[str]:
     if plan.device_reason:
         other = "cpu" if config.device == "cuda" else "cuda"
         notes.append(f"trains on {config.device}, since {plan.device_reason}; --device {other} takes the other")
+    if plan.workers_reason:
+        notes.append(
+            f"takes {config.workers} workers, since {plan.workers_reason} and wait for the rest; --workers says "
+            "otherwise"
+        )
     if text := plan.env.observation.ignored:
         notes.append(f"the policy does not see {', '.join(text)} of the observation, which is text")
     on_cpu = devices.learner_device(config).type == "cpu"
@@ -234,8 +261,8 @@ def note_on_slow_steps(plan: Plan, step_s: float, computing: float) -> str | Non
         computing: Share of them, 0 to 1, in which the worker computes.
     """
     config, advice = plan.config, []
-    many = devices.waiting_processes(config)
-    if step_s >= LONG_STEP_S and computing < WAITING and config.workers < many:
+    many = devices.waiting_processes(config, config.runtime.groups)
+    if step_s >= LONG_STEP_S and computing < WAITING and config.workers < many and not plan.workers_reason:
         how = "leave --serial out and raise" if config.serial else "raise"
         advice.append(
             f"steps compute for {computing:.0%} of their time and wait for the rest; {how} --workers to {many}, and "

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from sfactory.commands.checks.findings import Facts, duration
 from sfactory.config import Config, devices
+from sfactory.config.declaring import given_names
 from sfactory.envs.interface import TENSORS, EnvSpec
 from sfactory.errors import counted
 from sfactory.profiling.ceiling import Ceiling, measure_ceiling
@@ -136,8 +137,14 @@ def _flags(config: Config, values: Mapping[str, float]) -> str:
 
 def _for_workers(config: Config, facts: Facts) -> Iterator[str]:
     cores, step_s = devices.cores(), facts.env_step_s
-    waits, many = facts.cpu_share < WAITING, devices.waiting_processes(config)
-    if step_s >= LONG_STEP_S and waits and not config.serial and (config.workers or 0) < many:
+    waits, many = facts.cpu_share < WAITING, devices.waiting_processes(config, config.runtime.groups)
+    left_open = facts.kind in ("single", "parallel") and not {"workers", "envs_per_worker"} & given_names(config)
+    if step_s >= LONG_STEP_S and waits and not config.serial and left_open:
+        yield (
+            f"a step computes for {facts.cpu_share:.0%} of its time and waits for the rest, so that a run takes many "
+            "workers by itself; --workers says how many"
+        )
+    elif step_s >= LONG_STEP_S and waits and not config.serial and (config.workers or 0) < many:
         yield (
             f"--workers {many}: a step computes for {facts.cpu_share:.0%} of its time and waits for the rest, so many "
             "of them fit onto one core"

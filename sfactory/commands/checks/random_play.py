@@ -17,6 +17,7 @@ from sfactory.commands.checks.findings import Facts, Finding, Spread
 from sfactory.commands.checks.spaces import misfits
 from sfactory.commands.checks.subjects import Step, Subject, VectorSubject
 from sfactory.errors import shown
+from sfactory.runtime.step_time import processor_wait_s
 
 WALK_STEPS = 10_000
 """Steps over which memory, rewards and durations are observed, if there is time for so many."""
@@ -106,14 +107,6 @@ def random_play(subject: Subject, seconds: float, output: Path, tell: Callable[[
             f"it printed {lines} lines ({more} bytes) in {calls} steps, the first: {shown(first, 60)}; every worker "
             "would, which is slow; remove the print, or look for its lines in a run's output.log",
         )
-
-
-def processor_wait_s() -> float:
-    """Seconds for which this thread has waited while others had the processor; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 def _facts(subject: Subject, tally: _Tally, waits: float, running_share: float) -> Facts:

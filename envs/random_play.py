@@ -1,0 +1,44 @@
+"""Random actions for the environments of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+
+import numpy as np
+
+from sfactory.envs.interface import EnvSpec, Group, Outcome
+from sfactory.envs.observations import new_step_buffers
+
+ACTIONS = 64
+"""Sets of random actions drawn in advance, because drawing one takes as long as a step of a small environment."""
+
+
+def random_actions(env: EnvSpec, rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Uniform categories int32 ``[rows, K]`` and standard normal samples float32 ``[rows, D]``."""
+    categorical = rng.integers(0, np.array(env.action.sizes), (rows, len(env.action.sizes)), np.int32)
+    return categorical, rng.standard_normal((rows, env.action.continuous), np.float32)
+
+
+def random_steps(group: Group, env: EnvSpec, rng: np.random.Generator) -> Callable[[], int]:
+    """Reset a group, and step it by random actions, or random allowed ones where it has masks.
+
+    Returns:
+        What steps it once, and gives the number of rows that their actions had an effect on.
+    """
+    buffers, rows = new_step_buffers(env, group.rows), group.rows
+    outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
+    actions = cycle([random_actions(env, rows, rng) for _ in range(ACTIONS)])
+    ends = np.cumsum(env.action.sizes)[:-1]
+    group.reset(buffers)
+
+    def step() -> int:
+        categorical, continuous = next(actions)
+        if buffers.mask is not None:
+            draws = np.split(rng.random(buffers.mask.shape, np.float32) * buffers.mask, ends, axis=1)
+            categorical = np.stack([draw.argmax(1) for draw in draws], 1).astype(np.int32)
+        steps = np.count_nonzero(buffers.active)
+        group.step(categorical, continuous, outcome, buffers)
+        return steps
+
+    return step
