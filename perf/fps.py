@@ -62,7 +62,7 @@ WORKLOADS = {
     "gridworld": "--env examples.grid_world:GridWorld-v0",
     "taxi": "--env Taxi-v4",
     "computing": "--env perf.newcomers:Computing-v0",
-    "waiting": "--env perf.newcomers:Waiting-v0 --workers 16",
+    "waiting": "--env perf.newcomers:Waiting-v0",
     "chase": "--env perf.newcomers:Chase",
     "spread": "--env mpe2.simple_spread_v3:parallel_env",
     "cartpole-preset": "--env CartPole-v1",
@@ -72,8 +72,7 @@ WORKLOADS = {
 }
 """Throughput settings: one epoch, large groups, and Sample Factory's networks, whose critic has no trunk of its
 own. A vector environment in NumPy is one group, which has half the calls of two. The last ones run with the
-defaults or the preset alone, as a newcomer's environment does; the one that waits with the workers that its run asks
-for (perf/newcomers.py)."""
+defaults or the preset alone, as a newcomer's environment does (perf/newcomers.py)."""
 START_S = 120.0
 """How long a run may take until it has settled."""
 

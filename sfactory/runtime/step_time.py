@@ -38,6 +38,7 @@ WAITING = 0.2
 a crowded machine compute for more of it."""
 PATIENCE_S = 10.0
 """Seconds after which a run is planned without the measurement."""
+POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def measure_step_time(plan: Plan) -> StepTime | None:
     with fork_server(), WorkerProcesses() as processes:
         processes.start(PROCESS, _main, PickledPlan(plan))
         deadline = time.monotonic() + PATIENCE_S
-        while processes.alive() and (left := deadline - time.monotonic()) > 0:
-            if measured := processes.take(left):
+        while processes.alive() and time.monotonic() < deadline:
+            if measured := processes.take(POLL_S):
                 return measured[0]
     return None
 
