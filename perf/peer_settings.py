@@ -261,8 +261,6 @@ _VEC_TRIED_ROWS = (
     _vec(100, threads=2),
     _vec(100, batch_size=3200),
     _vec(100, batch_size=3200, threads=2),
-    _vec(512, batch_size=16384),
-    _vec(512, batch_size=16384, threads=2),
 )
 _VEC_TRIED_GAMES = (
     _vec(8),
@@ -278,12 +276,12 @@ _SAME = "--preset none --model.shared-critic True --precision float32 --batch-si
 
 
 def _newcomers(
-    name: str, tried: tuple[Setting, ...], policy: str = "MlpPolicy", sample_factory: Tuned | None = None
+    name: str, tried: tuple[Setting, ...], best: Setting, policy: str = "MlpPolicy", sample_factory: Tuned | None = None
 ) -> Workload:
     """An environment that no trainer knows: sfactory with its defaults alone, and with one epoch as the peers have."""
     flags = FPS_WORKLOADS[name]
     env = shlex.split(flags)[1]
-    peers = {"stable-baselines3": Tuned({"env": env, "policy": policy, "rollout": 32}, tried[1], tried)}
+    peers = {"stable-baselines3": Tuned({"env": env, "policy": policy, "rollout": 32}, best, tried)}
     if sample_factory is not None:
         peers["sample-factory"] = sample_factory
     return Workload(flags, f"{flags} --epochs 1 --optim.minibatches 1 --precision float32", peers)
@@ -388,18 +386,20 @@ WORKLOADS: dict[str, Workload] = {
     "gridworld": _newcomers(
         "gridworld",
         _VEC_TRIED_ONE_BY_ONE,
+        _vec(64),
         policy="MultiInputPolicy",
         sample_factory=Tuned({**_SF_MLP, "env": "examples.grid_world:GridWorld-v0"}, _SF_TRIED[-1], _SF_TRIED),
     ),
     "taxi": _newcomers(
         "taxi",
         _VEC_TRIED_ONE_BY_ONE,
+        _vec(64),
         sample_factory=Tuned({**_SF_MLP, "env": "Taxi-v3"}, _SF_TRIED[-1], _SF_TRIED),
     ),
-    "computing": _newcomers("computing", _VEC_TRIED_ONE_BY_ONE),
-    "waiting": _newcomers("waiting", _VEC_TRIED_ONE_BY_ONE),
-    "chase": _newcomers("chase", _VEC_TRIED_ROWS),
-    "spread": _newcomers("spread", _VEC_TRIED_GAMES),
+    "computing": _newcomers("computing", _VEC_TRIED_ONE_BY_ONE, _vec(32, subprocesses=True)),
+    "waiting": _newcomers("waiting", _VEC_TRIED_ONE_BY_ONE, _vec(32, subprocesses=True)),
+    "chase": _newcomers("chase", _VEC_TRIED_ROWS, _vec(100, batch_size=3200, threads=2)),
+    "spread": _newcomers("spread", _VEC_TRIED_GAMES, _vec(32, subprocesses=True)),
 }
 """Sizes that are not here are the same defaults everywhere: two hidden layers of 64 (tanh), the Nature CNN with 512
 features, cores of 128 units, one epoch. Those of newcomers' environments (:data:`NEWCOMERS`) are each trainer's own
