@@ -259,6 +259,8 @@ _VEC_TRIED_ONE_BY_ONE = (
 _VEC_TRIED_ROWS = (
     _vec(100),
     _vec(100, threads=2),
+    _vec(100, batch_size=1600),
+    _vec(100, batch_size=1600, threads=2),
     _vec(100, batch_size=3200),
     _vec(100, batch_size=3200, threads=2),
 )
