@@ -76,6 +76,19 @@ def is_parallel(env: Any) -> bool:
     )
 
 
+def own_rows(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> int | None:
+    """How many environments a vector environment has unless it is told: those that its maker, or env_kwargs, gives it.
+    None where its maker waits to be told."""
+    if isinstance(request.env, str):
+        return None
+    if "num_envs" in request.kwargs:
+        return env.num_envs
+    taken = _parameters(request.env).get("num_envs")
+    if taken is None:
+        return env.num_envs
+    return taken.default if isinstance(taken.default, int) and taken.default > 1 else None
+
+
 def make_environments(request: EnvRequest, count: int) -> list[Any]:
     """`count` single or multi-agent environments, or one vector environment of `count`.
 

@@ -61,6 +61,8 @@ class EnvSpec:
         render_fps: Env steps per second at which a video of it looks natural.
         protocol: How the environment is played, where figures are of one of several published ways; else empty.
         source: Code the environment comes from. A resumed run compares it; None where the id identifies it.
+        own_rows: Environments of a vector environment that has so many unless it is told otherwise, or always; None
+            where a run tells it.
     """
 
     observation: ObservationSpec
@@ -72,6 +74,7 @@ class EnvSpec:
     render_fps: float = 30.0
     protocol: str = ""
     source: EnvSource | None = None
+    own_rows: int | None = None
 
 
 ArrayT = TypeVar("ArrayT")

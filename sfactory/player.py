@@ -173,10 +173,13 @@ class Player:
         # for a few numbers several threads only wait for each other
         with globals_kept(), contextlib.nullcontext() if spec.observation.has_images else torch_threads(1):
             while games > 0:
-                for shares in _rounds(games, 1 if viewer is not None else parallel, max_steps is not None):
-                    group = make_group(self._request, spec, len(shares), first_index, self._seed)
+                together = 1 if viewer is not None else parallel
+                for shares in _rounds(games, together, max_steps is not None, spec.own_rows):
+                    idle = max(0, (spec.own_rows or 0) - len(shares))
+                    group = make_group(self._request, spec, len(shares) + idle, first_index, self._seed)
                     with contextlib.closing(group):
-                        _play(self._policy, group, spec, shares, deterministic, max_steps, tally, viewer)
+                        playing = np.pad(shares, (0, idle))
+                        _play(self._policy, group, spec, playing, deterministic, max_steps, tally, viewer)
                     first_index += len(shares)
                 played += games
                 games = -(-(episodes - tally.episodes) * played // tally.episodes) if tally.episodes else 0
@@ -216,16 +219,17 @@ def request_of(config: Config, env: Any, env_kwargs: dict[str, Any] | None, trus
     return dataclasses.replace(request, kwargs=kwargs, backend=request.backend if env is None else "auto")
 
 
-def _rounds(episodes: int, parallel: int | None, one_each: bool) -> Iterator[np.ndarray]:
+def _rounds(episodes: int, parallel: int | None, one_each: bool, own_rows: int | None) -> Iterator[np.ndarray]:
     """How many episodes each environment plays, int ``[environments]``; new environments are made for each of the
     rounds.
 
     Args:
         one_each: No environment plays a second episode: for episodes that are cut off, after which no next one begins.
+        own_rows: Environments that a vector environment has by itself, which are the most.
     """
     if parallel is None:
-        parallel = -(-episodes // -(-episodes // MOST_PARALLEL))
-    parallel = min(parallel, episodes)
+        parallel = -(-episodes // -(-episodes // (own_rows or MOST_PARALLEL)))
+    parallel = min(parallel, episodes, own_rows or parallel)
     if one_each:
         for begin in range(0, episodes, parallel):
             yield np.ones(min(parallel, episodes - begin), int)

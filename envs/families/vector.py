@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from sfactory.config import env_name
-from sfactory.envs.factory import Maker, declared, read_spaces, render_fps
+from sfactory.envs.factory import Maker, declared, own_rows, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
 from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
 from sfactory.envs.interface import (
@@ -41,7 +41,9 @@ def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
     observation, action = read_spaces(*spaces, request)
     _, info = check_reset(environment_name(request, 0), lambda: env.reset(seed=0))
     masked = observation.mask_path is not None or MASK_KEY in info
-    return EnvSpec(observation, action, masked=masked, family="vector", render_fps=render_fps(env))
+    return EnvSpec(
+        observation, action, masked=masked, family="vector", render_fps=render_fps(env), own_rows=own_rows(env, request)
+    )
 
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> AutoresetMode:

@@ -15,7 +15,7 @@ SHORTEST_ROLLOUT = 16
 """Env steps below which no segment is made shorter."""
 
 
-def fitted(config: Config, rows_per_env: int, images: bool = False) -> Config:
+def fitted(config: Config, rows_per_env: int, images: bool = False, own_rows: int | None = None) -> Config:
     """A resolved config whose sizes, unless its creator gave them, fit its workers and the agents of an environment.
 
     A preset's environments are those of the whole run, with which it was tuned: more workers have fewer each. Else the
@@ -28,12 +28,15 @@ def fitted(config: Config, rows_per_env: int, images: bool = False) -> Config:
 
     Args:
         images: Whether observations have images, whose presets were tuned with two workers instead of one.
+        own_rows: Environments of a group that are no others: a vector environment's own number; None if a run decides.
     """
     groups, given = config.runtime.groups, given_names(config)
     if min(rows_per_env, groups, config.rollout, config.batch_size, config.optim.minibatches) < 1:
         return config
     share = 1.0 if config.preset == "none" else max(1.0, (config.workers or 1) / (2 if images else 1))
-    if "envs_per_worker" not in given and (share > 1 or rows_per_env > 1):
+    if "envs_per_worker" not in given and own_rows is not None:
+        config = changed(config, envs_per_worker=own_rows * groups)
+    elif "envs_per_worker" not in given and (share > 1 or rows_per_env > 1):
         meant = max(1, int(preset_value(config, "envs_per_worker") / share) // groups)
         config = changed(config, envs_per_worker=_fitting_envs(config, rows_per_env, meant) * groups)
         if share > 1 and "rollout" not in given and config.model.core == config.model.model == "none":

@@ -251,6 +251,13 @@ def test_nothing_is_advised_that_is_so_already(changes, flag, given, monkeypatch
     assert not any(flag in sentence.partition(":")[0] for sentence in advise(resolve(config), facts, spec, None))
 
 
+def test_a_vector_environment_that_has_its_own_number_is_not_told_another():
+    spec = dataclasses.replace(probe(EnvRequest(broken.Sound, {})), own_rows=20)
+    facts = dataclasses.replace(FACTS, kind="vector")
+    sentences = advise(resolve(Config(env=broken.Sound)), facts, spec, None)
+    assert not any("--envs-per-worker" in sentence for sentence in sentences)
+
+
 def test_the_wait_for_the_processor_is_a_clock_that_goes_on():
     first = random_play.processor_wait_s()
     assert 0 <= first <= random_play.processor_wait_s()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -14,12 +16,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from playing import Play
 
+from sfactory import Config, evaluate, train
+from sfactory.config import resolve
 from sfactory.envs import EnvRequest, Finals, Outcome, StepBuffers, env_seed, general
 from sfactory.envs.factory import make_environments
 from sfactory.envs.families.vector import VectorGroup
 from sfactory.envs.interface import EnvSpec, Group
 from sfactory.envs.observations import new_step_buffers
 from sfactory.errors import ConfigError, EnvironmentFault
+from sfactory.runtime.planning import make_plan
 
 MODES = list(AutoresetMode)
 
@@ -313,3 +318,44 @@ def test_auto_takes_an_ids_own_vector_environment_where_it_serves(env, kwargs, r
     assert not vector or made[0].num_envs == 3
     for one in made:
         one.close()
+
+
+def seven() -> SyncVectorEnv:
+    return numbered(7)
+
+
+def usually_seven(num_envs: int = 7) -> SyncVectorEnv:
+    return numbered(num_envs)
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "rows"),
+    [
+        (seven, {}, 7),
+        (partial(numbered, 7), {}, 7),
+        (usually_seven, {}, 7),
+        (numbered, {"num_envs": 7}, 7),
+        (numbered, {}, None),
+        ("CartPole-v1", {}, None),
+    ],
+)
+def test_a_vector_environment_says_how_many_environments_it_has_by_itself(env: Any, kwargs: dict, rows: int | None):
+    assert general.probe(EnvRequest(env, kwargs)).own_rows == rows
+
+
+@pytest.mark.parametrize("cores", [2, 16])
+def test_a_run_has_as_many_environments_in_a_group_as_a_vector_environment_has(cores: int, monkeypatch):
+    monkeypatch.setattr("sfactory.config.devices.cores", lambda: cores)
+    config = make_plan(resolve(Config(env=seven))).config
+    assert config.envs_per_worker == 14 and config.batch_size % (7 * config.rollout) == 0
+    assert config.workers == (1 if cores == 2 else 2)  # near the preset's 32 environments
+    assert make_plan(resolve(Config(env=usually_seven, envs_per_worker=6))).config.envs_per_worker == 6
+    assert make_plan(resolve(Config(env=seven, workers=3))).config.workers == 3
+
+
+@pytest.mark.parametrize("parallel", [None, 2, 16])
+def test_what_a_vector_environment_has_by_itself_is_trained_and_evaluated(parallel: int | None, tmp_path: Path):
+    config = Config(env=seven, steps=2000, run=str(tmp_path / "run"), serial=True)
+    assert train(config).status == "completed"
+    assert evaluate(tmp_path / "run", 5, env=seven, parallel=parallel).episodes == 5
+    assert evaluate(tmp_path / "run", 16, env=seven, parallel=parallel, max_steps=2).episodes == 16

@@ -106,7 +106,7 @@ def advise(config: Config, facts: Facts, spec: EnvSpec, expectation: Expectation
         expectation: None if it could not be measured.
     """
     preset = f"preset {config.preset}: {_of_preset(config)}"
-    speed = _for_rows(config) if spec.family == TENSORS else _for_workers(config, facts)
+    speed = _for_rows(config) if spec.family == TENSORS else _for_workers(config, facts, spec)
     images, learning = _for_images(config, spec.observation), _for_learning(config, facts)
     return [preset, *speed, *_for_time(config, facts, expectation), *images, *learning]
 
@@ -135,7 +135,7 @@ def _flags(config: Config, values: Mapping[str, float]) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in other.items())
 
 
-def _for_workers(config: Config, facts: Facts) -> Iterator[str]:
+def _for_workers(config: Config, facts: Facts, spec: EnvSpec) -> Iterator[str]:
     cores, step_s = devices.cores(), facts.env_step_s
     waits, many = facts.cpu_share < WAITING, devices.waiting_processes(config, config.runtime.groups)
     left_open = facts.kind in ("single", "parallel") and not {"workers", "envs_per_worker"} & given_names(config)
@@ -154,7 +154,7 @@ def _for_workers(config: Config, facts: Facts) -> Iterator[str]:
         yield (
             f"{few}: steps are slow, so every core should step environments, and few in each worker keep batches young"
         )
-    if step_s <= SHORT_STEP_S and config.envs_per_worker < 64:
+    if step_s <= SHORT_STEP_S and config.envs_per_worker < 64 and spec.own_rows is None:
         single = (
             "so that several environments in each worker share the cost of a message; a gymnasium.vector.VectorEnv of "
             "your own saves Python's calls, too"
