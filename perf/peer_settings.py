@@ -404,10 +404,8 @@ WORKLOADS: dict[str, Workload] = {
     "spread": _newcomers("spread", _VEC_TRIED_GAMES, _vec(32, subprocesses=True)),
 }
 """Sizes that are not here are the same defaults everywhere: two hidden layers of 64 (tanh), the Nature CNN with 512
-features, cores of 128 units, one epoch. Those of newcomers' environments (:data:`NEWCOMERS`) are each trainer's own
-defaults, with the defaults' epochs in sfactory and one in the others."""
-NEWCOMERS = ("gridworld", "taxi", "computing", "waiting", "chase", "spread")
-"""Workloads of environments that no trainer knows, in sfactory with its defaults alone."""
+features, cores of 128 units, one epoch. Those of newcomers' environments (:data:`perf.results.NEWCOMERS`) are each
+trainer's own defaults, with the defaults' epochs in sfactory and one in the others."""
 
 
 _SF_GYM: Setting = {

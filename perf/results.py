@@ -65,12 +65,16 @@ WORKLOADS = (
     "cartpole-preset", "lunarlander-preset", "hopper-preset", "pong-preset",
 )  # fmt: skip
 """Those of perf/fps.py in its order, which is that of the tables."""
+NEWCOMERS = ("gridworld", "taxi", "spread", "computing", "waiting", "chase")
+"""Environments that no trainer knows, in a table of their own."""
 COSTS = ("cartpole", "pong", "halfcheetah")
 """Workloads whose core time is shown; costs.csv has others, too."""
 WHERE = ("run", "ceiling", "bound")
 """Whose core time it is: of a whole run, of the part alone, or of what the part cannot do without."""
 PLACES = ("--runs", "--venvs", "--json")
 """Flags that say where things lie on a machine: no row names them."""
+LEAST_LINES = 3
+"""Of a machine's table: one of a header and a single workload is left to the data."""
 STARTED = datetime.datetime.now(datetime.UTC)
 
 Row = Mapping[str, str]
@@ -90,6 +94,9 @@ THROUGHPUT = """\
 
 Beside peers: in the rounds of Sample Factory. A peer's cell: its speed, and how many times as fast sfactory was in the
 same round. CartPole is Gymnasium's vector environment for sfactory and PufferLib, single environments for others.
+"""
+NEWCOMERS_METHOD = """\
+**Environments that no trainer knows** ([039](../docs/decisions/039-newcomers.md)), 32 updates of a batch or one: times
 """
 LEARNING_METHOD = """\
 # Learning references
@@ -137,7 +144,6 @@ METHODS = (
     ("forced lag", "training return over the last quarter, means of seeds from 21 on", "`python -m perf.lag`", "lag/"),
     ("core time in a run", "by kind of worker", "`python -m sfactory.profile`", "costs.csv"),
     ("kernels", "speed with all kernels by that without one, or without any", "`python -m perf.gains`", "gains.csv"),
-    ("one change", "two checkouts or settings by turns", "`perf.fps.measure(flags, seconds)`", "changes.csv"),
     (
         "parts alone", "kernels, queues, memory", "`python -m perf.kernels`, `perf.queues`, `perf.scaling`",
         "kernels.csv, queues.csv, memory.csv",
@@ -243,7 +249,7 @@ def throughput(machine: str, runs: Sequence[Row], peers: Sequence[Row]) -> list[
     rows = []
     for workload in dict.fromkeys((*WORKLOADS, *distinct(runs, "workload"))):
         mine = newest(select(runs, machine=machine, workload=workload))
-        beside = select(peers, machine=machine, workload=workload)
+        beside = [] if workload in NEWCOMERS else select(peers, machine=machine, workload=workload)
         main = newest([row for row in select(beside, trainer=PEERS[0], setting="best") if row["ratio"]])
         session = main[0]["session"] if main else ""
         own = numbers(select(beside, session=session, trainer="sfactory", setting="throughput"), "env_steps_per_s")
@@ -252,6 +258,27 @@ def throughput(machine: str, runs: Sequence[Row], peers: Sequence[Row]) -> list[
             rows.append([workload, *alone(mine), f"{figure(statistics.median(own))}" if own else "", *others])
     header = ("workload", "env steps/s", "ceiling", "share", "beside peers", *PEERS)
     return table(header, rows)
+
+
+def newcomers(peers: Sequence[Row]) -> list[str]:
+    """Environments that no trainer knows, in their newest sessions: with the defaults, and with one epoch of one
+    minibatch, as peers have."""
+    rows = []
+    for workload in NEWCOMERS:
+        here = newest(select(peers, workload=workload))
+        defaults, single = (
+            numbers(select(here, trainer="sfactory", setting=setting), "env_steps_per_s")
+            for setting in ("throughput", "same")
+        )
+        cells = [summary(defaults), summary(single)]
+        for peer in ("SB3", "Sample Factory"):
+            speeds = numbers(select(here, trainer=peer, setting="best"), "env_steps_per_s")
+            times = [
+                f"{statistics.median(own) / statistics.median(speeds):.3g}" for own in (defaults, single) if speeds
+            ]
+            cells.append(f"{figure(statistics.median(speeds))}: {times[0]} x, {times[1]} x" if speeds else "")
+        rows.append([workload, *cells])
+    return table(("workload", "defaults", "one epoch", "SB3", "Sample Factory"), rows)
 
 
 def alone(runs: Sequence[Row]) -> tuple[str, str, str]:
@@ -421,24 +448,6 @@ def lag(data: Path = lag_curves.DATA) -> list[str]:
     return table(header, ([task, *(cell(task, lag) for lag in lag_curves.LAGS)] for task in tasks))
 
 
-def changes(rows: Sequence[Row], count: int = 2) -> list[str]:
-    """The last changes whose speed was measured, the newest first: medians before and after, and their ratio."""
-    rows = [row for row in rows if row["unit"] == "env steps/s" or row["quantity"] in ("whole command", "whole call")]
-
-    def cell(workload: str, here: Sequence[Row]) -> str:
-        before, after = (
-            statistics.median(numbers(select(here, workload=workload, variant=variant), "value"))
-            for variant in ("before", "after")
-        )
-        return f"{workload} {figure(before)}, {figure(after)}: {after / before:.2f}"
-
-    lines = []
-    for name in reversed(distinct(rows, "change")[-count:]):
-        here = select(rows, change=name)
-        lines.append([name, "; ".join(cell(workload, here) for workload in distinct(here, "workload"))])
-    return table(("change", "before, after: ratio"), lines)
-
-
 def gains(rows: Sequence[Row]) -> list[str]:
     """By what each kernel makes a run faster, in each workload's newest session."""
     last = [row for workload in distinct(rows, "workload") for row in newest(select(rows, workload=workload))]
@@ -454,15 +463,15 @@ def gains(rows: Sequence[Row]) -> list[str]:
 
 def report(load: Callable[[str], Sequence[Row]] = read) -> str:
     """All of RESULTS.md."""
-    names = ("throughput", "peers", "time_to_score", "costs", "changes", "gains")
-    runs, peers, score_runs, spent, changed, gained = map(load, names)
+    runs, peers, score_runs, spent, gained = map(load, ("throughput", "peers", "time_to_score", "costs", "gains"))
     lines = [*METHOD.splitlines(), "", *table(("figure", "how it is measured", "command", "data"), METHODS)]
     lines += ["", *THROUGHPUT.splitlines()]
     for machine in sorted({row["machine"] for row in runs}):
-        lines += ["", f"**{machine}**", "", *throughput(machine, runs, peers)]
+        if len(shown := throughput(machine, runs, peers)) > LEAST_LINES:
+            lines += ["", f"**{machine}**", "", *shown]
+    lines += ["", *NEWCOMERS_METHOD.splitlines(), "", *newcomers(peers)]
     lines += ["", "## Time to score", "", *scores(score_runs)]
     lines += ["", "## Forced lag in batches: without and with `loss.tv_limit`", "", *lag()]
-    lines += ["", "## The last changes, in env steps/s, or in seconds of a whole command", "", *changes(changed)]
     lines += ["", "## By what each kernel makes a run faster", "", *gains(gained)]
     lines += ["", "## Where the core time of an env step goes, in microseconds"]
     for workload in COSTS:

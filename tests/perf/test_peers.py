@@ -22,7 +22,6 @@ from rich.console import Console
 
 from perf import peers, runs
 from perf.peer_scripts.window import EARLIEST, KEPT, RECENT, Window, recent_mean, score_of
-from perf.peer_settings import NEWCOMERS
 from perf.peers import (
     PEERS,
     SCORES,
@@ -35,6 +34,7 @@ from perf.peers import (
     throughput_table,
 )
 from perf.references import BY_NAME
+from perf.results import NEWCOMERS
 from perf.runs import read_reports
 from sfactory.config.command_line import from_command_line
 from sfactory.config.declaring import given_names
