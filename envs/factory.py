@@ -25,6 +25,8 @@ from sfactory.spaces import ActionSpec, ObservationSpec
 Maker = Callable[[Sequence[int]], Any]
 """Makes one more environment of a group. Its argument is the seeds of the rows, for environments that are seeded when
 they are made."""
+MANY_ROWS = 32
+"""Default of ``num_envs`` from which on it is that of a training run."""
 _NO_LIMIT = 2**31 - 1
 """Env steps of an episode that ends by itself alone; fits into the int32 by which vector environments count."""
 
@@ -78,7 +80,7 @@ def is_parallel(env: Any) -> bool:
 
 def own_rows(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> int | None:
     """How many environments a vector environment has unless it is told: those that its maker, or env_kwargs, gives it.
-    None where its maker waits to be told."""
+    None where its maker waits to be told, or has so few by default that the number was hardly meant for training."""
     if isinstance(request.env, str):
         return None
     if "num_envs" in request.kwargs:
@@ -86,7 +88,7 @@ def own_rows(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> int | None
     taken = _parameters(request.env).get("num_envs")
     if taken is None:
         return env.num_envs
-    return taken.default if isinstance(taken.default, int) and taken.default > 1 else None
+    return taken.default if isinstance(taken.default, int) and taken.default >= MANY_ROWS else None
 
 
 def make_environments(request: EnvRequest, count: int) -> list[Any]:

@@ -41,7 +41,7 @@ def probe(request: EnvRequest) -> EnvSpec:
     env, source = source_of(request.env, request.kwargs, lambda: make_on_host(request, 1))
     spec = probe_made(env, source, request, vector.read_spec, vector.VectorGroup)
     on_device = request.backend == TENSORS or (request.backend == "auto" and env.speaks_tensors)
-    return dataclasses.replace(spec, family=TENSORS) if on_device else spec
+    return dataclasses.replace(spec, family=TENSORS, own_rows=None) if on_device else spec
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> Group:

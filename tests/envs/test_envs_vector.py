@@ -324,7 +324,7 @@ def seven() -> SyncVectorEnv:
     return numbered(7)
 
 
-def usually_seven(num_envs: int = 7) -> SyncVectorEnv:
+def usually_forty(num_envs: int = 40) -> SyncVectorEnv:
     return numbered(num_envs)
 
 
@@ -333,7 +333,8 @@ def usually_seven(num_envs: int = 7) -> SyncVectorEnv:
     [
         (seven, {}, 7),
         (partial(numbered, 7), {}, 7),
-        (usually_seven, {}, 7),
+        (partial(usually_forty, num_envs=7), {}, None),
+        (usually_forty, {}, 40),
         (numbered, {"num_envs": 7}, 7),
         (numbered, {}, None),
         ("CartPole-v1", {}, None),
@@ -349,7 +350,8 @@ def test_a_run_has_as_many_environments_in_a_group_as_a_vector_environment_has(c
     config = make_plan(resolve(Config(env=seven))).config
     assert config.envs_per_worker == 14 and config.batch_size % (7 * config.rollout) == 0
     assert config.workers == (1 if cores == 2 else 2)  # near the preset's 32 environments
-    assert make_plan(resolve(Config(env=usually_seven, envs_per_worker=6))).config.envs_per_worker == 6
+    assert make_plan(resolve(Config(env=usually_forty))).config.envs_per_worker == 80
+    assert make_plan(resolve(Config(env=usually_forty, envs_per_worker=6))).config.envs_per_worker == 6
     assert make_plan(resolve(Config(env=seven, workers=3))).config.workers == 3
 
 
