@@ -49,7 +49,8 @@ class Run:
 
 @contextlib.contextmanager
 def training(flags: Sequence[str], folder: str) -> Iterator[Run]:
-    """A run in a folder that nobody else has, interrupted at the end."""
+    """A run in a folder that nobody else has, ended by SIGTERM: what a script starts in the background ignores SIGINT, and
+    so does what that starts."""
     quiet = ["--log.display", "none", "--log.no-tensorboard", "--eval.no-at-end"]
     command = [sys.executable, "-m", "sfactory.train", *quiet, *flags, "--run", f"{folder}/run"]
     process = subprocess.Popen(command, cwd=ROOT)
@@ -57,7 +58,7 @@ def training(flags: Sequence[str], folder: str) -> Iterator[Run]:
         yield Run(Path(folder) / "run", process)
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             process.wait(END_S)
         if process.poll() is None:
             process.kill()
