@@ -49,8 +49,8 @@ class Run:
 
 @contextlib.contextmanager
 def training(flags: Sequence[str], folder: str) -> Iterator[Run]:
-    """A run in a folder that nobody else has, ended by SIGTERM: what a script starts in the background ignores SIGINT, and
-    so does what that starts."""
+    """A run in a folder that nobody else has, ended by SIGTERM: what a script starts in the background ignores SIGINT,
+    and so does what that starts."""
     quiet = ["--log.display", "none", "--log.no-tensorboard", "--eval.no-at-end"]
     command = [sys.executable, "-m", "sfactory.train", *quiet, *flags, "--run", f"{folder}/run"]
     process = subprocess.Popen(command, cwd=ROOT)
