@@ -97,7 +97,7 @@ def inference_device(config: Config, worker: int = 0) -> torch.device:
     return devices[worker % len(devices)]
 
 
-def rollout_processes(config: Config, images: bool, together: bool = False) -> int:
+def rollout_processes(config: Config, images: bool, together: bool = False, own_rows: int | None = None) -> int:
     """The number of rollout workers for this machine.
 
     Environments with images take most of the time of a machine without a GPU, so there every core steps them. Otherwise
@@ -108,9 +108,14 @@ def rollout_processes(config: Config, images: bool, together: bool = False) -> i
     Args:
         images: Whether observations have images.
         together: Whether the environments of a group step together.
+        own_rows: Environments that a vector environment has by itself, of which there are few enough to keep the run
+            near the preset's number; None where a run decides.
     """
     if config.workers is not None:
         return config.workers
+    if own_rows is not None:
+        most = config.envs_per_worker // max(1, own_rows * config.runtime.groups)
+        return max(1, min(rollout_processes(config, images, together), most))
     if config.serial:
         return 1
     if images and _computes_on_cpu(config):

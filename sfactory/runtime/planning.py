@@ -65,10 +65,8 @@ def make_plan(config: Config) -> Plan:
     if env is not None and env.family == TENSORS:
         config = found(lambda: _in_one_process(config)) or config
     images, together = (env.observation.has_images, env.family in TOGETHER) if env is not None else (False, False)
-    asked, workers = config, devices.rollout_processes(config, images, together)
     own_rows = None if env is None else env.own_rows
-    if own_rows is not None and config.workers is None:
-        workers = max(1, min(workers, config.envs_per_worker // (own_rows * config.runtime.groups)))
+    asked, workers = config, devices.rollout_processes(config, images, together, own_rows)
     config = fitted(changed(config, workers=workers), agents, images, own_rows)
     found(lambda: validate(config, agents))
     if config.eval.video_every:
