@@ -9,6 +9,7 @@ import numpy as np
 
 from sfactory.envs.interface import EnvSpec, Group, Outcome
 from sfactory.envs.observations import new_step_buffers
+from sfactory.spaces import ActionSpec
 
 ACTIONS = 64
 """Sets of random actions drawn in advance, because drawing one takes as long as a step of a small environment."""
@@ -20,6 +21,15 @@ def random_actions(env: EnvSpec, rows: int, rng: np.random.Generator) -> tuple[n
     return categorical, rng.standard_normal((rows, env.action.continuous), np.float32)
 
 
+def allowed_categories(action: ActionSpec, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Uniform categories int32 ``[rows, K]`` of those that masks, bool ``[rows, logits]``, allow."""
+    if not action.sizes:
+        return np.zeros((len(masks), 0), np.int32)
+    draws = (1 - rng.random(masks.shape, np.float32)) * masks  # positive where allowed
+    ends = np.cumsum(action.sizes)[:-1]
+    return np.stack([draw.argmax(1) for draw in np.split(draws, ends, axis=1)], 1).astype(np.int32)
+
+
 def random_steps(group: Group, env: EnvSpec, rng: np.random.Generator) -> Callable[[], int]:
     """Reset a group, and step it by random actions, or random allowed ones where it has masks.
 
@@ -29,14 +39,12 @@ def random_steps(group: Group, env: EnvSpec, rng: np.random.Generator) -> Callab
     buffers, rows = new_step_buffers(env, group.rows), group.rows
     outcome = Outcome(np.zeros(rows, np.float32), np.zeros(rows, bool), np.zeros(rows, bool))
     actions = cycle([random_actions(env, rows, rng) for _ in range(ACTIONS)])
-    ends = np.cumsum(env.action.sizes)[:-1]
     group.reset(buffers)
 
     def step() -> int:
         categorical, continuous = next(actions)
         if buffers.mask is not None:
-            draws = np.split(rng.random(buffers.mask.shape, np.float32) * buffers.mask, ends, axis=1)
-            categorical = np.stack([draw.argmax(1) for draw in draws], 1).astype(np.int32)
+            categorical = allowed_categories(env.action, buffers.mask, rng)
         steps = np.count_nonzero(buffers.active)
         group.step(categorical, continuous, outcome, buffers)
         return steps

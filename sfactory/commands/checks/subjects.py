@@ -16,6 +16,7 @@ from sfactory.envs.families import gymnasium as single
 from sfactory.envs.families import multiagent, tensors, vector
 from sfactory.envs.interface import TOGETHER, EnvRequest, EnvSpec, Outcome, whole_ends
 from sfactory.envs.observations import LATE_MASK, NO_MASK, ObservationWriter, mask_in, new_step_buffers
+from sfactory.envs.random_play import allowed_categories
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
 
@@ -94,10 +95,8 @@ def random_actions(spec: EnvSpec, masks: np.ndarray, rng: np.random.Generator) -
     Args:
         masks: bool ``[rows, logits]`` of allowed categories.
     """
-    rows, sizes = len(masks), spec.action.sizes
-    draws = np.split(rng.random((rows, spec.action.logits)) * masks, np.cumsum(sizes)[:-1], axis=1)
-    categorical = np.stack([draw.argmax(1) for draw in draws], 1) if sizes else np.zeros((rows, 0))
-    return categorical.astype(np.int32), rng.uniform(-1, 1, (rows, spec.action.continuous)).astype(np.float32)
+    samples = rng.uniform(-1, 1, (len(masks), spec.action.continuous)).astype(np.float32)
+    return allowed_categories(spec.action, masks, rng), samples
 
 
 class _Timed:
