@@ -74,6 +74,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mujoco": _MUJOCO,
     "mujoco_in_step": _MUJOCO | {"runtime": {"spare_batches": 0}},
     "mujoco_low_noise": _MUJOCO | {"model": _MUJOCO["model"] | {"initial_log_std": -1.0}},
+    "mujoco_few_updates": {
+        "envs_per_worker": 32,
+        "rollout": 64,
+        "batch_size": 4096,
+        "epochs": 2,
+        "optim": {"lr": 3e-3, "minibatches": 4, "schedule": "linear", "max_grad_norm": 3.5},
+        "loss": {"normalize_returns": True},
+        "model": {"normalize_obs": True, "initial_log_std": -1.0},
+    },
     "mujoco_small_steps": _MUJOCO | {"optim": _MUJOCO["optim"] | {"lr": 1e-4}},
     "mujoco_far_sighted": _MUJOCO
     | {
@@ -142,7 +151,8 @@ _PRESETS_BY_ID: tuple[tuple[str, str], ...] = (
     ("box2d", r"LunarLander"),
     ("car_racing", r"CarRacing-"),
     ("procgen", r"procgen-|procgen_gym/procgen-"),
-    ("mujoco_low_noise", r"(Ant|HalfCheetah)-v\d"),
+    ("mujoco_few_updates", r"Ant-v\d"),
+    ("mujoco_low_noise", r"HalfCheetah-v\d"),
     ("mujoco_in_step", r"Walker2d-v\d"),
     ("mujoco_small_steps", r"InvertedDoublePendulum-v\d"),
     ("mujoco_far_sighted", r"Swimmer-v\d"),
