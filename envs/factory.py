@@ -17,7 +17,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from sfactory.config import env_name
 from sfactory.envs.faults import close_quietly, is_interrupt
-from sfactory.envs.interface import EnvRequest
+from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.registry import find_spec, remedy_for
 from sfactory.errors import ConfigError, SfactoryError, said, shown
 from sfactory.spaces import ActionSpec, ObservationSpec
@@ -83,12 +83,30 @@ def own_rows(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> int | None
     None where its maker waits to be told, or has so few by default that the number was hardly meant for training."""
     if isinstance(request.env, str):
         return None
-    if "num_envs" in request.kwargs:
+    if not _tells_rows(request):
         return env.num_envs
-    taken = _parameters(request.env).get("num_envs")
-    if taken is None:
-        return env.num_envs
-    return taken.default if isinstance(taken.default, int) and taken.default >= MANY_ROWS else None
+    default = _parameters(request.env)["num_envs"].default
+    return default if isinstance(default, int) and default >= MANY_ROWS else None
+
+
+def check_rows(request: EnvRequest, spec: EnvSpec, count: int) -> None:
+    """Raise ConfigError if groups of `count` environments are asked of a vector environment that always has another
+    number."""
+    if spec.own_rows not in (None, count) and not _tells_rows(request):
+        raise _other_rows(request, spec.own_rows, count)
+
+
+def _tells_rows(request: EnvRequest) -> bool:
+    """Whether a callable is told how many environments to make."""
+    return "num_envs" in _parameters(request.env) and "num_envs" not in request.kwargs
+
+
+def _other_rows(request: EnvRequest, given: Any, count: int) -> ConfigError:
+    remedy = "leave it out of env_kwargs" if "num_envs" in request.kwargs else "let the callable take num_envs"
+    return ConfigError(
+        f"{env_name(request.env)} returned a vector environment with num_envs {given}, but a group has {count} "
+        f"environments (envs_per_worker / runtime.groups); {remedy}, or change envs_per_worker"
+    )
 
 
 def make_environments(request: EnvRequest, count: int) -> list[Any]:
@@ -102,11 +120,7 @@ def make_environments(request: EnvRequest, count: int) -> list[Any]:
     if is_vector(first):
         if (given := declared(first, "num_envs", request)) != count:
             close_quietly(first)
-            remedy = "leave it out of env_kwargs" if "num_envs" in request.kwargs else "let the callable take num_envs"
-            raise ConfigError(
-                f"{name} returned a vector environment with num_envs {given}, but a group has {count} "
-                f"environments (envs_per_worker / runtime.groups); {remedy}, or change envs_per_worker"
-            )
+            raise _other_rows(request, given, count)
         return [first]
     envs = [first]
     try:

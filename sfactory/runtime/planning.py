@@ -15,6 +15,7 @@ from sfactory.config.declaring import given_names
 from sfactory.config.sources import at, working_directory
 from sfactory.config.validation import exploration_problem, minibatch_problem, validate
 from sfactory.envs import probe, resolve_env
+from sfactory.envs.factory import check_rows
 from sfactory.envs.interface import TENSORS, TOGETHER, EnvRequest, EnvSpec
 from sfactory.errors import ConfigError, counted
 from sfactory.model import build_model, build_uninitialized, shares_trunk
@@ -76,6 +77,7 @@ def make_plan(config: Config) -> Plan:
         found(lambda: devices.inference_devices(config))
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
+    check_rows(request, env, config.envs_per_group)
     model = changed(config.model, shared_critic=shares_trunk(env.observation, config.model))
     config = changed(config, model=model)
     check_model(Plan(config, env, source))

@@ -355,6 +355,16 @@ def test_a_run_has_as_many_environments_in_a_group_as_a_vector_environment_has(c
     assert make_plan(resolve(Config(env=seven, workers=3))).config.workers == 3
 
 
+@pytest.mark.parametrize(
+    ("env", "kwargs", "remedy"),
+    [(seven, {}, "let the callable take num_envs"), (numbered, {"num_envs": 7}, "leave it out of env_kwargs")],
+)
+def test_another_number_than_a_vector_environment_always_has_is_told_before_the_start(env: Any, kwargs: dict, remedy):
+    with pytest.raises(ConfigError, match=f"num_envs 7, but a group has 12 .*{remedy}"):
+        make_plan(resolve(Config(env=env, env_kwargs=kwargs, envs_per_worker=24)))
+    assert make_plan(resolve(Config(env=env, env_kwargs=kwargs, envs_per_worker=14))).config.envs_per_group == 7
+
+
 @pytest.mark.parametrize("parallel", [None, 2, 16])
 def test_what_a_vector_environment_has_by_itself_is_trained_and_evaluated(parallel: int | None, tmp_path: Path):
     config = Config(env=seven, steps=2000, run=str(tmp_path / "run"), serial=True)
