@@ -34,7 +34,8 @@ shorter."""
 EVALUATOR_RESTARTS = 3
 """How often in a row an evaluator that has failed, died or hung is started anew without an evaluation in between."""
 SAVING_S = 60.0
-"""Seconds that the learner has for its current batch and its last checkpoint. A second Ctrl-C ends the wait."""
+"""Seconds without a heartbeat after which the end does not wait for a learner that still trains on its last batch, or
+saves. A second Ctrl-C ends the wait."""
 
 
 class Supervisor:
@@ -201,11 +202,13 @@ class Supervisor:
     def _await_end(self) -> None:
         """Wait until the learner has saved, if it has trained, and all processes have ended. Events are still taken,
         since a full pipe would block their senders."""
-        trained = self._monitor.wires.control.total("learner", "batches") > 0
+        control = self._monitor.wires.control
+        trained = control.total("learner", "batches") > 0
         begin = time.monotonic()
         while alive := self._processes.alive():
-            waited = time.monotonic() - begin
-            if waited > (SAVING_S if trained and "learner" in alive else CLOSING_S):
+            saving = trained and "learner" in alive
+            since = max(begin, control.total("learner", "heartbeat")) if saving else begin
+            if time.monotonic() - since > (SAVING_S if saving else CLOSING_S):
                 break
             self._monitor.watch(self._processes.take(EVENT_POLL_S), report=False)
         if trained and not self._plan.sample_only and self._monitor.ended is None:

@@ -22,10 +22,10 @@ from dying import Dying
 from faults import Faulty, WithProgram
 from mistaken import Mistaken
 from sampling_run import SamplingRun
-from whole_runs import config_for, last_known, rows, saved_steps, summary, worker_process
+from whole_runs import BATCH, config_for, last_known, rows, saved_steps, summary, worker_process
 
 from sfactory import train
-from sfactory.config import EvalConfig, LogConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve
+from sfactory.config import EvalConfig, LogConfig, LossConfig, ModelConfig, OptimConfig, RuntimeConfig, resolve
 from sfactory.config.lag import max_lag, slot_count
 from sfactory.data import queues
 from sfactory.data.arena import FILLING, FINISHED, FREE
@@ -319,6 +319,19 @@ def test_what_an_interrupted_learner_could_not_save_is_told(way, tmp_path, capsy
     values = summary(tmp_path / "run")
     assert (values["status"], values["env_steps"]) == ("failed", 0)
     assert saved_steps(tmp_path / "run") == 0
+
+
+def _slow_term(samples, config):
+    time.sleep(0.05)
+    return {"slow": 0 * samples.value}
+
+
+def test_an_interrupted_learner_that_works_long_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "SAVING_S", 2.0)
+    long = {"epochs": 10, "optim": OptimConfig(minibatches=8), "loss": LossConfig(terms=_slow_term)}  # 4 s a batch
+    result = train(config_for(tmp_path, "CartPole-v1", steps=10**9, **long), [lambda report: report.env_steps < BATCH])
+    assert result.status == "interrupted"
+    assert saved_steps(tmp_path / "run") == result.env_steps >= BATCH
 
 
 @pytest.mark.parametrize("error", [EOFError, ConnectionRefusedError])
