@@ -79,7 +79,7 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     model = build_uninitialized(plan.env.observation, plan.env.action, config.model).to(device)
     autocast = devices.autocast_dtype(config, plan.env.observation.has_images, device)
     kernels = Kernels(config, model, device, autocast)
-    worker = PolicyWorker(index, model, kernels, plan.seed(generation) + 1 + index, wires, watch)
+    worker = PolicyWorker(index, model, kernels, worker_seeds(plan, generation, _POLICY, index)[-1], wires, watch)
     if index == 0:  # all choose alike
         wires.events.put(KernelsChosen("policy", worker.choice.taken, worker.choice.refused))
     return worker
@@ -94,10 +94,16 @@ def seed_globals(plan: Plan, generation: int, *worker: int) -> None:
         generation: As of :meth:`Plan.seed`.
         worker: Numbers that no other worker of the run has; none in serial mode.
     """
-    state = np.random.SeedSequence(plan.seed(generation), spawn_key=worker).generate_state(3).tolist()
-    random.seed(state[0])
-    np.random.seed(state[1])
-    torch.manual_seed(state[2])
+    of_python, of_numpy, of_torch, _ = worker_seeds(plan, generation, *worker)
+    random.seed(of_python)
+    np.random.seed(of_numpy)
+    torch.manual_seed(of_torch)
+
+
+def worker_seeds(plan: Plan, generation: int, *worker: int) -> list[int]:
+    """Seeds of a worker, that no other worker and no run with another seed has: of Python's, NumPy's and torch's
+    global random states, and of the actions that it samples."""
+    return np.random.SeedSequence(plan.seed(generation), spawn_key=worker).generate_state(4).tolist()
 
 
 def learner_main(plan: Plan, wires: Wires, generation: int, store: CheckpointStore) -> None:
