@@ -93,6 +93,7 @@ def rows(sweep: Path) -> dict[str, dict[str, str]]:
         ({"objective": {"direction": "up"}}, "objective.direction is 'up'; it must be one of maximize, minimize"),
         ({"search": {"env_kwargs": [{}], "env_kwargs.g": [9.8]}}, "search has env_kwargs and its entry env_kwargs.g"),
         ({"search": {"optim.lr": [0.001, "1e-3"]}}, "search.optim.lr has 0.001 more than once"),
+        ({"search": {"loss.entropy_coef": [0, 0.01, 0.0]}}, "search.loss.entropy_coef has 0.0 more than once"),
         (
             {"search": {"epochs": {"range": [1, 3], "step": 4}}, "trials": 2},
             "has step 4, which is wider than its range",
@@ -207,6 +208,7 @@ def test_a_grid_has_all_combinations_and_nested_values_reach_the_base(tmp_path: 
         Dimension("a", low=1, high=512, log=True, whole=True),
         Dimension("a", low=16, high=100, step=16, whole=True),
         Dimension("a", low=-1.0, high=1.0),
+        Dimension("a", low=0.09, high=1.0, step=0.07),  # 0.09 + 13 * 0.07 is above 1
         Dimension("a", choices=([1], [2])),
     ],
 )
@@ -219,7 +221,7 @@ def test_random_values_are_within_their_bounds(dimension: Dimension) -> None:
     assert all(dimension.low <= value <= dimension.high for value in drawn)
     if dimension.whole:
         assert all(isinstance(value, int) for value in drawn)
-    if dimension.step:
+    if dimension.step and dimension.whole:
         assert set(drawn) == {16, 32, 48, 64, 80, 96}
     if dimension.log:
         middle = (dimension.low * dimension.high) ** 0.5

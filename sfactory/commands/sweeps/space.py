@@ -80,7 +80,8 @@ class Dimension:
         if self.choices:
             return generator.choice(self.choices)
         if self.step is not None:
-            return self.low + self.step * generator.randint(0, math.floor((self.high - self.low) / self.step + 1e-9))
+            most = math.floor((self.high - self.low) / self.step + 1e-9)
+            return min(self.low + self.step * generator.randint(0, most), self.high)
         if self.log:
             value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
             return min(max(round(value), self.low), self.high) if self.whole else value
@@ -415,8 +416,8 @@ def _dimension(name: Any, spec: Any, problems: list[str]) -> Dimension | None:
     choices = spec.get("choice") if isinstance(spec, dict) else spec
     if isinstance(choices, list) and choices and (isinstance(spec, list) or len(spec) == 1):
         meant = [parsed(name, choice) for choice in choices]
-        if again := next((choice for at, choice in enumerate(meant) if _is_among(choice, meant[:at])), None):
-            problems.append(f"search.{name} has {shown(again)} more than once; leave one out")
+        if again := [choice for at, choice in enumerate(meant) if _is_among(choice, meant[:at])]:
+            problems.append(f"search.{name} has {shown(again[0])} more than once; leave one out")
         return Dimension(name, tuple(choices))
     interval = _interval(name, spec, hint, problems) if isinstance(spec, dict) else None
     if interval is None:
