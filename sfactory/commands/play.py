@@ -73,7 +73,8 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _play(options: Options) -> Evaluation:
-    if options.episodes < 1 or (options.max_steps or 1) < 1 or (options.fps or 0) < 0:
+    too_few = options.max_steps is not None and options.max_steps < 1
+    if options.episodes < 1 or too_few or (options.fps or 0) < 0:
         raise ConfigError("episodes and max-steps must be at least 1, and fps 0 or more")
     request = request_of(read_config(options.run), options.env, options.env_kwargs, options.trust)
     mode = "rgb_array" if options.video else render_mode(options.where, request)

@@ -37,6 +37,12 @@ def test_pictures_are_shown_in_the_terminal(cartpole, terminal, capsys):
     assert "1 episode, returns 3.00" in re.sub(r"\x1b\[[\d;]*m", "", shown)
 
 
+@pytest.mark.parametrize("flags", [("--episodes", "0"), ("--max-steps", "0"), ("--fps", "-1")])
+def test_numbers_that_show_nothing_are_refused(cartpole, terminal, capsys, flags):
+    assert main(["play", str(cartpole), *flags]) == 2
+    assert "episodes and max-steps must be at least 1, and fps 0 or more" in capsys.readouterr().err
+
+
 def test_text_is_shown_also_where_the_output_is_no_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
