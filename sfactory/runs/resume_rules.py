@@ -56,19 +56,21 @@ def check_resume(path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any])
     Raises:
         ConfigError: With every field that must not change.
     """
-    refused = []
+    refused, warned = [], []
     for field, (old, new) in _differences(saved, asked).items():
         verdict, why = RULES[field]
         if verdict == "refused":
             refused.append(f"  {field}: {old} -> {new} ({why})")
         elif verdict == "warned":
-            _log.warning("the run in %s continues with a changed setting: %s: %s -> %s: %s", path, field, old, new, why)
+            warned.append(f"{field}: {old} -> {new}: {why}")
     if refused:
         raise ConfigError(
             f"{path} holds a run that cannot continue with other settings (saved -> asked); ask for the saved ones, "
             "start anew with --overwrite, or name another folder with --run:",
             *refused,
         )
+    for change in warned:
+        _log.warning("the run in %s continues with a changed setting: %s", path, change)
 
 
 def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> None:

@@ -460,7 +460,9 @@ def test_the_config_is_saved_and_read_back(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-def test_resume_refuses_what_changes_the_meaning_of_the_weights(tmp_path: Path) -> None:
+def test_resume_refuses_what_changes_the_meaning_of_the_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     began(tmp_path, env_kwargs={"a": 1})
     before = (tmp_path / "config.yaml").read_bytes()
     changed = config(
@@ -470,9 +472,11 @@ def test_resume_refuses_what_changes_the_meaning_of_the_weights(tmp_path: Path) 
         model=ModelConfig(hidden=(32,), core="gru"),
         loss=LossConfig(normalize_returns=True),
         steps=5,
+        seed=9,
     )
     with pytest.raises(ConfigError) as error:
         open_run(changed)
+    assert caplog.text == "", "a run that is refused does not go on"
     text = str(error.value)
     for line in (
         "env: CartPole-v1 -> Acrobot-v1",
