@@ -236,14 +236,16 @@ def drawn(tmp_path_factory):
     return short_run(tmp_path_factory.mktemp("eval") / "run", Drawn)
 
 
-def test_a_video_shows_each_episode_to_its_last_picture(drawn, tmp_path):
+def test_a_video_shows_each_episode_to_its_last_picture(drawn, tmp_path, caplog):
     iio = pytest.importorskip("imageio.v3")
     pytest.importorskip("imageio_ffmpeg")
     with_video = evaluate(drawn, 2, env=Drawn, video=tmp_path / "videos")
     assert with_video.returns == evaluate(drawn, 2, env=Drawn, parallel=1).returns
+    assert caplog.text == "", "an odd size is nothing to warn of"
     files = sorted((tmp_path / "videos").iterdir())
     assert [file.name for file in files] == ["episode_000.mp4", "episode_001.mp4"]
     for file in files:
+        assert iio.imread(file).shape[1:] == (34, 48, 3)
         shades = iio.imread(file).mean(axis=(1, 2, 3))
         np.testing.assert_allclose(shades, [0, 60, 120, 180, 240], atol=6)
         assert iio.immeta(file)["fps"] == 12

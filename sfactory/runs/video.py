@@ -89,10 +89,12 @@ class VideoRecorder:
                 f"render() returned {kind}; for a video (render_mode rgb_array) it must return uint8 [height, width, 3]"
             )
         size = image.shape[1], image.shape[0]
+        # yuv420p, which every player reads, has one colour for 2 x 2 pixels: the last row or column of an odd size is
+        # shown twice.
+        image = np.pad(image, ((0, image.shape[0] % 2), (0, image.shape[1] % 2), (0, 0)), "edge")
         if self._writer is None:
-            path = str(self._folder / f"episode_{self._episode:03d}.mp4")
-            # yuv420p, which every player reads, has one colour for 2 x 2 pixels: odd sizes are scaled to even ones.
-            self._writer = self._write_frames(path, size, fps=self._fps, macro_block_size=2, ffmpeg_log_level="error")
+            path, even = str(self._folder / f"episode_{self._episode:03d}.mp4"), (image.shape[1], image.shape[0])
+            self._writer = self._write_frames(path, even, fps=self._fps, macro_block_size=2, ffmpeg_log_level="error")
             self._writer.send(None)
             self._size = size
         if size != self._size:
