@@ -306,16 +306,17 @@ class Monitor:
         functions are compiled."""
         if self._told_of_speed:
             return
-        since_first = np.zeros(3)
+        since_first = np.zeros(4)
         for name in self._sampling():
-            now = np.array([self.wires.control.total(name, column) for column in ("rows", "environment", "cpu_s")])
+            columns = ("rows", "environment", "cpu_s", "crowded_s")
+            now = np.array([self.wires.control.total(name, column) for column in columns])
             if now[0]:
                 since_first += now - self._first_steps.setdefault(name, now)
-        rows, seconds, computing_s = since_first.tolist()
+        rows, seconds, *computing_s = since_first.tolist()
         if not rows or seconds < min(STEPS_WATCHED_S, SLOW_STEP_S * rows):
             return
         self._told_of_speed = True
-        if (note := note_on_slow_steps(self._plan, seconds / rows, min(1.0, computing_s / seconds))) is not None:
+        if (note := note_on_slow_steps(self._plan, seconds / rows, min(1.0, sum(computing_s) / seconds))) is not None:
             self.note(note)
 
 

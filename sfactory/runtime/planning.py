@@ -261,7 +261,7 @@ def note_on_slow_steps(plan: Plan, step_s: float, computing: float) -> str | Non
 
     Args:
         step_s: Seconds of a rollout worker per env step.
-        computing: Share of them, 0 to 1, in which the worker computes.
+        computing: Share of them, 0 to 1, in which the worker computes, or waits for a core to compute on.
     """
     config, advice = plan.config, []
     many = devices.waiting_processes(config, config.runtime.groups)

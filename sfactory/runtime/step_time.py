@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -20,6 +19,7 @@ from sfactory.envs.random_play import random_steps
 from sfactory.runtime.plan import PickledPlan, Plan
 from sfactory.runtime.processes import EventSender, WorkerProcesses, fork_server
 from sfactory.runtime.worker_process import settle_process
+from sfactory.telemetry.stopwatch import processor_wait_s
 
 PROCESS = "step-time"
 FAMILIES = ("gymnasium", "multiagent")
@@ -113,11 +113,3 @@ def _now() -> tuple[float, float]:
             times = child.cpu_times()
             computed += times.user + times.system
     return time.monotonic(), computed
-
-
-def processor_wait_s() -> float:
-    """Seconds for which this thread has waited while others had the processor; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0

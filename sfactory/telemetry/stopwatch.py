@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic, process_time
 from typing import Protocol
 
@@ -50,6 +51,7 @@ SIZE_CLASSES = 24
 COLUMNS = (
     "heartbeat",
     "cpu_s",
+    "crowded_s",
     "counted",
     "batches",
     "rows",
@@ -62,6 +64,14 @@ FLUSH_EVERY_S = 0.25
 _COLUMN = {name: i for i, name in enumerate(COLUMNS)}
 _PHASES = slice(_COLUMN[PHASES[0]], _COLUMN[PHASES[0]] + len(PHASES))
 _SIZES = slice(_COLUMN["size_0"], _COLUMN["size_0"] + SIZE_CLASSES)
+
+
+def processor_wait_s() -> float:
+    """Seconds for which this thread has waited while others had the processor; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 @dataclass
@@ -87,7 +97,8 @@ class Stopwatch:
     Args:
         row: float64 ``[len(COLUMNS)]``, the worker's row of the control block: ``heartbeat`` (time of the last update
             in monotonic seconds), ``cpu_s`` (CPU time of all threads of the process, divided among its workers by their
-            busy time), ``counted`` (time of the last finished batch in monotonic seconds), ``batches`` and ``rows``
+            busy time), ``crowded_s`` (seconds in which others had the core that the worker's thread waited for, divided
+            likewise), ``counted`` (time of the last finished batch in monotonic seconds), ``batches`` and ``rows``
             (batches finished and their rows), ``full_waits`` (puts that found a queue full), ``env_faults`` (faults of
             environments that were survived), seconds of every phase, and batches of every size class. All but the times
             are running totals.
@@ -103,9 +114,10 @@ class Stopwatch:
         self._sizes = [int(count) for count in row[_SIZES]]
         self._batches, self._rows = (int(row[_COLUMN[name]]) for name in ("batches", "rows"))
         self._full_waits, self.env_faults = (int(row[_COLUMN[name]]) for name in ("full_waits", "env_faults"))
-        self._counted, self._cpu_s, self._due = float(row[_COLUMN["counted"]]), float(row[_COLUMN["cpu_s"]]), 0.0
+        self._counted, self._due = float(row[_COLUMN["counted"]]), 0.0
+        self._cpu_s, self._crowded_s = float(row[_COLUMN["cpu_s"]]), float(row[_COLUMN["crowded_s"]])
         self.queues: Collection[CountingQueue] = ()
-        self._cpu_before = process_time(), self._busy_s(), self._busy_time.busy_s
+        self._cpu_before = self._cpu_now()
         self._last = monotonic()
 
     def lap(self, phase: str) -> None:
@@ -133,19 +145,25 @@ class Stopwatch:
     def _busy_s(self) -> float:
         return sum(seconds for phase, seconds in self._seconds.items() if phase not in IDLE)
 
-    def _cpu_since_last(self) -> float:
-        """This worker's share of the CPU seconds of the process since the last call."""
-        now = process_time(), self._busy_s(), self._busy_time.busy_s
-        cpu_s, own, together = (a - b for a, b in zip(now, self._cpu_before, strict=True))
+    def _cpu_now(self) -> tuple[float, float, float, float]:
+        return process_time(), processor_wait_s(), self._busy_s(), self._busy_time.busy_s
+
+    def _count_cpu(self) -> None:
+        """Add this worker's share of the time that the process has had a core, or waited for one, since the last
+        call."""
+        now = self._cpu_now()
+        cpu_s, crowded_s, own, together = (a - b for a, b in zip(now, self._cpu_before, strict=True))
         self._cpu_before = now
-        return cpu_s * (own / together if together > 0 else 1.0)
+        share = own / together if together > 0 else 1.0
+        self._cpu_s += share * cpu_s
+        self._crowded_s += share * crowded_s
 
     def flush(self) -> None:
         """Update the row of the control block."""
-        self._cpu_s += self._cpu_since_last()
+        self._count_cpu()
         full_waits = self._full_waits + sum(queue.full_waits for queue in self.queues)
-        totals = (self._last, self._cpu_s, self._counted, self._batches, self._rows, full_waits, self.env_faults)
-        self._row[:] = (*totals, *self._seconds.values(), *self._sizes)
+        times, counts = (self._last, self._cpu_s, self._crowded_s, self._counted), (self._batches, self._rows)
+        self._row[:] = (*times, *counts, full_waits, self.env_faults, *self._seconds.values(), *self._sizes)
         self._due = self._last + FLUSH_EVERY_S
 
     def close(self) -> None:

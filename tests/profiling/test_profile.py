@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import sys
@@ -28,6 +29,7 @@ from sfactory.profiling.report import show
 from sfactory.profiling.tune import searched_values, tune, tuned_values
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import fork_server
+from sfactory.telemetry import stopwatch
 from sfactory.telemetry.stopwatch import COLUMNS, PHASES, Interval, ProcessBusyTime, Stopwatch
 from sfactory.telemetry.trace import LAPS_KEPT, TracingStopwatch
 from sfactory.train import main as train_main
@@ -305,6 +307,17 @@ def test_laps_add_up_to_the_time_that_has_passed():
     assert interval.batch_sizes("rollout") == {31: 1000}
     assert interval.phases("policy") == {}
     assert math.isnan(interval.busy("policy"))
+
+
+def test_time_in_which_others_have_the_core_is_told_apart(monkeypatch):
+    waits = itertools.count(5.0)  # of each look, one second more than of the one before
+    monkeypatch.setattr(stopwatch, "processor_wait_s", lambda: next(waits))
+    row = np.zeros(len(COLUMNS))
+    row[COLUMNS.index("crowded_s")] = 7  # of the worker before this one
+    watch = Stopwatch(row)
+    watch.flush()
+    watch.flush()
+    assert row[COLUMNS.index("crowded_s")] == 9
 
 
 def test_workers_in_one_process_share_its_time_by_what_they_do():

@@ -81,18 +81,20 @@ def test_a_worker_that_fails_before_does(monitor: Monitor) -> None:
 
 @pytest.fixture
 def told(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notes of the monitor."""
+    """Notes of the monitor, on a machine that has nothing else to do."""
     notes: list[str] = []
+    monkeypatch.setattr("sfactory.telemetry.stopwatch.processor_wait_s", lambda: 0.0)
     monkeypatch.setattr(monitor.reporter, "note", notes.append)
     return notes
 
 
-def step(monitor: Monitor, worker: int, seconds: float, computing: float = 0.0) -> None:
-    """A step of a worker's four rows, and the monitor's next look. `computing` is the share of its time in which it
-    computes."""
+def step(monitor: Monitor, worker: int, seconds: float, computing: float = 0.0, crowded: float = 0.0) -> None:
+    """A step of a worker's four rows, and the monitor's next look. `computing` and `crowded` are the shares of its time
+    in which it computes, and in which others have its core."""
     watch = monitor.wires.control.stopwatch(f"rollout-{worker}")
     watch._last -= seconds
     watch._cpu_s += computing * seconds
+    watch._crowded_s += crowded * seconds
     watch.lap("environment")
     watch.count(4)
     monitor._tell_of_slow_steps()
@@ -116,13 +118,13 @@ def test_slow_steps_are_told_once_by_the_steps_after_the_first(monitor: Monitor,
     assert "an env step takes 2 s" in note
 
 
-@pytest.mark.parametrize(("computing", "notes"), [(0.02, 1), (0.9, 0)])
+@pytest.mark.parametrize(("computing", "crowded", "notes"), [(0.02, 0.0, 1), (0.9, 0.0, 0), (0.02, 0.9, 0)])
 def test_steps_that_wait_are_told_with_the_workers_that_could_wait_at_once(
-    monitor: Monitor, told: list[str], computing: float, notes: int
+    monitor: Monitor, told: list[str], computing: float, crowded: float, notes: int
 ) -> None:
     groups_of_one = monitor._plan.config.workers * monitor._plan.config.envs_per_worker // 2
     for _ in range(200):
-        step(monitor, 0, 4 * 0.005, computing)
+        step(monitor, 0, 4 * 0.005, computing, crowded)
     assert len(told) == notes
     assert all(f"raise --workers to {groups_of_one}" in note and "an env step takes 0.005 s" in note for note in told)
 

@@ -17,7 +17,7 @@ from sfactory.commands.checks.findings import Facts, Finding, Spread
 from sfactory.commands.checks.spaces import misfits
 from sfactory.commands.checks.subjects import Step, Subject, VectorSubject
 from sfactory.errors import shown
-from sfactory.runtime.step_time import processor_wait_s
+from sfactory.telemetry.stopwatch import processor_wait_s
 
 WALK_STEPS = 10_000
 """Steps over which memory, rewards and durations are observed, if there is time for so many."""
