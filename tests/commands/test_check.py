@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import broken
+import gymnasium
 import numpy as np
 import pytest
 from environments import MODES, Busy, vector_of
@@ -59,6 +60,17 @@ def test_environments_that_train_well_have_no_problem(env, tmp_path):
     assert facts is not None
     assert "Gymnasium's checker" not in findings and "PettingZoo's checker" not in findings
     assert not [finding for found in findings.values() for finding in found if finding.level == "problem"]
+
+
+class Far(broken.Sound):
+    """Takes actions from 10 on, which no policy begins with."""
+
+    action_space = gymnasium.spaces.Box(10.0, np.inf, (1,))
+
+
+def test_actions_that_samples_do_not_reach_are_a_problem(tmp_path):
+    (finding,) = inspected(Far, tmp_path)[0]["actions"]
+    assert finding.level == "problem" and "one bound alone, 10, to which samples are clipped" in finding.message
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -32,6 +32,9 @@ from sfactory.runtime.processes import EventSender
 from sfactory.runtime.worker_process import settle_process
 
 LONG_CONSTRUCTION_S = 5.0
+FAR = 2.0
+"""Distance of the only bound of an action from 0 beyond which hardly any sample of an untrained policy, of mean 0 and
+deviation 1, is within it."""
 SAME_SPACE = "should return the exact same space object"
 """What PettingZoo's checker demands of spaces, and training does without."""
 Tell = Callable[[Any], None]
@@ -86,6 +89,7 @@ def inspect_environment(request: EnvRequest, seconds: float, output: Path, tell:
         ("Gymnasium's checker", lambda: _others_checker(request, subject)),
         ("determinism", lambda: determinism(request, spec)),
         ("pickling", lambda: _pickling(request)),
+        ("actions", lambda: _far_actions(spec)),
         ("random actions", lambda: random_play(subject, seconds, output, tell)),
     ):
         tell(Stage(name))
@@ -208,6 +212,27 @@ def _without_colour(text: str) -> str:
     for escape in ("\x1b[33m", "\x1b[31m", "\x1b[0m"):
         text = text.replace(escape, "")
     return text.removeprefix("WARN: ")
+
+
+# What the policy can do
+
+
+def _far_actions(spec: EnvSpec) -> Iterator[Finding]:
+    """Boxes with one bound, from which samples of the policy are too far: all are clipped to it."""
+    for part in spec.action.parts:
+        if not isinstance(part.space, gymnasium.spaces.Box):
+            continue
+        low, high, bounded = part.scale.low, part.scale.high, part.scale.bounded
+        far = ~bounded & ((low > FAR) | (high < -FAR))
+        if far.any():
+            bound = float(np.where(low > FAR, low, high)[far][0])
+            yield Finding(
+                "actions",
+                "problem",
+                f"the space {part.space} has one bound alone, {bound:g}, to which samples are clipped; a policy begins "
+                "with a mean of 0 and a deviation of 1, so that all of its actions would be that bound; declare both "
+                "bounds, or shift the actions in a wrapper",
+            )
 
 
 # What worker processes get
