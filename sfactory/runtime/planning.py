@@ -143,6 +143,10 @@ def _with_waiting_workers(plan: Plan, asked: Config) -> tuple[Config, str]:
         return config, ""
     many = changed(asked, workers=workers, runtime=changed(asked.runtime, groups=groups), model=config.model)
     many = fitted(many, plan.env.agents, plan.env.observation.has_images)
+    try:
+        validate(many, plan.env.agents)
+    except ConfigError:  # such as a bound on the lag, which holds for fewer workers alone
+        return config, ""
     return many, f"steps compute for {measured.computing:.0%} of their {1e3 * measured.seconds:.2g} ms"
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sfactory import Config
-from sfactory.config import RuntimeConfig, resolve
+from sfactory.config import LossConfig, RuntimeConfig, resolve
 from sfactory.config.lag import least_max_lag
 from sfactory.runtime import step_time
 from sfactory.runtime.planning import make_plan, note_on_slow_steps, notes_on
@@ -134,6 +134,14 @@ def test_groups_that_were_asked_for_are_kept(monkeypatch):
     monkeypatch.setattr("sfactory.runtime.planning.measure_step_time", lambda plan: StepTime(0.005, 0.0))
     config = make_plan(waiting(runtime=RuntimeConfig(groups=2))).config
     assert (config.workers, config.envs_per_worker, config.runtime.groups) == (16, 2, 2)
+
+
+def test_a_bound_on_the_lag_that_many_workers_would_break_is_kept(monkeypatch):
+    monkeypatch.setattr("sfactory.config.devices.cores", lambda: 1)
+    monkeypatch.setattr("sfactory.runtime.planning.measure_step_time", lambda plan: StepTime(0.005, 0.0))
+    plan = make_plan(waiting(rollout=128, loss=LossConfig(max_lag=127)))
+    assert least_max_lag(plan.config, plan.rows) == 127
+    assert plan.config.workers == 1 and not plan.workers_reason
 
 
 def test_a_run_with_workers_of_its_own_choice_is_not_told_to_have_more(monkeypatch):
