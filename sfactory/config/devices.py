@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from sfactory.config.cgroups import cpu_quota
+from sfactory.config.declaring import given_names
 from sfactory.config.fields import Config
 from sfactory.errors import ConfigError
 
@@ -109,11 +110,11 @@ def rollout_processes(config: Config, images: bool, together: bool = False, own_
         images: Whether observations have images.
         together: Whether the environments of a group step together.
         own_rows: Environments that a vector environment has by itself, of which there are few enough to keep the run
-            near the preset's number; None where a run decides.
+            near the preset's number, unless somebody gives another; None where a run decides.
     """
     if config.workers is not None:
         return config.workers
-    if own_rows is not None:
+    if own_rows is not None and "envs_per_worker" not in given_names(config):
         most = config.envs_per_worker // max(1, own_rows * config.runtime.groups)
         return max(1, min(rollout_processes(config, images, together), most))
     if config.serial:

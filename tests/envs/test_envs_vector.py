@@ -355,6 +355,12 @@ def test_a_run_has_as_many_environments_in_a_group_as_a_vector_environment_has(c
     assert make_plan(resolve(Config(env=seven, workers=3))).config.workers == 3
 
 
+def test_every_worker_has_as_many_environments_as_somebody_gives_it(monkeypatch):
+    monkeypatch.setattr("sfactory.config.devices.cores", lambda: 16)
+    for env in (usually_forty, numbered):
+        assert make_plan(resolve(Config(env=env, envs_per_worker=6))).config.workers == 14
+
+
 @pytest.mark.parametrize(
     ("env", "kwargs", "remedy"),
     [(seven, {}, "let the callable take num_envs"), (numbered, {"num_envs": 7}, "leave it out of env_kwargs")],
