@@ -63,8 +63,8 @@ def measured(function: Callable[[], object]) -> StepTime | None:
 
 
 def test_steps_that_sleep_wait():
-    time_ = measured(partial(time.sleep, 0.005))
-    assert time_.waits and 0.005 <= time_.seconds < 0.1
+    time_ = measured(partial(time.sleep, 0.05))  # long beside what a busy machine lets it wait for a core
+    assert time_.waits and 0.05 <= time_.seconds < 1
 
 
 @pytest.mark.parametrize("function", [partial(compute, 0.005), start_program], ids=["itself", "a program"])
