@@ -110,7 +110,7 @@ def rollout_processes(config: Config, images: bool, together: bool = False, own_
         images: Whether observations have images.
         together: Whether the environments of a group step together.
         own_rows: Environments that a vector environment has by itself, of which there are few enough to keep the run
-            near the preset's number, unless somebody gives another; None where a run decides.
+            near the preset's number, unless envs_per_worker is given; None where a run decides.
     """
     if config.workers is not None:
         return config.workers

@@ -98,12 +98,17 @@ def make_plan(config: Config) -> Plan:
         raise ConfigError(problem)
     check_extensions(config, model, env.masked)
     check_limits(plan, model)
+    _check_batch(config)
+    return plan
+
+
+def _check_batch(config: Config) -> None:
+    """Raise ConfigError if a batch that was asked for is much longer than the run."""
     if config.batch_size > LONGEST_BATCH * config.steps and "batch_size" in given_names(config):
         raise ConfigError(
             f"batch_size {config.batch_size:,} is more than {LONGEST_BATCH} times steps {config.steps:,}: the run is "
             "over long before anything is learned; lower batch_size, or raise steps"
         )
-    return plan
 
 
 def _in_one_process(config: Config) -> Config:

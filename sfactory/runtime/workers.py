@@ -10,6 +10,7 @@ import os
 import random
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -79,7 +80,7 @@ def make_policy_worker(plan: Plan, wires: Wires, index: int, generation: int) ->
     model = build_uninitialized(plan.env.observation, plan.env.action, config.model).to(device)
     autocast = devices.autocast_dtype(config, plan.env.observation.has_images, device)
     kernels = Kernels(config, model, device, autocast)
-    worker = PolicyWorker(index, model, kernels, worker_seeds(plan, generation, _POLICY, index)[-1], wires, watch)
+    worker = PolicyWorker(index, model, kernels, worker_seeds(plan, generation, _POLICY, index).actions, wires, watch)
     if index == 0:  # all choose alike
         wires.events.put(KernelsChosen("policy", worker.choice.taken, worker.choice.refused))
     return worker
@@ -94,16 +95,25 @@ def seed_globals(plan: Plan, generation: int, *worker: int) -> None:
         generation: As of :meth:`Plan.seed`.
         worker: Numbers that no other worker of the run has; none in serial mode.
     """
-    of_python, of_numpy, of_torch, _ = worker_seeds(plan, generation, *worker)
-    random.seed(of_python)
-    np.random.seed(of_numpy)
-    torch.manual_seed(of_torch)
+    seeds = worker_seeds(plan, generation, *worker)
+    random.seed(seeds.python)
+    np.random.seed(seeds.numpy)
+    torch.manual_seed(seeds.torch)
 
 
-def worker_seeds(plan: Plan, generation: int, *worker: int) -> list[int]:
-    """Seeds of a worker, that no other worker and no run with another seed has: of Python's, NumPy's and torch's
-    global random states, and of the actions that it samples."""
-    return np.random.SeedSequence(plan.seed(generation), spawn_key=worker).generate_state(4).tolist()
+class WorkerSeeds(NamedTuple):
+    """Seeds of one worker: of three libraries' global random states, and of the actions that it samples."""
+
+    python: int
+    numpy: int
+    torch: int
+    actions: int
+
+
+def worker_seeds(plan: Plan, generation: int, *worker: int) -> WorkerSeeds:
+    """Seeds that no other worker has, nor any of a run with another seed. Arguments as of :func:`seed_globals`."""
+    sequence = np.random.SeedSequence(plan.seed(generation), spawn_key=worker)
+    return WorkerSeeds(*sequence.generate_state(len(WorkerSeeds._fields)).tolist())
 
 
 def learner_main(plan: Plan, wires: Wires, generation: int, store: CheckpointStore) -> None:

@@ -230,8 +230,8 @@ def _far_actions(spec: EnvSpec) -> Iterator[Finding]:
                 "actions",
                 "problem",
                 f"the space {part.space} has one bound alone, {bound:g}, to which samples are clipped; a policy begins "
-                "with a mean of 0 and a deviation of 1, so that all of its actions would be that bound; declare both "
-                "bounds, or shift the actions in a wrapper",
+                "with a mean of 0 and a deviation of 1, so that nearly all of its actions would be that bound; declare "
+                "both bounds, or shift the actions in a wrapper",
             )
 
 
