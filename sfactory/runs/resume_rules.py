@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ from sfactory.config.env_source import EnvSource
 from sfactory.envs.interface import EnvSpec
 from sfactory.errors import ConfigError
 from sfactory.runs.space_codec import space_differences
-
-_log = logging.getLogger(__name__)
-
 
 RULES: dict[str, Rule] = {name: declared.resume for name, declared in settings_of(Config).items()}
 """The rule for every field of :class:`Config`, by dotted name, as the field declares it."""
@@ -46,35 +42,37 @@ All refused fields are named at once. This file is printed by `python -m sfactor
 """
 
 
-def check_resume(path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Compare the saved config of a run with the one that is asked for; warn where the rules say so.
+def check_resume(path: Path, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """Compare the saved config of a run with the one that is asked for.
 
     Args:
         path: The run folder.
         saved, asked: Configs as nested plain values.
 
+    Returns:
+        Warnings, where the rules want them.
+
     Raises:
         ConfigError: With every field that must not change.
     """
-    refused, warned = [], []
+    refused, changes = [], []
     for field, (old, new) in _differences(saved, asked).items():
         verdict, why = RULES[field]
         if verdict == "refused":
             refused.append(f"  {field}: {old} -> {new} ({why})")
         elif verdict == "warned":
-            warned.append(f"{field}: {old} -> {new}: {why}")
+            changes.append(f"{field}: {old} -> {new}: {why}")
     if refused:
         raise ConfigError(
             f"{path} holds a run that cannot continue with other settings (saved -> asked); ask for the saved ones, "
             "start anew with --overwrite, or name another folder with --run:",
             *refused,
         )
-    for change in warned:
-        _log.warning("the run in %s continues with a changed setting: %s", path, change)
+    return [f"the run in {path} continues with a changed setting: {change}" for change in changes]
 
 
-def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> None:
-    """Compare a run's environment with the one with which it was begun; warn where it may have changed.
+def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> list[str]:
+    """Compare a run's environment with the one with which it was begun.
 
     Refused is another task: other spaces, another class, other values that a callable carries (as other env_kwargs
     are), and another lambda, whose code is hardly more than the arguments that it passes. The code of a function or a
@@ -84,6 +82,9 @@ def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> None:
 
     Args:
         path: The run folder.
+
+    Returns:
+        Warnings, where it may be another task.
 
     Raises:
         ConfigError: With everything that differs.
@@ -101,12 +102,12 @@ def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> None:
         )
         problem = f"{path} holds a run of another environment (saved -> now); {remedy}{exception}:"
         raise ConfigError(problem, *(f"  {difference}" for difference in (*spaces, *refused)))
-    if noticed:
-        _log.warning(
-            "the environment of the run in %s has changed since (saved -> now), and the run goes on with it; if it is "
-            "another task, %s: %s",
-            path, remedy, "; ".join(noticed),
-        )  # fmt: skip
+    if not noticed:
+        return []
+    return [
+        f"the environment of the run in {path} has changed since (saved -> now), and the run goes on with it; if it is "
+        f"another task, {remedy}: {'; '.join(noticed)}"
+    ]
 
 
 def _source_differences(saved: EnvSource, now: EnvSource) -> tuple[list[str], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import time
@@ -33,6 +34,8 @@ from sfactory.runs.run_files import (
     try_lock,
 )
 from sfactory.runs.space_codec import load_spec, save_spec
+
+_log = logging.getLogger(__name__)
 
 LOCK_S = 0.2
 """How long a start waits for the folder: whoever asks whether a run lives there
@@ -147,23 +150,27 @@ def open_run(config: Config, env: EnvSpec | None = None) -> RunFolder:
         is_run = (path / METRICS).exists() or not CheckpointStore(path / CHECKPOINTS).is_empty()
         resumed = is_run and not config.overwrite
         if resumed and saved is not None:
-            check_resume(path, saved, to_dict(config))
-            _check_environment(path, env)
+            for warning in [*check_resume(path, saved, to_dict(config)), *_check_environment(path, env)]:
+                _log.warning("%s", warning)
     except BaseException:
         os.close(lock)
         raise
     return RunFolder(path.absolute(), resumed, config, env, lock)
 
 
-def _check_environment(path: Path, env: EnvSpec | None) -> None:
+def _check_environment(path: Path, env: EnvSpec | None) -> list[str]:
     """Compare an environment with that of the run in a folder, as far as the folder says it.
+
+    Returns:
+        Warnings, where it may be another task.
 
     Raises:
         ConfigError: If it is another one.
     """
     if env is not None and (path / SPACES).exists():
         with contextlib.suppress(CheckpointError):  # nothing to compare with
-            check_environment(path, load_spec(path / SPACES, env.action.squash, env.observation.reading), env)
+            return check_environment(path, load_spec(path / SPACES, env.action.squash, env.observation.reading), env)
+    return []
 
 
 @contextlib.contextmanager

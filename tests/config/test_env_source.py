@@ -191,6 +191,13 @@ def test_an_edited_function_that_makes_another_environment_is_refused(tmp_path):
     )
 
 
+def test_a_refused_environment_is_not_said_to_continue_first(tmp_path, caplog):
+    run = short_run(tmp_path / "run", defined("def make():\n    return Counting()"))
+    another = defined("def make():\n    return Sized()")
+    assert "what is made" in refusal(run, another, rollout=4)  # which alone is warned of
+    assert caplog.text == ""
+
+
 def test_an_edited_class_goes_on_with_a_warning(tmp_path, caplog):
     code = "class make(Counting):\n    def render(self):\n        return {}\n"
     run = short_run(tmp_path / "run", defined(code.format(1)))

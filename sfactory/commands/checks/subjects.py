@@ -89,7 +89,7 @@ def make_subject(request: EnvRequest, probed: EnvSpec) -> Subject:
     return ParallelSubject(env, request) if is_parallel(env) else SingleSubject(env, request)
 
 
-def random_actions(spec: EnvSpec, masks: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def spread_actions(spec: EnvSpec, masks: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Uniform actions of each row, categories int32 ``[rows, K]`` and samples float32 ``[rows, D]`` that fill boxes.
 
     Args:
@@ -178,7 +178,7 @@ class SingleSubject(_Timed):
         if self._over:
             self.begin(None)
         holder = self._seen if self.spec.observation.mask_path is not None else self._info
-        (action,) = self.spec.action.rows(*random_actions(self.spec, self._masks([mask_in(holder)]), rng))
+        (action,) = self.spec.action.rows(*spread_actions(self.spec, self._masks([mask_in(holder)]), rng))
         self._seen, reward, terminated, truncated, self._info = self._step(action)
         self._look_at_info(self._info)
         self._over = bool(_number("terminated", terminated) or _number("truncated", truncated))
@@ -220,7 +220,7 @@ class VectorSubject(_Timed):
         else:
             masks = self._masks_of(self.info, ~rests)
         masks = self._masks(list(masks | (rests & ~masks.any(1))[:, None]))
-        actions = self.spec.action.batch(*random_actions(self.spec, masks, rng))
+        actions = self.spec.action.batch(*spread_actions(self.spec, masks, rng))
         self._seen, rewards, terminated, truncated, self.info = self._step(actions)
         self._look_at_info(self.info)
         arrays = [np.asarray(value) for value in (rewards, terminated, truncated)]
@@ -270,7 +270,7 @@ class ParallelSubject(_Timed):
         acting = list(self.env.agents)
         holders = self._seen if self.spec.observation.mask_path is not None else self._infos
         masks = [mask_in(holders.get(agent)) if agent in acting else self._writer.all_allowed for agent in self._agents]
-        actions = self.spec.action.rows(*random_actions(self.spec, self._masks(masks), rng))
+        actions = self.spec.action.rows(*spread_actions(self.spec, self._masks(masks), rng))
         by_agent = dict(zip(self._agents, actions, strict=True))
         result = self._step({agent: by_agent[agent] for agent in acting})
         if not all(isinstance(part, Mapping) for part in result):
@@ -354,7 +354,7 @@ class GroupSubject:
 
     def act(self, rng: np.random.Generator) -> Step:
         masks = self._buffers.mask
-        actions = random_actions(
+        actions = spread_actions(
             self.spec, np.ones((self.rows, self.spec.action.logits), bool) if masks is None else masks, rng
         )
         outcome = Outcome(np.zeros(self.rows, np.float32), np.zeros(self.rows, bool), np.zeros(self.rows, bool))
