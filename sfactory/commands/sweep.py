@@ -18,7 +18,8 @@ from rich.console import Console
 from sfactory.commands.sweeps.listed import ListedTrials, rescored
 from sfactory.commands.sweeps.scheduler import Scheduler, core_shares
 from sfactory.commands.sweeps.slurm import write_array_job
-from sfactory.commands.sweeps.space import Space, parse_space, read_space
+from sfactory.commands.sweeps.space import Space
+from sfactory.commands.sweeps.space_file import parse_space, read_space
 from sfactory.commands.sweeps.study import StudyTrials, telling_of_database
 from sfactory.commands.sweeps.summary import BEST, table, write_summary
 from sfactory.commands.sweeps.trials import Note, Trial, Trials

@@ -24,7 +24,8 @@ from sfactory.commands.runs import list_runs
 from sfactory.commands.sweeps.listed import ListedTrials
 from sfactory.commands.sweeps.runs import GUARD, Reports, Run, curve, score, unscored
 from sfactory.commands.sweeps.scheduler import core_shares, write_config
-from sfactory.commands.sweeps.space import Dimension, Objective, Space, read_space
+from sfactory.commands.sweeps.space import Dimension, Objective, Space
+from sfactory.commands.sweeps.space_file import read_space
 from sfactory.commands.sweeps.study import StudyTrials
 from sfactory.commands.sweeps.trials import Trial
 from sfactory.config import Config, LogConfig
