@@ -24,7 +24,7 @@ class Crafter(gymnasium.Env):
         kwargs: Those of ``crafter.Env``: area, view, size, reward, length.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}  # type: ignore[misc]
 
     def __init__(self, render_mode: str | None = None, length: int = LENGTH, **kwargs: Any) -> None:
         self._make = lambda seed: crafter.Env(length=length, seed=seed, **kwargs)

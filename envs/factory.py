@@ -199,7 +199,7 @@ def _own_vector_serves(spec: registration.EnvSpec, kwargs: Mapping[str, Any]) ->
     try:
         maker = spec.vector_entry_point
         inspect.signature(load_env_creator(maker) if isinstance(maker, str) else maker).bind(
-            num_envs=1, **limit | spec.kwargs | kwargs
+            num_envs=1, **{**limit, **spec.kwargs, **kwargs}
         )
     except (ImportError, TypeError, ValueError):
         return False

@@ -61,7 +61,8 @@ def _make_known(request: EnvRequest) -> tuple[Any, EnvSource]:
     """One environment, and the source of its code."""
     if isinstance(request.env, str):
         env, spec = make_environment(request, 1), find_spec(request.env)
-        return env, source_of_id(spec.entry_point or spec.vector_entry_point)
+        entry: Any = spec.entry_point or spec.vector_entry_point
+        return env, source_of_id(entry)
     return source_of(request.env, request.kwargs, lambda: make_environment(request, 1))
 
 
@@ -76,7 +77,7 @@ def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int,
     return group_type(envs, lambda seeds: make_environment(request, count), request, spec, first_index, seed)
 
 
-def _kind(env: Any) -> tuple[Callable[[Any, EnvRequest], EnvSpec], Callable[..., Group]]:
+def _kind(env: Any) -> tuple[Callable[[Any, EnvRequest], EnvSpec], Callable[..., Any]]:
     """The reader of specs and the group type for environments of this kind."""
     if is_vector(env):
         return vector.read_spec, vector.VectorGroup

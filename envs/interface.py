@@ -111,8 +111,8 @@ class Outcome(NamedTuple):
     truncated: np.ndarray
 
 
-def whole_ends(outcome: Outcome, goes_on: np.ndarray | None) -> np.ndarray:
-    """bool ``[rows]``: an episode ended and its game with it (:attr:`Group.goes_on`)."""
+def whole_ends(outcome: Any, goes_on: Any) -> Any:
+    """bool ``[rows]``, of arrays or of tensors: an episode ended and its game with it (:attr:`Group.goes_on`)."""
     ended = outcome.terminated | outcome.truncated
     return ended if goes_on is None else ended & ~goes_on
 

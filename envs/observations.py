@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -240,7 +240,7 @@ class _LeafStore:
         else:  # unlike an assignment, concatenation does not broadcast
             if {*map(len, values)} != self._lengths:
                 raise ValueError("rows of several lengths")  # whose sum may be right
-            casting = "safe" if self._is_bytes else "same_kind"
+            casting: Literal["safe", "same_kind"] = "safe" if self._is_bytes else "same_kind"
             np.concatenate(values, out=target.reshape(self._joined), casting=casting)
         if self.start is not None:
             target -= self.start

@@ -45,7 +45,7 @@ def random_steps(group: Group, env: EnvSpec, rng: np.random.Generator) -> Callab
         categorical, continuous = next(actions)
         if buffers.mask is not None:
             categorical = allowed_categories(env.action, buffers.mask, rng)
-        steps = np.count_nonzero(buffers.active)
+        steps = int(np.count_nonzero(buffers.active))
         group.step(categorical, continuous, outcome, buffers)
         return steps
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfactory.config import Config, devices
 from sfactory.config.lag import segments_per_batch
@@ -22,6 +23,7 @@ from sfactory.data.feed import Fresh
 from sfactory.data.plane import EventSink
 from sfactory.envs.interface import EnvSpec, SurvivedFault, whole_ends
 from sfactory.envs.tensors.group import TensorGroup, TensorOutcome, TensorStep
+from sfactory.model.interface import Model
 from sfactory.model.precision import mixed_precision
 from sfactory.spaces.tensors import torch_dtype
 from sfactory.telemetry.events import Episodes, SurvivedFaults
@@ -47,7 +49,7 @@ class DeviceRollout:
         self,
         config: Config,
         group: TensorGroup,
-        model: nn.Module,
+        model: Model,
         seed: int,
         events: EventSink,
         watch: Stopwatch,
@@ -115,7 +117,7 @@ class DeviceRollout:
         (obs, mask, first, active), new = _step_of(before, -1), _step_of(segment, 0)
         for old, leaf in zip(obs, new.obs, strict=True):
             leaf.copy_(old)
-        if mask is not None:
+        if mask is not None and new.mask is not None:
             new.mask.copy_(mask)
         new.first.copy_(first)
         new.active.copy_(active)
@@ -256,8 +258,8 @@ def empty_batch(env: EnvSpec, state_size: int, steps: int, columns: int, device:
         if field.per_row
     }
     obs = tuple(tensors[leaf.name] for leaf in env.observation.leaves)
-    others = [field.name for field in dataclasses.fields(Batch) if field.name != "obs"]
-    return Batch(obs, **{name: tensors.get(name) for name in others})
+    others: dict[str, Any] = {f.name: tensors.get(f.name) for f in dataclasses.fields(Batch) if f.name != "obs"}
+    return Batch(obs, **others)
 
 
 def _step_of(batch: Batch, t: int) -> TensorStep:

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 P = ParamSpec("P")
 _STANDARD_OUTPUT = 1
@@ -36,7 +36,7 @@ class ConfigError(SfactoryError, ValueError):
         super().__init__("\n".join(problems))
         self.problems = problems
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.problems
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
-from torch import nn
 
 from sfactory.data.plane import DataPlane
 from sfactory.data.queues import unpack_request
@@ -13,6 +12,7 @@ from sfactory.data.weights import FlatWeights
 from sfactory.engines.cpu import DirectEngine, Engine, Request, TorchEngine
 from sfactory.engines.graphed import GraphedEngine
 from sfactory.kernels import Kernels
+from sfactory.model.interface import Model
 from sfactory.telemetry.stopwatch import Stopwatch
 
 
@@ -37,7 +37,7 @@ class PolicyWorker:
     def __init__(
         self,
         index: int,
-        model: nn.Module,
+        model: Model,
         kernels: Kernels,
         seed: int,
         plane: DataPlane,
@@ -89,7 +89,7 @@ class PolicyWorker:
         for request, (params, value) in zip(requests, self._engine.answers(requests), strict=True):
             self._watch.lap("forward")
             if newer:  # only after the first answer is the copy of the weights done, on whatever stream
-                self._scale_and_shift, newer = (float(self._unit.std), float(self._unit.mean)), False
+                self._scale_and_shift, newer = (self._unit.std.item(), self._unit.mean.item()), False
             self._write_answer(request, params, value)
             self._watch.lap("sampling")
 
@@ -115,7 +115,7 @@ class PolicyWorker:
         self._sample(params, mask, arena.categorical[slot, t], arena.continuous[slot, t], arena.log_prob[slot, t])
 
 
-def _engine_for(index: int, model: nn.Module, kernels: Kernels, plane: DataPlane, watch: Stopwatch) -> Engine:
+def _engine_for(index: int, model: Model, kernels: Kernels, plane: DataPlane, watch: Stopwatch) -> Engine:
     """The fastest engine for a policy worker's model on its device."""
     autocast, arena, groups = kernels.autocast, plane.arena, plane.groups
     if kernels.device.type != "cpu":

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfactory.config import Config
 from sfactory.config.devices import learner_threads
@@ -22,8 +22,9 @@ from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.errors import RunFailed
 from sfactory.kernels import Kernels
 from sfactory.losses import COUNT, SUMS, BatchStats, loss_stats
+from sfactory.model.critic_units import CriticUnits
 from sfactory.model.heads import PolicyHead
-from sfactory.model.normalizer import CriticUnits
+from sfactory.model.interface import Model
 from sfactory.objective import Estimates, valid_samples
 from sfactory.telemetry.events import PROGRESS_EVERY_S, TERM, Progress
 from sfactory.telemetry.stopwatch import Stopwatch
@@ -59,7 +60,7 @@ class Learner:
     def __init__(
         self,
         config: Config,
-        model: nn.Module,
+        model: Model,
         kernels: Kernels,
         feed: Feed,
         events: EventSink,
@@ -249,8 +250,10 @@ class Learner:
 
     def _update_on(self, samples: Samples, columns: list[Columns]) -> None:
         """An update on the columns of a minibatch."""
-        if not isinstance(columns[0], slice):
-            columns = [self._recorder.keep(("columns", i), part) for i, part in enumerate(columns)]
+        columns = [
+            part if isinstance(part, slice) else self._recorder.keep(("columns", i), part)
+            for i, part in enumerate(columns)
+        ]
         (row,) = self._recorder("update", samples.reward, lambda: [self._update(samples, columns)])
         self._note_update(row)
 
@@ -277,7 +280,7 @@ class Learner:
         """Random equal parts of the columns, each by chunks."""
         columns = samples.first.shape[1]
         if self._config.optim.minibatches == 1:
-            return [chunk_slices(columns, self._minibatch_chunk)]
+            return [[*chunk_slices(columns, self._minibatch_chunk)]]
         order = torch.randperm(columns, generator=self._generator)
         if (
             self._device.type == "cuda"

@@ -33,8 +33,8 @@ from sfactory.losses import (
     weighted_advantages,
     without_departures,
 )
+from sfactory.model.critic_units import CriticUnits
 from sfactory.model.networks import Outputs
-from sfactory.model.normalizer import CriticUnits
 from sfactory.vtrace import unweighted_vtrace
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
@@ -260,6 +260,7 @@ class Objective:
             select_columns(samples.reward, columns, 1), own.params[:steps], own.value[:steps], own.log_prob, auxiliary,
             targets,
         )  # fmt: skip
+        assert self._terms is not None
         return self._terms(seen, self.config)
 
     def _term_loss(

@@ -12,21 +12,21 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfactory.config import ModelConfig, given_values
 from sfactory.config.devices import resolve_device
 from sfactory.config.fields import Checkpoint
-from sfactory.distributions import Distribution
 from sfactory.envs.interface import EnvSpec, StepBuffers
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
 from sfactory.errors import CheckpointError, ConfigError, EnvironmentFault, SfactoryError, shown
 from sfactory.model import build_uninitialized
-from sfactory.model.normalizer import CriticUnits
+from sfactory.model.critic_units import CriticUnits
+from sfactory.model.interface import Model
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runs.run_files import CHECKPOINTS, SPACES
 from sfactory.runs.space_codec import check_spaces, load_model_config, load_spec
@@ -86,10 +86,10 @@ class Policy:
         model: The actor-critic, in evaluation mode.
     """
 
-    def __init__(self, spec: EnvSpec, model: nn.Module, device: torch.device, seed: int | None = None) -> None:
+    def __init__(self, spec: EnvSpec, model: Model, device: torch.device, seed: int | None = None) -> None:
         self.spec, self.model = spec, model.eval()
         self._device = device
-        self._distribution = cast(Distribution, model.distribution)
+        self._distribution = model.distribution
         self._writer = ObservationWriter(spec, lambda row: f"row {row}", validate=True, compiled=False)
         self._generator = torch.Generator(device)
         if seed is None:
@@ -191,7 +191,7 @@ class Policy:
         """The state with which a step begins, zero in rows that are `first`."""
         if not self.model.state_size:
             return None
-        shape = (len(first), cast(int, self.model.state_size))
+        shape = (len(first), self.model.state_size)
         if state is None:
             return torch.zeros(shape, device=self._device)
         state = torch.as_tensor(state, dtype=torch.float32, device=self._device)
@@ -319,7 +319,7 @@ def _complete(saved: ModelConfig, given: ModelConfig | None, trust: bool) -> Mod
     return dataclasses.replace(saved, **asked)
 
 
-def _build(folder: Path, spec: EnvSpec, config: ModelConfig, snapshot: Snapshot) -> nn.Module:
+def _build(folder: Path, spec: EnvSpec, config: ModelConfig, snapshot: Snapshot) -> Model:
     """The model with the checkpoint's weights.
 
     Raises:

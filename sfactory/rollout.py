@@ -98,7 +98,7 @@ def copy_step_buffers(source: StepBuffers, target: StepBuffers) -> None:
     """Copy all arrays of `source` into those of `target`."""
     for a, b in zip(source.obs, target.obs, strict=True):
         np.copyto(b, a)
-    if source.mask is not None:
+    if source.mask is not None and target.mask is not None:
         np.copyto(target.mask, source.mask)
     np.copyto(target.first, source.first)
     np.copyto(target.active, source.active)
@@ -149,7 +149,7 @@ class RolloutWorker:
         for index in answered:
             running = self._running[index]
             if running.finals is not None:
-                self._receive_final_values(running)
+                self._receive_final_values(running, running.finals)
             else:
                 self._step(running)
         now = time.monotonic()
@@ -189,8 +189,8 @@ class RolloutWorker:
             self._survive_faults(running)
         running.log.record(arena.active[slot, t], outcome, running.group.goes_on)
         arena.final_change[slot, t] = np.nan
-        if running.group.finals is not None:
-            self._request_final_values(running, after)
+        if (finals := running.group.finals) is not None:
+            self._request_final_values(running, finals, after)
         else:
             self._advance(running)
 
@@ -205,18 +205,18 @@ class RolloutWorker:
             self._watch.env_faults += fault.count
         running.group.faults.clear()
 
-    def _request_final_values(self, running: RunningGroup, after: StepBuffers) -> None:
+    def _request_final_values(self, running: RunningGroup, finals: Finals, after: StepBuffers) -> None:
         """Request V(final_obs) of rows that were truncated and have already been reset. Their final observations take
         the place of the next ones until the answer."""
-        finals = running.finals = running.group.finals
+        running.finals = finals
         running.displaced = tuple(leaf[finals.rows].copy() for leaf in after.obs)
         for leaf, final in zip(after.obs, finals.obs, strict=True):
             leaf[finals.rows] = final
         self._request(running, running.step + 1, value_only=True)
 
-    def _receive_final_values(self, running: RunningGroup) -> None:
+    def _receive_final_values(self, running: RunningGroup, finals: Finals) -> None:
         """Store how far final observations change the value, and put the displaced observations back."""
-        arena, slot, t, rows = self._arena, running.slot, running.step, running.finals.rows
+        arena, slot, t, rows = self._arena, running.slot, running.step, finals.rows
         arena.final_change[slot, t, rows] = arena.value[slot, t + 1, rows] - arena.value[slot, t, rows]
         for leaf, first in zip(arena.step_buffers(slot, t + 1).obs, running.displaced, strict=True):
             leaf[rows] = first

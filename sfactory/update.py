@@ -65,9 +65,9 @@ class Update:
         watch: Laps,
     ) -> None:
         self._network, self._objective, self._threads, self._watch = network, objective, threads, watch
-        self._parameters, optim = weights.parameters, config.optim
+        self._gradient, optim = weights.gradient, config.optim
         self._max_norm = optim.max_grad_norm
-        self.optimizer = Adam(weights.parameters, optim.lr, optim.betas, optim.eps)
+        self.optimizer = Adam(weights.parameters, weights.gradient, optim.lr, optim.betas, optim.eps)
         device = weights.parameters.device
         self.skipped, self.skipped_in_a_row = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
 
@@ -102,7 +102,7 @@ class Update:
         """Fill the parameters' ``grad``; gives the sums of the loss. The targets are those of all columns."""
         shares = [self._objective.totals(chunk.densities, targets, chunk.columns) for chunk in chunks]
         totals = shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
-        self._parameters.grad.zero_()
+        self._gradient.zero_()
 
         def backward(chunk: Chunk) -> Tensor:
             gradients = self._objective.gradients(chunk.densities, samples, targets, chunk.columns, totals)
@@ -123,7 +123,7 @@ class Update:
         Returns:
             The norm.
         """
-        norm = torch.linalg.vector_norm(self._parameters.grad)
+        norm = torch.linalg.vector_norm(self._gradient)
         divisor = (norm / self._max_norm).clamp(min=1.0) if self._max_norm > 0 else torch.ones_like(norm)
         skip = ~norm.isfinite()
         self.optimizer.step(divisor, (skip | (count == 0)).float())
@@ -139,7 +139,8 @@ class Adam:
     never compiles.
 
     Args:
-        parameter: float32 ``[size]`` with a gradient that stays in place.
+        parameter: float32 ``[size]``.
+        gradient: Of the parameter, which stays in place.
         lr: Learning rate; may be changed between steps, also to a float64 tensor ``[]`` on the parameter's device.
         betas: Decays of the first and second moment; may be changed, as may `eps`.
         eps: Added to the root of the second moment.
@@ -149,11 +150,11 @@ class Adam:
             recorded steps follow it; :meth:`update_rate` sets it.
     """
 
-    def __init__(self, parameter: Tensor, lr: float, betas: tuple[float, float], eps: float) -> None:
+    def __init__(self, parameter: Tensor, gradient: Tensor, lr: float, betas: tuple[float, float], eps: float) -> None:
         self.lr: float | Tensor = lr
         self.rate: Tensor | None = None
         self.betas, self.eps = betas, eps
-        self._parameter = parameter
+        self._parameter, self._gradient = parameter, gradient
         self._first, self._second = (
             torch.zeros_like(parameter, requires_grad=False),
             torch.zeros_like(parameter, requires_grad=False),
@@ -179,10 +180,10 @@ class Adam:
             skip: float32 ``[]``; 1: nothing changes, 0: the step is made.
         """
         self._steps += 1 - skip
-        lr = self.lr if self.rate is None else self.rate
+        lr: Any = self.lr if self.rate is None else self.rate
         lr = lr.float() if isinstance(lr, Tensor) and lr.is_cuda else lr  # what the kernels take
         torch._fused_adam_(
-            [self._parameter], [self._parameter.grad], [self._first], [self._second], [], [self._steps],
+            [self._parameter], [self._gradient], [self._first], [self._second], [], [self._steps],
             lr=lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.eps, amsgrad=False,
             maximize=False,
             grad_scale=gradient_divisor, found_inf=skip,

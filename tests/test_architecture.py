@@ -31,7 +31,7 @@ ALLOWED = {
     "engines": {"data", "kernels", "model", "telemetry"},
     "rollout": {"data", "envs", "telemetry"},
     "device_rollout": {"config", "data", "envs", "model", "spaces", "telemetry"},
-    "inference": {"data", "engines", "kernels", "telemetry"},
+    "inference": {"data", "engines", "kernels", "model", "telemetry"},
     "learner": {"config", "data", "kernels", "losses", "model", "objective", "telemetry", "update"},
     "policy": {"config", "distributions", "envs", "model", "runs", "spaces"},
     "runtime": {

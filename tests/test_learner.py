@@ -18,7 +18,7 @@ from sfactory.data.feed import Fresh
 from sfactory.distributions import ActionDistribution
 from sfactory.learner import Learner
 from sfactory.losses import COUNT, EXPLORATION, KL, SUMS
-from sfactory.model.normalizer import CriticUnits
+from sfactory.model.critic_units import CriticUnits
 from sfactory.objective import Objective
 from sfactory.telemetry.events import Progress
 from sfactory.vtrace import vtrace

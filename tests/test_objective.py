@@ -18,8 +18,9 @@ from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import Columns, select_columns
 from sfactory.distributions import ActionDistribution
 from sfactory.kernels.objective import CompiledObjective, _Outcome
+from sfactory.model.critic_units import CriticUnits
 from sfactory.model.networks import Outputs
-from sfactory.model.normalizer import CriticUnits, ValueUnit
+from sfactory.model.normalizer import ValueUnit
 from sfactory.objective import ALGOS, OWN_POLICY, Objective, valid_samples
 from sfactory.spaces import ActionSpec
 from sfactory.vtrace import vtrace

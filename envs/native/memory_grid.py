@@ -81,7 +81,7 @@ class MemoryGrid(NativeGroup):
     def render(self) -> list[np.ndarray]:
         length = len(self._views) - 1
         state = zip(self._place, self._left_door, self._cue, strict=True)
-        maps = [_cells(length, place, left_door, cue)[1:-1, 1:] for place, left_door, cue in state]
+        maps = [_cells(length, int(place), int(left), int(cue))[1:-1, 1:] for place, left, cue in state]
         return [np.kron(_COLOURS[cells], np.ones((16, 16, 1), np.uint8)) for cells in maps]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
@@ -34,7 +35,7 @@ class MemoryGrid(gymnasium.vector.VectorEnv):
         self.num_envs, self._length, self._device = num_envs, length, torch.device(device)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": 6}
         self._views = torch.from_numpy(memory_views(length)).to(self._device)
-        self.single_observation_space = gymnasium.spaces.Box(0, 255, tuple(self._views.shape[3:]), "uint8")
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, tuple(self._views.shape[3:]), np.uint8)
         self.single_action_space = gymnasium.spaces.Discrete(2)
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)

@@ -19,7 +19,7 @@ Only the holder writes ``state``, and the learner releases each slot exactly onc
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -155,7 +155,7 @@ class Arena:
         self.obs = tuple(array for name, array in arrays.items() if name.startswith("obs"))
         vars(self).update((name, array) for name, array in arrays.items() if not name.startswith("obs"))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_arena, self._recipe
 
     def step_buffers(self, slot: int, t: int) -> StepBuffers:

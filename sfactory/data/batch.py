@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -101,7 +101,8 @@ class Batch:
     def of(tensors: dict[str, Tensor]) -> Batch:
         """A batch of what :meth:`tensors` gives."""
         obs = tuple(tensor for name, tensor in tensors.items() if name.startswith("obs"))
-        return Batch(obs, *(tensors.get(f.name) for f in _FIELDS[1:]))
+        others: list[Any] = [tensors.get(f.name) for f in _FIELDS[1:]]
+        return Batch(obs, *others)
 
     def samples(self, targets: Targets, single: bool) -> Samples:
         """The T steps that the policy is trained on, as views of this batch.
@@ -260,9 +261,9 @@ class Assembler:
     def __call__(self, slots: list[int]) -> Batch:
         """The batch of the given slots; valid until the next call, and where it is a view, as long as the slot is not
         given back."""
-        if self.is_view:
+        packed = self._kept if self._turns is None else self._turns.next()
+        if packed is None:
             return self._batch([torch.from_numpy(array[slots[0]]) for array in self._sources.values()])
-        packed = self._kept or self._turns.next()
         for (name, source), target in zip(self._sources.items(), packed.arrays, strict=True):
             self._gather(name, source, target, slots)
         if self._turns is not None:

@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-C, T = TypeVar("C"), TypeVar("T")
+C = TypeVar("C")
+T = TypeVar("T")
 Columns = Tensor | slice
 """Indices int64 ``[n]`` of columns, or a range of them."""
 ChunkKind = Literal["dense", "flat", "image"]

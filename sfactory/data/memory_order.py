@@ -21,7 +21,7 @@ def make_fence() -> Callable[[], object]:
         atomic_fence = ctypes.CDLL("libatomic.so.1").atomic_thread_fence
     except (OSError, AttributeError):  # then a lock's own barriers, one in each direction
         lock = threading.Lock()
-        return lambda: lock.acquire() and lock.release()
+        return lambda: (lock.acquire(), lock.release())  # type: ignore[func-returns-value]
     return lambda: atomic_fence(_SEQUENTIALLY_CONSISTENT)
 
 

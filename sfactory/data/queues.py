@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from multiprocessing import reduction
 from queue import Empty, Full
-from typing import Protocol
+from typing import Any, Protocol
 
 import faster_fifo
 import faster_fifo_reduction  # noqa: F401  lets queues travel to spawned processes
@@ -139,11 +139,12 @@ class PipeQueue:
         self._readable.register(read_end, select.POLLIN)
         self._writable.register(write_end, select.POLLOUT)
 
-    def __getstate__(self) -> tuple[reduction.DupFd, reduction.DupFd]:
+    def __getstate__(self) -> tuple[Any, Any]:
         return reduction.DupFd(self._read_end), reduction.DupFd(self._write_end)
 
-    def __setstate__(self, ends: tuple[reduction.DupFd, reduction.DupFd]) -> None:
-        self._attach(*(end.detach() for end in ends))
+    def __setstate__(self, ends: tuple[Any, Any]) -> None:
+        read_end, write_end = ends
+        self._attach(read_end.detach(), write_end.detach())
 
     def __del__(self) -> None:
         for end in (getattr(self, "_read_end", None), getattr(self, "_write_end", None)):

@@ -39,8 +39,8 @@ class FlatWeights:
 
     Attributes:
         vector: float32 ``[size]`` on the module's device.
-        parameters: The part of the vector that the optimizer owns, as one leaf tensor. With `gradients`, the gradients
-            of the module's parameters are views of its ``grad``.
+        parameters: The part of the vector that the optimizer owns, as one leaf tensor.
+        gradient: Its ``grad``, of which the gradients of the module's parameters are views; empty without `gradients`.
     """
 
     def __init__(self, module: nn.Module, gradients: bool = False) -> None:
@@ -48,14 +48,15 @@ class FlatWeights:
         count = sum(p.numel() for p in module.parameters())
         self.vector = torch.cat([_storage_order(t.detach()) for t in tensors]).float() if tensors else torch.zeros(0)
         self.parameters = self.vector[:count].requires_grad_(gradients) if gradients else self.vector[:count]
+        self.gradient = torch.zeros_like(self.parameters) if gradients else torch.zeros(0)
         if gradients:
-            self.parameters.grad = torch.zeros_like(self.parameters)
+            self.parameters.grad = self.gradient
         offset = 0
         for tensor in tensors:
             shape, stride, here = tensor.shape, tensor.stride(), offset
             tensor.data = self.vector.detach().as_strided(shape, stride, here)
             if gradients and isinstance(tensor, nn.Parameter):
-                tensor.grad = self.parameters.grad.as_strided(shape, stride, here)
+                tensor.grad = self.gradient.as_strided(shape, stride, here)
             offset += tensor.numel()
 
 
@@ -159,7 +160,7 @@ class WeightPublisher:
         Args:
             wait: Wait for its copy. Otherwise nothing happens while the copy is still running.
         """
-        if self._pending >= 0 and (wait or self._copied.query()):
+        if self._host is not None and self._pending >= 0 and (wait or self._copied.query()):
             self._copied.synchronize()
             self._published.publish(self._host, self._pending)
             self._pending = -1

@@ -12,11 +12,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfactory.data.arena import Arena
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.kernels import DenseNetwork, lower_weights
+from sfactory.model.interface import Model
 from sfactory.model.precision import mixed_precision
 from sfactory.telemetry.stopwatch import Stopwatch
 
@@ -72,7 +73,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         flat: FlatWeights,
         arena: Arena,
         groups: int,

@@ -9,12 +9,12 @@ streams and recordings, which is how the tests hold it to :class:`sfactory.engin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from sfactory.data.arena import Arena
@@ -23,6 +23,7 @@ from sfactory.data.staging import StagingBuffer
 from sfactory.data.weights import FlatWeights, PublishedWeights
 from sfactory.engines.casts import CastWeights
 from sfactory.engines.cpu import Request
+from sfactory.model.interface import Model
 from sfactory.model.precision import mixed_precision
 from sfactory.telemetry.stopwatch import Stopwatch
 
@@ -65,7 +66,7 @@ class GraphedEngine:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         arena: Arena,
         groups: Sequence[int],
         autocast: torch.dtype | None,
@@ -133,7 +134,7 @@ class GraphedEngine:
         width = self._model.distribution.width
         outputs = StagingBuffer([((rows, width), real), ((rows,), real), ((rows, state_size), real)], self._device)
 
-        def answer(copies: Mapping[str, Tensor]) -> list[Tensor]:
+        def answer(copies: dict[str, Tensor]) -> list[Tensor]:
             self._forward(inputs, outputs, copies)
             return [result.clone() for result in outputs.tensors[:2]]
 
@@ -161,7 +162,7 @@ class GraphedEngine:
             read[i] = self._places[group]
             written[i] = self._nobody if value_only else read[i]
 
-    def _forward(self, inputs: StagingBuffer, outputs: StagingBuffer, copies: Mapping[str, Tensor]) -> None:
+    def _forward(self, inputs: StagingBuffer, outputs: StagingBuffer, copies: dict[str, Tensor]) -> None:
         *obs, first, read, written = inputs.tensors
         params, value, states = outputs.tensors
         before = None

@@ -25,8 +25,10 @@ from sfactory.kernels.objective import CompiledObjective
 from sfactory.kernels.sampling import CompiledSampler
 from sfactory.kernels.update import CompiledUpdate
 from sfactory.losses import COUNT
+from sfactory.model.critic_units import CriticUnits
+from sfactory.model.interface import Model
 from sfactory.model.networks import Network, Outputs, TorchNetwork
-from sfactory.model.normalizer import CriticUnits, ValueUnit
+from sfactory.model.normalizer import ValueUnit
 from sfactory.model.precision import mixed_precision
 from sfactory.objective import Objective
 from sfactory.spaces import ActionSpec
@@ -45,13 +47,13 @@ class Use(NamedTuple):
         training: Gradients are needed; else answers to observations.
     """
 
-    model: nn.Module
+    model: Model
     config: Config
     autocast: torch.dtype | None
     training: bool
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def _device_of(model: Model) -> torch.device:
     return next(model.parameters()).device
 
 
@@ -92,7 +94,7 @@ def _passes(network: Network, use: Use) -> list[Tensor]:
     return found
 
 
-def _answers(model: nn.Module, autocast: torch.dtype | None) -> list[Tensor]:
+def _answers(model: Model, autocast: torch.dtype | None) -> list[Tensor]:
     """What a model answers to a few observations."""
     batch = example_batch(model.observation, model.action, model.state_size)
     state = batch.rnn_state if model.state_size else None
@@ -227,7 +229,7 @@ class Unwatched:
         pass
 
 
-def plain_network(model: nn.Module) -> Network:
+def plain_network(model: Model) -> Network:
     """A model by autograd in float32 on the CPU."""
     return TorchNetwork(model, _CPU, None, compiled=False)
 

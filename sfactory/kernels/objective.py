@@ -22,8 +22,8 @@ from sfactory.distributions import Distribution
 from sfactory.kernels.distributions import densities, density_gradients
 from sfactory.kernels.losses import loss_and_gradients
 from sfactory.losses import SUMS, exploration_coef
+from sfactory.model.critic_units import CriticUnits
 from sfactory.model.networks import Outputs
-from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import ESTIMATORS, OWN_POLICY, Estimates, Gradients, Objective
 
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
 from sfactory.config import Config
 from sfactory.data.chunks import ChunkThreads
@@ -29,8 +28,9 @@ from sfactory.kernels.registry import (
 )
 from sfactory.kernels.sampling import CompiledSampler
 from sfactory.kernels.update import CompiledUpdate
+from sfactory.model.critic_units import CriticUnits
+from sfactory.model.interface import Model
 from sfactory.model.networks import Network, TorchNetwork
-from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Objective
 from sfactory.update import Update
 
@@ -49,7 +49,7 @@ class Choice:
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+def _evaluation_mode(model: Model) -> Iterator[None]:
     """Without dropout, and with the running moments of batch normalisation as they are."""
     before = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -74,7 +74,7 @@ class Kernels:
         choice: What has been taken so far.
     """
 
-    def __init__(self, config: Config, model: nn.Module, device: torch.device, autocast: torch.dtype | None) -> None:
+    def __init__(self, config: Config, model: Model, device: torch.device, autocast: torch.dtype | None) -> None:
         self.config, self._model, self.device, self.autocast = config, model, device, autocast
         self.choice = Choice()
 

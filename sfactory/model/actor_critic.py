@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from sfactory.model.cores import Core, GRUCore, LSTMCore
 from sfactory.model.encoders import IMAGE_ENCODERS, build_encoders
 from sfactory.model.heads import PolicyHead, ValueHead
 from sfactory.model.initialization import orthogonal, skip_orthogonal
+from sfactory.model.interface import Model
 from sfactory.model.layers import Dense
 from sfactory.model.normalizer import ObservationNormalizer, PixelNormalizer, ValueUnit
 from sfactory.model.precision import full_precision
@@ -38,10 +40,11 @@ class Trunk(nn.Module):
 
     def __init__(self, leaves: Sequence[Leaf], config: ModelConfig) -> None:
         super().__init__()
-        self.encoders, self._reads = build_encoders(leaves, config)
-        width = sum(encoder.out_features for encoder in self.encoders)
+        encoders, self._reads = build_encoders(leaves, config)
+        self.encoders = nn.ModuleList(encoders)
+        width = sum(encoder.out_features for encoder in encoders)
         self.merge = None
-        if len(self.encoders) > 1:
+        if len(encoders) > 1:
             merged = config.features if any(leaf.is_image for leaf in leaves) else (config.features, *config.hidden)[-1]
             self.merge = Dense(width, merged)
             width = merged
@@ -57,25 +60,16 @@ class Trunk(nn.Module):
     def unroll(self, obs: tuple[Tensor, ...], first: Tensor, state: Tensor | None) -> Tensor:
         """T steps: leaves ``[T, B, *shape]``, ``first [T, B]`` and state ``[B, S]`` to features ``[T, B, H]``."""
         features = self._encode(tuple(leaf.flatten(0, 1) for leaf in obs)).unflatten(0, first.shape)
-        return features if self.core is None else self.core.unroll(features, first, state)
+        return features if self.core is None else self.core.unroll(features, first, cast(Tensor, state))
 
     def _encode(self, obs: tuple[Tensor, ...]) -> Tensor:
         features = [encoder(*(obs[i] for i in read)) for encoder, read in zip(self.encoders, self._reads, strict=True)]
         return features[0] if self.merge is None else F.relu(self.merge(torch.cat(features, -1)))
 
 
-class ActorCritic(nn.Module):
-    """A policy and a value function, with shared or separate trunks.
-
-    Attributes:
-        observation: What it reads.
-        action: What it decides.
-        state_size: Floats S of the RNN state of one row: the actor's, then the critic's where that is separate; 0
-            without a core.
-        normalizer: Of observations, or None. The learner updates it.
-        unit: Of the values. The learner sets it.
-        distribution: Of its actions.
-    """
+class ActorCritic(Model):
+    """A policy and a value function, with shared or separate trunks. Its RNN state is the actor's, then the critic's
+    where that is separate."""
 
     def __init__(self, observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> None:
         super().__init__()
@@ -91,16 +85,6 @@ class ActorCritic(nn.Module):
         self.state_size = self.actor.state_size + (self.critic.state_size if self.critic else 0)
 
     def forward(self, obs: tuple[Tensor, ...], state: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """One step.
-
-        Args:
-            obs: Leaves ``[N, *leaf.shape]`` in their stored dtypes.
-            state: float32 ``[N, S]``, already zero in rows whose episode begins; None without a core.
-
-        Returns:
-            Policy parameters ``[N, P]`` (:mod:`sfactory.distributions`), values ``[N]`` and the next state ``[N, S]``
-            or None, all float32.
-        """
         obs = obs if self.normalizer is None else self.normalizer(obs)
         of_actor, of_critic = self._split(state)
         features, state = self.actor(obs, of_actor)
@@ -111,16 +95,6 @@ class ActorCritic(nn.Module):
         return *self.heads(features, critic_features), state
 
     def unroll(self, obs: tuple[Tensor, ...], first: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """T steps of segments in which episodes may begin anywhere; the same numbers as `forward` step by step.
-
-        Args:
-            obs: Leaves ``[T, B, *leaf.shape]``.
-            first: bool ``[T, B]``; the state is zeroed before step t where ``first[t]``.
-            state: float32 ``[B, S]`` before step 0; None without a core.
-
-        Returns:
-            Policy parameters ``[T, B, P]`` and values ``[T, B]``, float32.
-        """
         return self.heads(*self.features(obs, first, state))
 
     def features(self, obs: tuple[Tensor, ...], first: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -175,7 +149,7 @@ def shares_trunk(observation: ObservationSpec, config: ModelConfig) -> bool:
     return config.core != "none" or observation.has_images
 
 
-def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> nn.Module:
+def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> Model:
     """The model that a configuration asks for: an :class:`ActorCritic`, or the user's own.
 
     Weights come from torch's global random state.
@@ -186,9 +160,9 @@ def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelC
     if config.model == "none":
         return ActorCritic(observation, action, config)
     role = f"model.model {config.model}"
-    model = construct(load_object(config.model, "model.model"), role, observation, action, config, **config.kwargs)
+    made = construct(load_object(config.model, "model.model"), role, observation, action, config, **config.kwargs)
     distribution = make_distribution(action, config.distribution)
-    checked_model(model, role, observation, distribution.width)
+    model = checked_model(made, role, observation, distribution.width)
     defaults = {"observation": observation, "action": action, "normalizer": None, "unit": ValueUnit()}
     for name, value in (defaults | {"distribution": distribution}).items():
         if not hasattr(model, name):
@@ -196,14 +170,14 @@ def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelC
     return model
 
 
-def build_uninitialized(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> nn.Module:
+def build_uninitialized(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> Model:
     """As :func:`build_model`, but without the orthogonal weights that learning begins with, which take most of its
     time, and without a change of torch's global random state: for whoever asks for sizes, or loads weights."""
     with skip_orthogonal(), torch.random.fork_rng(devices=[]):
         return build_model(observation, action, config)
 
 
-def _build_core(in_features: int, config: ModelConfig) -> nn.Module | None:
+def _build_core(in_features: int, config: ModelConfig) -> Core | None:
     name = config.core
     if isinstance(name, str):
         if name == "none":
@@ -215,5 +189,5 @@ def _build_core(in_features: int, config: ModelConfig) -> nn.Module | None:
                 f"unknown model.core {name!r}; known: none, {', '.join(CORES)}, or a callable or module:Class"
             )
     role = f"model.core {name}"
-    core: Core = construct(load_object(name, "model.core"), role, in_features, **config.kwargs)
+    core = construct(load_object(name, "model.core"), role, in_features, **config.kwargs)
     return checked_core(core, role, in_features)

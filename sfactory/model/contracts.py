@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sfactory.errors import ConfigError
+from sfactory.model.cores import Core
+from sfactory.model.interface import Model
 from sfactory.spaces import Leaf, ObservationSpec
 
 _ROWS = 2
@@ -20,7 +22,7 @@ _FIRST = torch.tensor([[True, False], [False, False], [False, True]])
 step, and one at the last, which goes on with a stored state before."""
 
 
-def construct(make: Callable[..., Any], role: str, /, *args: Any, **kwargs: Any) -> nn.Module:
+def construct(make: Callable[..., Any], role: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call a user's factory.
 
     Raises:
@@ -40,7 +42,7 @@ def construct(make: Callable[..., Any], role: str, /, *args: Any, **kwargs: Any)
     return made
 
 
-def checked_encoder(encoder: nn.Module, role: str, leaf: Leaf) -> nn.Module:
+def checked_encoder(encoder: Any, role: str, leaf: Leaf) -> nn.Module:
     """The encoder, if it has `out_features` and maps two observations to ``[2, out_features]``.
 
     Raises:
@@ -55,7 +57,7 @@ def checked_encoder(encoder: nn.Module, role: str, leaf: Leaf) -> nn.Module:
     return encoder
 
 
-def checked_core(core: nn.Module, role: str, in_features: int) -> nn.Module:
+def checked_core(core: Any, role: str, in_features: int) -> Core:
     """The core, if it has `out_features`, `state_size` and `unroll`, a step gives an output and a state of these sizes,
     and `unroll` the outputs of `forward` step by step.
 
@@ -79,7 +81,7 @@ def checked_core(core: nn.Module, role: str, in_features: int) -> nn.Module:
     return core
 
 
-def checked_model(model: nn.Module, role: str, observation: ObservationSpec, width: int) -> nn.Module:
+def checked_model(model: Any, role: str, observation: ObservationSpec, width: int) -> Model:
     """The model, if it has `state_size` and `unroll`, its forward gives policy parameters, a value and a state for each
     row, and its unroll the parameters and values of forward step by step.
 

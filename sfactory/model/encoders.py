@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ class MLPEncoder(nn.Module):
 
     @property
     def flat(self) -> FlatInput:
-        return self.layers[0]
+        return cast(FlatInput, self.layers[0])
 
     @property
     def linears(self) -> list[nn.Linear]:
@@ -75,11 +76,11 @@ class NatureCNN(nn.Module):
 
     def __init__(self, leaf: Leaf, features: int = 512) -> None:
         super().__init__()
-        sides = leaf.sides
+        sides: tuple[int, ...] = leaf.sides
         table = NATURE_LAYERS if min(sides) >= NATURE_MIN_SIDE else _small_layers(max(sides))
         convolutions: list[nn.Conv2d] = []
         for channels, kernel, stride, padding in table:
-            strides = tuple(1 if side == 1 else stride for side in sides)
+            strides = (1 if sides[0] == 1 else stride, 1 if sides[1] == 1 else stride)
             if convolutions:
                 convolutions.append(
                     orthogonal(nn.Conv2d(convolutions[-1].out_channels, channels, kernel, strides, padding))
@@ -111,7 +112,7 @@ class ImpalaResNet(nn.Module):
 
     def __init__(self, leaf: Leaf, features: int = 512, channels: Sequence[int] = (16, 32, 32)) -> None:
         super().__init__()
-        sides = leaf.sides
+        sides: tuple[int, ...] = leaf.sides
         stages: list[nn.Module] = []
         for i, width in enumerate(channels):
             first = (
@@ -159,7 +160,7 @@ IMAGE_ENCODERS = {"nature_cnn": NatureCNN, "impala_resnet": ImpalaResNet}
 KNOWN = ("auto", "mlp", *IMAGE_ENCODERS)
 
 
-def build_encoders(leaves: Sequence[Leaf], config: ModelConfig) -> tuple[nn.ModuleList, list[tuple[int, ...]]]:
+def build_encoders(leaves: Sequence[Leaf], config: ModelConfig) -> tuple[list[Any], list[tuple[int, ...]]]:
     """The encoders, and the positions of the leaves that each of them reads.
 
     Each image has an image encoder of its own, `auto` a NatureCNN, and one MLP reads all other leaves. A user's encoder
@@ -179,20 +180,20 @@ def build_encoders(leaves: Sequence[Leaf], config: ModelConfig) -> tuple[nn.Modu
         raise ConfigError(f"unknown model.encoder {name!r}; known: {', '.join(KNOWN)}, or a callable or module:Class")
     role = f"model.encoder {name}"
     make = load_object(name, "model.encoder")
-    own = (checked_encoder(construct(make, role, leaf, **config.kwargs), role, leaf) for leaf in leaves)
-    return nn.ModuleList(own), [(i,) for i in range(len(leaves))]
+    own = [checked_encoder(construct(make, role, leaf, **config.kwargs), role, leaf) for leaf in leaves]
+    return own, [(i,) for i in range(len(leaves))]
 
 
 def _named_encoders(
-    leaves: Sequence[Leaf], image: type[nn.Module], config: ModelConfig
-) -> tuple[nn.ModuleList, list[tuple[int, ...]]]:
+    leaves: Sequence[Leaf], image: Callable[[Leaf, int], nn.Module], config: ModelConfig
+) -> tuple[list[Any], list[tuple[int, ...]]]:
     """An encoder for each image and one for everything else, in the order of their first leaves."""
     flat = tuple(i for i, leaf in enumerate(leaves) if not leaf.is_image)
     reads = sorted([flat] * bool(flat) + [(i,) for i, leaf in enumerate(leaves) if leaf.is_image])
-    encoders = [
+    encoders: list[nn.Module] = [
         MLPEncoder([leaves[i] for i in flat], config.hidden, config.activation)
         if read == flat
         else image(leaves[read[0]], config.features)
         for read in reads
     ]
-    return nn.ModuleList(encoders), reads
+    return encoders, reads

@@ -29,7 +29,8 @@ def orthogonal(layer: Layer, gain: float = HIDDEN_GAIN) -> Layer:
     :func:`skip_orthogonal`."""
     if not _skipping_orthogonal.get():
         nn.init.orthogonal_(layer.weight, gain)
-        nn.init.zeros_(layer.bias)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
     return layer
 
 

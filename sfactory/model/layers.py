@@ -40,7 +40,7 @@ class PixelConv(nn.Conv2d):
     """
 
     def __init__(
-        self, leaf: Leaf, out_channels: int, kernel_size: int, stride: int | tuple[int, ...], padding: int = 0
+        self, leaf: Leaf, out_channels: int, kernel_size: int, stride: int | tuple[int, int], padding: int = 0
     ) -> None:
         categories = leaf.sizes[0] if leaf.sizes else 0
         super().__init__(leaf.channels * max(1, categories), out_channels, kernel_size, stride, padding)
@@ -77,6 +77,9 @@ class FlatInput(nn.Module):
         hot: float32 scalar that stands for a category. Saved with the model unless it is 1, so that weights trained
             with another scale are not loaded by mistake.
     """
+
+    offsets: Tensor
+    hot: Tensor
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         super().__init__()

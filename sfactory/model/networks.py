@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfactory.data.batch import Batch, Samples
 from sfactory.data.chunks import ChunkKind, Columns
+from sfactory.model.interface import Model
 from sfactory.model.precision import mixed_precision
 
 
@@ -61,7 +62,7 @@ class TorchNetwork:
         compiled: By torch.compile.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, autocast: torch.dtype | None, compiled: bool) -> None:
+    def __init__(self, model: Model, device: torch.device, autocast: torch.dtype | None, compiled: bool) -> None:
         self._unroll = torch.compile(model.unroll) if compiled else model.unroll
         self._device, self._autocast = device, autocast
         self.chunk_kind: ChunkKind = "image" if model.observation.has_images else "flat"
@@ -72,8 +73,8 @@ class TorchNetwork:
     def outputs(self, samples: Batch | Samples, columns: Columns) -> Outputs:
         obs, first, state = samples.inputs(columns)
         with mixed_precision(self._device.type, self._autocast):
-            params, value, *auxiliary = self._unroll(obs, first, state)
-        others = {name: tensor.float() for name, tensor in auxiliary[0].items()} if auxiliary else {}
+            params, value, *auxiliary = cast(tuple[Any, ...], self._unroll(obs, first, state))
+        others = {name: tensor.float() for each in auxiliary for name, tensor in each.items()}
         return Outputs(params.float(), value.float(), auxiliary=others)
 
     def backward(

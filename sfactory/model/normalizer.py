@@ -1,4 +1,4 @@
-"""Running moments: of observations, inside the model, and of returns, which are the critic's unit."""
+"""Running moments: of observations, inside the model, and of returns, whose unit the critic has."""
 
 from __future__ import annotations
 
@@ -64,6 +64,10 @@ class PixelNormalizer(nn.Module):
         leaf: The image, uint8.
     """
 
+    count: Tensor
+    mean: Tensor
+    var: Tensor
+
     def __init__(self, leaf: Leaf) -> None:
         super().__init__()
         self.high = float(leaf.high)
@@ -107,6 +111,8 @@ class ObservationNormalizer(nn.Module):
     Attributes:
         leaves: As they are afterwards.
     """
+
+    count: Tensor
 
     def __init__(self, leaves: Sequence[Leaf], floats: bool = True, images: bool = False) -> None:
         super().__init__()
@@ -158,6 +164,7 @@ class ObservationNormalizer(nn.Module):
                 merge_moments(*self._moments(i), count, obs[i], valid)
                 self.count.copy_(torch.maximum(self.count, count))
         for index, pixels in self.pixels.items():
+            assert isinstance(pixels, PixelNormalizer)
             pixels.update(obs[int(index)], valid)
 
 
@@ -167,6 +174,10 @@ class RunningMeanStd(nn.Module):
 
     Before the first update the mean is 0 and the standard deviation 1.
     """
+
+    count: Tensor
+    mean: Tensor
+    var: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,6 +200,9 @@ class ValueUnit(nn.Module):
     """The unit of a model's values, which travels with its weights: a return is ``std`` times the value plus ``mean``.
     The learner keeps the exact moments."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(()))
@@ -199,64 +213,3 @@ class ValueUnit(nn.Module):
         for name, buffer in self.named_buffers():
             state_dict.setdefault(prefix + name, buffer)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-class CriticUnits:
-    """The unit in which the critic predicts returns: in it their running mean is 0 and their standard deviation 1.
-
-    When the moments move, the critic's last layer is corrected so that it predicts the same returns as before (PopArt:
-    van Hasselt et al. 2016, "Learning values across many orders of magnitude", algorithm 1). Without that every move
-    would be an error in all its values, which is largest at the start of a run, where episodes are short and the first
-    returns tell little.
-
-    Args:
-        model: Whose ``unit`` follows, and whose last layer is corrected by ``rescale_values(scale, shift)``, if it has
-            such a method.
-        normalize: Off: the unit is that of returns themselves, whatever they are.
-
-    Attributes:
-        moments: Of the returns so far.
-    """
-
-    def __init__(self, model: nn.Module, normalize: bool) -> None:
-        self._model, self._normalize = model, normalize
-        self.moments = RunningMeanStd().to(model.unit.mean.device)
-
-    def to_returns(self, values: Tensor) -> Tensor:
-        """The critic's values in units of return."""
-        return values * self.moments.std + self.moments.mean if self._normalize else values
-
-    def from_returns(self, returns: Tensor) -> Tensor:
-        """Returns in the critic's units."""
-        return (returns - self.moments.mean) / self.moments.std if self._normalize else returns
-
-    def begin_at(self, returns: Tensor) -> None:
-        """Let an untrained critic predict these returns, a number ``[]``, before it learns of any."""
-        if self._normalize:
-            self.moments.mean.copy_(returns)
-            self._tell_model()
-
-    @torch.no_grad()
-    def update(self, returns: Tensor, valid: Tensor) -> None:
-        """Learn of returns ``[...]`` where bool ``valid [...]``, and keep the critic's predictions as they are."""
-        if not self._normalize:
-            return
-        mean, std = self.moments.mean.clone(), self.moments.std
-        self.moments.update(returns, valid)
-        if (rescale := getattr(self._model, "rescale_values", None)) is not None:
-            rescale(std / self.moments.std, (mean - self.moments.mean) / self.moments.std)
-        self._tell_model()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The moments; empty where returns are not normalised."""
-        return dict(self.moments.state_dict()) if self._normalize else {}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on with saved moments; the model has been saved in their unit."""
-        if self._normalize and state:
-            self.moments.load_state_dict(state)
-            self._tell_model()
-
-    def _tell_model(self) -> None:
-        self._model.unit.mean.copy_(self.moments.mean)
-        self._model.unit.std.copy_(self.moments.std)

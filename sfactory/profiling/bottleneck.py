@@ -54,7 +54,7 @@ def find_bottleneck(profile: Profile) -> Bottleneck:
         heavier, lighter = ("rollout", "policy") if simulates else ("policy", "rollout")
         busy[heavier] += busy.pop(lighter)
         heaviest = heavier if heaviest == lighter else heaviest
-    slowest = max(busy, key=busy.get)
+    slowest = max(busy, key=busy.__getitem__)
     used = f"{profile.cpu_cores:.1f} of {devices.cores()} cores"
     if plan.config.serial:
         return Bottleneck("synchronisation", "all workers take turns in one process", ("a run without --serial",))

@@ -157,10 +157,10 @@ def profile_run(
         run, plays = str(folder / "run"), EvalConfig()
         config = changed(plan.config, run=run, overwrite=False, steps=ENDLESS, log=log, eval=plays)
         observer = _Observer(plan, seconds, patience_s, tell, command_s)
-        parts = folder / "trace" if trace is not None else None
-        if parts is not None:
-            parts.mkdir()
-        result = run_plan(dataclasses.replace(plan, config=config, trace=parts), [observer.report], observer)
+        parts = folder / "trace"
+        parts.mkdir()
+        traced = dataclasses.replace(plan, config=config, trace=None if trace is None else parts)
+        result = run_plan(traced, [observer.report], observer)
         if result.signal is not None:
             raise Interrupted(result.signal)
         profile = dataclasses.replace(observer.profile(), kernels=result.kernels)
@@ -291,8 +291,8 @@ class _Observer:
         values = {
             **({"requests": sum(map(len, wires.requests))} if wires.requests else {}),
             "free": len(wires.free),
-            "filling": np.count_nonzero(state == FILLING),
-            "finished": np.count_nonzero(state == FINISHED),
+            "filling": int(np.count_nonzero(state == FILLING)),
+            "finished": int(np.count_nonzero(state == FINISHED)),
         }
         for name, value in values.items():
             self.samples[name].append((now, float(value)))

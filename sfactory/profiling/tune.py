@@ -207,7 +207,7 @@ class _Search:
         order = list(self.profiles)
         fastest = sorted(order, key=lambda key: self.profiles[key].fps, reverse=True)[:FINALISTS]
         again: dict[tuple, float] = {}
-        for key in fastest if len(fastest) > 1 else ():
+        for key in fastest if len(fastest) > 1 else []:
             if self._left() < self._start_s + 2 * self._run_s:
                 break
             fps = self._run(dict(zip(SEARCHED, key, strict=True)), 2 * self._run_s, first=False)
@@ -215,7 +215,7 @@ class _Search:
                 again[key] = fps
         good = [key for key in again if again[key] * NOISE >= max(again.values())]
         if good:
-            self.best = dict(zip(SEARCHED, min(good, key=order.index), strict=True))
+            self.best = dict(zip(SEARCHED, next(key for key in order if key in good), strict=True))
 
     def try_settings(self, settings: Settings) -> float:
         """Env steps per second of the first run of some settings."""
@@ -276,10 +276,10 @@ class _Search:
             config = changed(self._plan.config, device=value, runtime=other)
             changes["runtime.policy_workers"] = devices.policy_processes(config)
             changes["precision"] = self._precision(config)
-        config = self._fitting({**self.best, **changes})
-        if config is None:
+        fitting = self._fitting({**self.best, **changes})
+        if fitting is None:
             return None
-        settings, tried = searched_values(config), {_key(trial.settings) for trial in self.trials}
+        settings, tried = searched_values(fitting), {_key(trial.settings) for trial in self.trials}
         return None if _key(settings) in tried or settings[name] == self.best[name] else settings
 
     def _config(self, settings: Settings) -> Config:

@@ -30,7 +30,7 @@ from sfactory.model import build_model, build_uninitialized
 from sfactory.model.precision import mixed_precision
 from sfactory.runtime import workers
 from sfactory.runtime.plan import Plan
-from sfactory.runtime.wires import Wires, make_wires
+from sfactory.runtime.wires import LocalEvents, Wires, make_wires
 from sfactory.spaces import Leaf
 
 Repetition = Callable[[], int]
@@ -176,7 +176,7 @@ def _step_vector(group: VectorGroup, env: EnvSpec, rng: np.random.Generator) -> 
         nonlocal resting
         _, _, terminated, truncated, _ = group.env.step(next(actions))
         steps = group.rows - resting
-        resting = np.count_nonzero(terminated | truncated) if rests else 0
+        resting = int(np.count_nonzero(terminated | truncated)) if rests else 0
         return steps
 
     return repeat
@@ -261,7 +261,8 @@ def _training(plan: Plan) -> Repetition:
     model = build_model(env.observation, env.action, config.model).to(device)
     watch = wires.control.stopwatch("learner")
     kernels = Kernels(config, model, device, devices.autocast_dtype(config, env.observation.has_images, device))
-    learner = Learner(config, model, kernels, SlotFeed(config, wires, device, watch), wires.events, watch)
+    events = LocalEvents()
+    learner = Learner(config, model, kernels, SlotFeed(config, wires, device, watch), events, watch)
     learner.start()
     invent_experience(wires.arena, env, 0)
     policy = workers.make_policy_worker(plan, wires, 0, 0)
@@ -277,7 +278,7 @@ def _training(plan: Plan) -> Repetition:
         wires.arena.state[slots] = FINISHED
         wires.finished.put_many(slots)
         learner.poll(0)
-        wires.events.take()
+        events.take()
         return learner.env_steps - before
 
     return repeat

@@ -90,7 +90,8 @@ def check_environment(path: Path, saved: EnvSpec, now: EnvSpec) -> list[str]:
         ConfigError: With everything that differs.
     """
     spaces = [f"{what} space: {old} -> {new}" for what, (old, new) in space_differences(saved, now).items()]
-    refused, noticed = [], []
+    refused: list[str] = []
+    noticed: list[str] = []
     if saved.source is not None and now.source is not None:
         refused, noticed = _source_differences(saved.source, now.source)
     remedy = "name another folder with run= (--run), or start anew with overwrite (--overwrite)"

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def save_spec(path: Path, spec: EnvSpec, model: ModelConfig) -> None:
         "masked": spec.masked,
         "render_fps": spec.render_fps,
         "protocol": spec.protocol,
-        "observation": encode_space(spec.observation.space),
+        "observation": encode_space(cast(spaces.Space, spec.observation.space)),
         "action": encode_space(spec.action.space),
         "source": None if spec.source is None else dataclasses.asdict(spec.source),
         "model": to_dict(model),
@@ -197,9 +197,8 @@ def decode_space(described: dict[str, Any]) -> spaces.Space:
         case "Discrete":
             dtype = _dtype(described)
             # The argument is newer than the oldest Gymnasium that is supported.
-            return spaces.Discrete(
-                described["n"], start=described["start"], **({} if dtype == np.int64 else {"dtype": dtype})
-            )
+            newer: dict[str, Any] = {} if dtype == np.int64 else {"dtype": dtype}
+            return spaces.Discrete(described["n"], start=described["start"], **newer)
         case "MultiDiscrete":
             dtype = _dtype(described)
             return spaces.MultiDiscrete(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfactory.config import Config
 from sfactory.data.batch import Batch, Targets, column_dim
@@ -17,9 +17,10 @@ from sfactory.errors import ConfigError
 from sfactory.learner import batch_source
 from sfactory.model import build_uninitialized
 from sfactory.model.actor_critic import CORES
+from sfactory.model.critic_units import CriticUnits
 from sfactory.model.encoders import KNOWN
+from sfactory.model.interface import Model
 from sfactory.model.networks import Outputs, TorchNetwork
-from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import ESTIMATORS, Objective
 from sfactory.telemetry.metrics import METRICS
 
@@ -27,7 +28,7 @@ T = TypeVar("T")
 _CPU = torch.device("cpu")
 
 
-def check_extensions(config: Config, model: nn.Module, masked: bool) -> None:
+def check_extensions(config: Config, model: Model, masked: bool) -> None:
     """Try what a configuration names of a user's own code besides the model.
 
     Args:
@@ -59,7 +60,7 @@ def check_extensions(config: Config, model: nn.Module, masked: bool) -> None:
         _check_terms(config, objective, batch, targets, outputs)
 
 
-def _check_buffers(config: Config, model: nn.Module) -> None:
+def _check_buffers(config: Config, model: Model) -> None:
     """Make the model once more and compare the buffers that are not sent to policy workers, as weights and
     floating-point buffers are."""
     buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
@@ -132,7 +133,7 @@ def _check_masks(config: Config, distribution: Distribution) -> None:
     _require(role, "entropy with a mask", _called(role, lambda: distribution.entropy(params, mask)), (1,), "(1,)")
 
 
-def _check_batch_source(config: Config, model: nn.Module) -> None:
+def _check_batch_source(config: Config, model: Model) -> None:
     """Have the source make two batches from the same fresh columns."""
     role, fresh = f"batch_source {config.batch_source}", config.batch_size // config.rollout
     source = _called(role, lambda: batch_source(config))

@@ -16,6 +16,7 @@ from sfactory.data.weights import FlatWeights
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import SfactoryError, said
 from sfactory.model import build_uninitialized
+from sfactory.model.interface import Model
 from sfactory.player import Player, rendering
 from sfactory.policy import Policy
 from sfactory.runs.checkpoint import CheckpointStore
@@ -146,7 +147,7 @@ def _video_path(videos: Path, env_steps: int) -> Path:
 class _WatchedPolicy(Policy):
     """The evaluator's policy, which shows that the evaluator lives whenever it is asked for actions."""
 
-    def __init__(self, evaluator: Evaluator, plan: Plan, model: torch.nn.Module, seed: int) -> None:
+    def __init__(self, evaluator: Evaluator, plan: Plan, model: Model, seed: int) -> None:
         super().__init__(plan.env, model, torch.device("cpu"), seed)
         self._evaluator = evaluator
 

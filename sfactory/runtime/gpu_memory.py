@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from sfactory.config import devices
 from sfactory.data.arena import arena_bytes, segment_fields
 from sfactory.data.examples import example_batch
+from sfactory.model.interface import Model
 from sfactory.model.networks import Outputs, TorchNetwork
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ CONTEXT_BYTES = 400 * 2**20
 """What a process takes of a GPU's memory before it computes there."""
 
 
-def too_large_batch(plan: Plan, model: nn.Module) -> str | None:
+def too_large_batch(plan: Plan, model: Model) -> str | None:
     """What is told of a run whose learner's GPU has too little free memory; None if it suffices, or nobody knows."""
     config, device = plan.config, devices.learner_device(plan.config)
     if device.type != "cuda" or plan.sample_only or (state := devices.gpu_state(device)) is None:
@@ -41,7 +42,7 @@ def too_large_batch(plan: Plan, model: nn.Module) -> str | None:
     )
 
 
-def saved_bytes(model: nn.Module) -> float:
+def saved_bytes(model: Model) -> float:
     """Bytes of activations that a model of the CPU saves for the way back, for each sample, in float32."""
     from sfactory.kernels import scanned  # numba, which most runners do without
 
@@ -60,7 +61,7 @@ def saved_bytes(model: nn.Module) -> float:
     return total / samples
 
 
-def passing_bytes(model: nn.Module) -> float:
+def passing_bytes(model: Model) -> float:
     """Bytes, for each sample, that a pass without a way back through a model of the CPU takes at its widest module, in
     float32."""
     widest = 0
@@ -75,7 +76,7 @@ def passing_bytes(model: nn.Module) -> float:
     return torch.float32.itemsize * widest / samples
 
 
-def _example_pass(model: nn.Module) -> tuple[Outputs, int]:
+def _example_pass(model: Model) -> tuple[Outputs, int]:
     """What a model of the CPU makes of an example batch, and its number of samples."""
     batch = example_batch(model.observation, model.action, model.state_size)
     network = TorchNetwork(model, torch.device("cpu"), None, compiled=False)
@@ -83,13 +84,13 @@ def _example_pass(model: nn.Module) -> tuple[Outputs, int]:
         return network.outputs(batch, batch.all_columns), batch.first.numel()
 
 
-def activation_bytes(model: nn.Module, minibatches: int) -> float:
+def activation_bytes(model: Model, minibatches: int) -> float:
     """Bytes of activations for each sample of a batch, in float32: of an update, which goes back through a minibatch,
     or of the pass over the whole batch that its targets come from."""
     return max(saved_bytes(model) / minibatches, passing_bytes(model))
 
 
-def gpu_bytes(plan: Plan, model: nn.Module, batch_size: int) -> float:
+def gpu_bytes(plan: Plan, model: Model, batch_size: int) -> float:
     """Bytes of the learner's GPU that a run takes at least: two staging buffers, activations, weights with gradients
     and optimizer, and a context for each process there."""
     config, device = plan.config, devices.learner_device(plan.config)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 import torch
-from torch import nn
 
 from sfactory.config import devices
 from sfactory.config.cgroups import Limit, memory_limits, process_limits
@@ -25,6 +24,7 @@ from sfactory.files import is_writable
 from sfactory.model import build_model
 from sfactory.model.actor_critic import CORES
 from sfactory.model.encoders import KNOWN
+from sfactory.model.interface import Model
 from sfactory.runtime.gpu_memory import too_large_batch
 from sfactory.runtime.processes import server_pid
 
@@ -54,7 +54,7 @@ SHARED_FOLDER = "/dev/shm"
 _log = logging.getLogger(__name__)
 
 
-def check_limits(plan: Plan, model: nn.Module) -> None:
+def check_limits(plan: Plan, model: Model) -> None:
     """Check that the system has the resources of a run. Soft limits that are too low are raised; scarce disk space
     gives a warning.
 
@@ -126,7 +126,7 @@ def _check_one_hot(plan: Plan) -> None:
 # Memory
 
 
-def memory_needed(plan: Plan, model: nn.Module) -> int:
+def memory_needed(plan: Plan, model: Model) -> int:
     """Bytes that a run takes besides its environments and activations: trajectories, the learner's batch, weights with
     their gradients and optimizer state, and processes."""
     config = plan.config
@@ -146,7 +146,7 @@ def memory_needed(plan: Plan, model: nn.Module) -> int:
     return trajectory_bytes(plan, model) + batch + (copies + kept) * weights + processes * MIB
 
 
-def trajectory_bytes(plan: Plan, model: nn.Module) -> int:
+def trajectory_bytes(plan: Plan, model: Model) -> int:
     """Bytes of the arena."""
     config = plan.config
     return arena_bytes(segment_fields(plan.env, model.state_size), plan.slots, config.rollout, plan.rows)
@@ -158,7 +158,7 @@ def free_memory() -> Limit:
     return min([Limit(psutil.virtual_memory().available, "this machine"), *memory_limits()])
 
 
-def _memory(plan: Plan, model: nn.Module) -> str | None:
+def _memory(plan: Plan, model: Model) -> str | None:
     needed, free, config = memory_needed(plan, model), free_memory(), plan.config
     if needed <= MEMORY_SHARE * free.left:
         return None
@@ -174,7 +174,7 @@ def _memory(plan: Plan, model: nn.Module) -> str | None:
 # Files
 
 
-def _file_size(plan: Plan, model: nn.Module) -> str | None:
+def _file_size(plan: Plan, model: Model) -> str | None:
     """The limit on the size of files counts for shared memory, too."""
     needed, (soft, hard) = trajectory_bytes(plan, model), resource.getrlimit(resource.RLIMIT_FSIZE)
     if needed <= _finite(soft):
@@ -268,14 +268,14 @@ def _raise_limit(kind: int, needed: int, told: str, command: str, remedy: str) -
 # Disk
 
 
-def checkpoint_bytes(model: nn.Module) -> int:
+def checkpoint_bytes(model: Model) -> int:
     """Bytes of a checkpoint: weights, buffers, and Adam's two moments."""
     return sum(tensor.nbytes for tensor in model.state_dict().values()) + 2 * sum(
         weights.nbytes for weights in model.parameters()
     )
 
 
-def _warn_of_disk(plan: Plan, model: nn.Module) -> None:
+def _warn_of_disk(plan: Plan, model: Model) -> None:
     """Warn if the checkpoints that are kept at the same time may not fit on the disk. The run works without them."""
     log, size = plan.config.log, checkpoint_bytes(model)
     milestones = plan.config.steps // log.milestone_every if log.milestone_every else 0

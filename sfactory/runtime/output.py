@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from sfactory.errors import shown
 
@@ -82,7 +83,7 @@ def print_into(path: str | os.PathLike[str]) -> None:
 class _Forgiving(io.FileIO):
     """Drops what cannot be written."""
 
-    def write(self, data) -> int:
+    def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import gymnasium
@@ -50,7 +50,7 @@ class Plan:
     @property
     def rollout_workers(self) -> int:
         """Number of rollout workers."""
-        return 0 if self.on_device else self.config.workers
+        return 0 if self.on_device else cast(int, self.config.workers)
 
     @property
     def slots(self) -> int:
@@ -75,7 +75,7 @@ class Plan:
     @property
     def policy_workers(self) -> int:
         """Number of policy workers, in processes of their own or inline."""
-        return self.rollout_workers if self.inline_inference else self.config.runtime.policy_workers
+        return self.rollout_workers if self.inline_inference else cast(int, self.config.runtime.policy_workers)
 
     @property
     def policy_processes(self) -> int:

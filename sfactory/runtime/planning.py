@@ -75,11 +75,11 @@ def make_plan(config: Config) -> Plan:
     if not problems:
         found(lambda: devices.learner_device(config))
         found(lambda: devices.inference_devices(config))
-    if problems:
+    if problems or env is None:
         raise ConfigError(*dict.fromkeys(problems))
     check_rows(request, env, config.envs_per_group)
-    model = changed(config.model, shared_critic=shares_trunk(env.observation, config.model))
-    config = changed(config, model=model)
+    shared = shares_trunk(env.observation, config.model)
+    config = changed(config, model=changed(config.model, shared_critic=shared))
     check_model(Plan(config, env, source))
     config, workers_reason = _with_waiting_workers(Plan(config, env, source), asked)
     choice = devices.suited_device(
@@ -144,7 +144,7 @@ def _with_waiting_workers(plan: Plan, asked: Config) -> tuple[Config, str]:
         return config, ""
     groups = asked.runtime.groups if "groups" in given_names(asked.runtime) else 1
     workers = devices.waiting_processes(config, groups, measured.computing)
-    if workers <= config.workers:
+    if workers <= plan.rollout_workers:
         return config, ""
     many = changed(asked, workers=workers, runtime=changed(asked.runtime, groups=groups), model=config.model)
     many = fitted(many, plan.env.agents, plan.env.observation.has_images)
@@ -272,9 +272,9 @@ def note_on_slow_steps(plan: Plan, step_s: float, computing: float) -> str | Non
         step_s: Seconds of a rollout worker per env step.
         computing: Share of them, 0 to 1, in which the worker computes, or waits for a core to compute on.
     """
-    config, advice = plan.config, []
+    config, workers, advice = plan.config, max(1, plan.rollout_workers), []
     many = devices.waiting_processes(config, config.runtime.groups)
-    if step_s >= LONG_STEP_S and computing < WAITING and config.workers < many and not plan.workers_reason:
+    if step_s >= LONG_STEP_S and computing < WAITING and workers < many and not plan.workers_reason:
         how = "leave --serial out and raise" if config.serial else "raise"
         advice.append(
             f"steps compute for {computing:.0%} of their time and wait for the rest; {how} --workers to {many}, and "
@@ -284,10 +284,10 @@ def note_on_slow_steps(plan: Plan, step_s: float, computing: float) -> str | Non
         advice.append("a smaller --batch-size and --envs-per-worker 2 bring updates sooner")
     if not advice:
         return None
-    minutes = config.batch_size * step_s / config.workers / 60
+    minutes = config.batch_size * step_s / workers / 60
     return (
         f"an env step takes {step_s:.2g} s, so that the {config.batch_size:,} of a batch take about {minutes:,.2g} "
-        f"minutes on {counted(config.workers, 'worker')}; {'; '.join(advice)}; sfactory check says more"
+        f"minutes on {counted(workers, 'worker')}; {'; '.join(advice)}; sfactory check says more"
     )
 
 

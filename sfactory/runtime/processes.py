@@ -22,7 +22,7 @@ from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
@@ -84,7 +84,8 @@ def not_collecting() -> Iterator[None]:
 
 def server_pid() -> int | None:
     """Process id of the fork server, or None."""
-    return forkserver._forkserver._forkserver_pid
+    server: Any = forkserver._forkserver
+    return server._forkserver_pid
 
 
 def _check_folder() -> None:
@@ -129,11 +130,17 @@ def _launch(process: BaseProcess) -> None:
             time.sleep(0.02)
 
 
+def _pid(process: BaseProcess) -> int:
+    """Of a process that has been started."""
+    return cast(int, process.pid)
+
+
 def _stop_server() -> None:
     if (pid := server_pid()) is not None:
         # Killed, since it may still be importing, and a child of an environment may keep its pipe open.
         kill_tree(pid)
-        forkserver._forkserver._stop()
+        server: Any = forkserver._forkserver
+        server._stop()
 
 
 def _kill_groups(leaders: set[int]) -> None:
@@ -234,11 +241,13 @@ class WorkerProcesses:
     def take(self, timeout: float) -> list[Any]:
         """Waiting events, at most one of each worker. Waits up to `timeout` seconds if there is none."""
         events = []
-        for reader in connection.wait(list(self._readers.values()), timeout):
+        ready = connection.wait(list(self._readers.values()), timeout)
+        for name, reader in list(self._readers.items()):
+            if reader not in ready:
+                continue
             try:
                 events.append(reader.recv())
             except (EOFError, OSError):
-                name = next(name for name, other in self._readers.items() if other is reader)
                 self._readers.pop(name).close()
         return events
 
@@ -249,7 +258,7 @@ class WorkerProcesses:
 
     def pids(self) -> dict[str, int]:
         """Process ids of the workers that have not ended, by name."""
-        return {name: process.pid for name, process in self._processes.items() if process.exitcode is None}
+        return {name: _pid(process) for name, process in self._processes.items() if process.exitcode is None}
 
     def alive(self) -> set[str]:
         """Names of the workers that have not ended, or whose last events have not been taken."""
@@ -261,7 +270,8 @@ class WorkerProcesses:
     def exit_codes(self) -> dict[str, int]:
         """Exit codes of the workers that are not alive, by name; negative: the signal that killed the process."""
         alive = self.alive()
-        return {name: process.exitcode for name, process in self._processes.items() if name not in alive}
+        codes = {name: process.exitcode for name, process in self._processes.items() if name not in alive}
+        return {name: code for name, code in codes.items() if code is not None}
 
     def resident_bytes(self) -> int:
         """Resident memory of this process and all workers in bytes. What they can share counts once: as in the process
@@ -279,8 +289,8 @@ class WorkerProcesses:
         processes = [self._processes.pop(name) for name in names]
         for process in processes:
             if process.exitcode is None:
-                kill_tree(process.pid)
-        _kill_groups({process.pid for process in processes})
+                kill_tree(_pid(process))
+        _kill_groups(set(map(_pid, processes)))
         _kill_programs({str(self.folders[name]) for name in names})
         for process in processes:
             process.join()

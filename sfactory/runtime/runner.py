@@ -107,8 +107,9 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, snapshot: Snapsh
             monitor.note(_last_note(plan, result))
         monitor.reporter.close()
         remove_status(folder.path)
-    if (error := monitor.exception) is not None:
-        raise error
+    failure = monitor.exception
+    if failure is not None:
+        raise failure
     return result
 
 

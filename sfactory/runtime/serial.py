@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sfactory.config import devices
 from sfactory.errors import EnvironmentFault, SfactoryError, said
@@ -17,7 +17,7 @@ from sfactory.runtime.device_errors import explained, explaining
 from sfactory.runtime.monitor import Monitor
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.training import Stopped, make_training
-from sfactory.runtime.wires import Wires
+from sfactory.runtime.wires import LocalEvents, Wires
 from sfactory.telemetry.events import Failure
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def run_serial(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: M
 
 def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor) -> None:
     wires, generation = monitor.wires, monitor.reporter.progress.env_steps
+    events = cast(LocalEvents, wires.events)
     workers.seed_globals(plan, generation)
     with explaining(plan.config):
         training = make_training(plan, wires, store)
@@ -47,7 +48,7 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor
             for worker in (*policies, *rollouts, training):
                 worker.poll(0)
             evaluation.poll()
-            monitor.watch(wires.events.take())
+            monitor.watch(events.take())
         if not monitor.ending:
             training.evaluate_last(evaluation.poll)
         end = training.finish
@@ -59,10 +60,10 @@ def _run(plan: Plan, folder: RunFolder, store: CheckpointStore, monitor: Monitor
         for rollout in rollouts:
             rollout.report()
             rollout.close()
-        monitor.watch(wires.events.take(), report=False)  # the last episodes, whose return the checkpoint tells
+        monitor.watch(events.take(), report=False)  # the last episodes, whose return the checkpoint tells
         end()
         wires.control.close()
-        monitor.watch(wires.events.take(), report=False)
+        monitor.watch(events.take(), report=False)
 
 
 def _make_rollout_workers(plan: Plan, wires: Wires, generation: int) -> list[RolloutWorker]:

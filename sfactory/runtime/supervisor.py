@@ -8,6 +8,7 @@ import functools
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.run_files import OUTPUT, VIDEOS
@@ -61,7 +62,8 @@ class Supervisor:
     def run(self) -> None:
         """Start all workers, and return when all have ended: with the training, or because the run ends."""
         monitor = self._monitor
-        sharing = mps_daemon() if self._plan.config.runtime.mps else contextlib.nullcontext({})
+        mps = self._plan.config.runtime.mps
+        sharing: AbstractContextManager[dict[str, str]] = mps_daemon() if mps else contextlib.nullcontext({})
         with sharing as self._environment, self._printed, self._processes:
             self._start_learner()
             if self._plan.evaluates:

@@ -14,9 +14,10 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing import connection, parent_process
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sfactory.errors import EnvironmentFault, SfactoryError
 from sfactory.runtime.device_errors import is_device_error
@@ -102,7 +103,7 @@ def _end_with_runner(runner_group: int) -> None:
     """Wait for the end of the runner; then end this process and its descendants, remove temporary files, for which the
     runner has had no time, and continue what is stopped of the runner's process group, such as the resource tracker, so
     that it ends, too."""
-    connection.wait([parent_process().sentinel])
+    connection.wait([cast(BaseProcess, parent_process()).sentinel])
     kill_tree(os.getpid(), spare_root=True)
     with contextlib.suppress(OSError):
         os.killpg(runner_group, signal.SIGCONT)

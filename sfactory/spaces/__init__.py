@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -103,7 +103,8 @@ class Leaf:
     @property
     def sides(self) -> tuple[int, int]:
         """Height and width of an image."""
-        return self.shape[:2] if self.channels_last else self.shape[1:]
+        height, width = self.shape[:2] if self.channels_last else self.shape[1:]
+        return height, width
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,7 @@ class _Part:
     @functools.cached_property
     def scale(self) -> BoxScale:
         """How Gaussian samples get into a Box."""
-        return BoxScale(self.space)
+        return BoxScale(cast(spaces.Box, self.space))
 
 
 @dataclass(frozen=True)
@@ -331,7 +332,7 @@ class ActionSpec:
         """The parts' values, by their paths, in the structure of the space."""
         return values[()] if not self.parts[0].path else _nest(self.space, values)
 
-    def rows(self, categorical: np.ndarray, continuous: np.ndarray) -> Sequence[Any]:
+    def rows(self, categorical: np.ndarray, continuous: np.ndarray) -> Sequence[Any] | np.ndarray:
         """Environment actions as a sequence with one entry per row. A bare Discrete gives Python ints."""
         if isinstance(self.space, spaces.Discrete):
             values = categorical[:, 0]
@@ -350,7 +351,7 @@ class ActionSpec:
         if isinstance(space, spaces.Discrete):
             actions = values[:, 0].astype(np.int64)
             return actions + int(space.start) if space.start else actions
-        values = values.reshape(rows, *space.shape).astype(space.dtype)
+        values = values.reshape(rows, *(space.shape or ())).astype(space.dtype)
         return values + space.start if isinstance(space, spaces.MultiDiscrete) else values
 
     def flat_mask(self, mask: Any) -> np.ndarray:
@@ -419,7 +420,8 @@ class BoxScale:
     """
 
     def __init__(self, space: spaces.Box) -> None:
-        ends, self._dtype = np.finfo(space.dtype), space.dtype
+        self._dtype: np.dtype[Any] = space.dtype
+        ends = np.finfo(cast(Any, space.dtype))
         self.low, self.high = np.maximum(space.low, ends.min), np.minimum(space.high, ends.max)
         with np.errstate(over="ignore", invalid="ignore"):
             self.bounded = (
@@ -466,8 +468,9 @@ def _mask_parts(space: spaces.Space | None, mask: Any) -> Iterator[Any]:
             list(mask) if not isinstance(mask, Mapping) else [mask[key] for key in mask if not str(key).startswith("_")]
         )
         same = isinstance(space, spaces.Tuple) and len(space.spaces) == len(parts)
-        for child, part in zip(space.spaces if same else [None] * len(parts), parts, strict=True):
-            yield from _mask_parts(child, part)
+        children: Sequence[spaces.Space | None] = cast(spaces.Tuple, space).spaces if same else [None] * len(parts)
+        for of_space, part in zip(children, parts, strict=True):
+            yield from _mask_parts(of_space, part)
     elif not isinstance(space, spaces.Box):
         yield mask
 

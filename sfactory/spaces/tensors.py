@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,17 +21,21 @@ def action_parts(action: ActionSpec) -> Iterator[nn.Module]:
     """What makes each leaf of an action space of a policy's categories, int32 ``[rows, K]``, and unsquashed samples,
     float32 ``[rows, D]``: modules, in the order of the spec's parts."""
     for part in action.parts:
-        kind = _BoxAction if isinstance(part.space, spaces.Box) else _CategoricalAction
-        yield kind(part.space, part.begin, part.end, action.squash)
+        if isinstance(part.space, spaces.Box):
+            yield _BoxAction(part.space, part.begin, part.end, action.squash)
+        else:
+            yield _CategoricalAction(part.space, part.begin, part.end)
 
 
 class _CategoricalAction(nn.Module):
     """Categories as a Discrete, MultiDiscrete or MultiBinary space counts them."""
 
-    def __init__(self, space: spaces.Space, begin: int, end: int, squash: str) -> None:
+    start: Tensor
+
+    def __init__(self, space: spaces.Space, begin: int, end: int) -> None:
         super().__init__()
         self.begin, self.end, self.shape = begin, end, tuple(space.shape or ())
-        self.dtype = torch.int64 if isinstance(space, spaces.Discrete) else torch_dtype(space.dtype)
+        self.dtype = torch.int64 if isinstance(space, spaces.Discrete) else torch_dtype(cast(np.dtype, space.dtype))
         start = torch.from_numpy(np.array(getattr(space, "start", 0), np.int64))
         self.register_buffer("start", start, persistent=False)
 
@@ -41,6 +46,12 @@ class _CategoricalAction(nn.Module):
 
 class _BoxAction(nn.Module):
     """Gaussian samples in a Box: as :class:`sfactory.spaces.ActionSpec` puts them there, in torch."""
+
+    bounded: Tensor
+    centre: Tensor
+    half_width: Tensor
+    low: Tensor
+    high: Tensor
 
     def __init__(self, space: spaces.Box, begin: int, end: int, squash: str) -> None:
         super().__init__()

@@ -193,23 +193,21 @@ class Display:
         body = _grid(per_row, [self._results(report), self._load(report)])
         extras = _extras(report)
         half = -(-len(extras) // per_row)
-        more = ["", _grid(per_row, [_pairs(part) for part in (extras[:half], extras[half:]) if part])] if extras else []
         title = Text(f" {self._title} ", style="bold")
         curve = sparkline(self.returns.means(max(2, width - _AROUND_CURVE)))
-        below = [] if per_row == 2 else [progress, Text(times)]
-        parts = [
-            head,
-            *below,
-            "",
-            body,
-            *more,
-            *(["", Text.assemble(("return  ", "dim"), (curve, "cyan"))] if curve else []),
-        ]
+        parts: list[RenderableType] = [head]
+        if per_row == 1:
+            parts += [progress, Text(times)]
+        parts += ["", body]
+        if extras:
+            parts += ["", _grid(per_row, [_pairs(part) for part in (extras[:half], extras[half:]) if part])]
+        if curve:
+            parts += ["", Text.assemble(("return  ", "dim"), (curve, "cyan"))]
         return Panel(Group(*parts), title=title, title_align="left", box=box.ROUNDED, padding=(0, 1), width=width)
 
     def _results(self, report: Report) -> Table:
         return _pairs(
-            [(each.label, self._text(each, report)) for each in self._shown(report) if each.section != "load"]
+            [(each.label or "", self._text(each, report)) for each in self._shown(report) if each.section != "load"]
         )
 
     def _load(self, report: Report) -> Table:

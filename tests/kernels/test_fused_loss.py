@@ -16,7 +16,7 @@ from sfactory.distributions import ActionDistribution
 from sfactory.kernels import Kernels
 from sfactory.kernels.fused_loss import BLOCK, FusedObjective, triton_is_there
 from sfactory.model import build_model
-from sfactory.model.normalizer import CriticUnits
+from sfactory.model.critic_units import CriticUnits
 from sfactory.objective import Objective
 from sfactory.spaces import ActionSpec, ObservationSpec
 

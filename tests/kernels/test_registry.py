@@ -21,8 +21,8 @@ from sfactory.distributions import Sampler
 from sfactory.kernels import REGISTRY, Kernel, Kernels
 from sfactory.kernels.comparisons import Unwatched, Use
 from sfactory.model import build_model, encoders
+from sfactory.model.critic_units import CriticUnits
 from sfactory.model.networks import TorchNetwork
-from sfactory.model.normalizer import CriticUnits
 from sfactory.objective import Objective
 from sfactory.spaces import ActionSpec, ObservationSpec
 from sfactory.telemetry.metrics import Report

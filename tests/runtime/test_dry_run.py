@@ -283,8 +283,8 @@ def test_what_they_say_is_what_trains(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_own_terms_are_masked_weighted_and_averaged() -> None:
     from sfactory.data.batch import Samples
     from sfactory.model import build_model
+    from sfactory.model.critic_units import CriticUnits
     from sfactory.model.networks import Outputs
-    from sfactory.model.normalizer import CriticUnits
     from sfactory.objective import Objective
 
     plan = make_plan(Config(env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128))
@@ -318,8 +318,8 @@ def test_own_terms_are_masked_weighted_and_averaged() -> None:
 def test_vtrace_as_an_own_estimator_gives_the_same_numbers() -> None:
     from sfactory.data.examples import example_batch
     from sfactory.model import build_model
+    from sfactory.model.critic_units import CriticUnits
     from sfactory.model.networks import Outputs
-    from sfactory.model.normalizer import CriticUnits
     from sfactory.objective import Objective
 
     plan = make_plan(Config(env="CartPole-v1", preset="none", envs_per_worker=8, rollout=16, batch_size=128))

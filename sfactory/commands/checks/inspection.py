@@ -4,6 +4,7 @@ block, print into, or end."""
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import sys
 import time
@@ -48,7 +49,7 @@ def process_main(name: str, events: EventSender, folder: str, pickled: bytes, se
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     inspect_environment(cloudpickle.loads(pickled), seconds, output, events.put)
     events.put(None)

@@ -85,6 +85,8 @@ class PortablePolicy(nn.Module):
 class _StoredLeaf(nn.Module):
     """A leaf as the environment gives it to the leaf as the model reads it: categories from 0, in the stored dtype."""
 
+    start: Tensor | None
+
     def __init__(self, leaf: Leaf) -> None:
         super().__init__()
         self.dtype = torch_dtype(leaf.dtype)

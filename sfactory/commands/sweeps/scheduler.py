@@ -19,7 +19,7 @@ from sfactory.commands.sweeps.listed import trial_folder
 from sfactory.commands.sweeps.runs import Run, is_complete, run_folder, score, unscored
 from sfactory.commands.sweeps.space import Space
 from sfactory.commands.sweeps.summary import write_results
-from sfactory.commands.sweeps.trials import Note, Trial, Trials, value_text
+from sfactory.commands.sweeps.trials import Note, State, Trial, Trials, value_text
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import TRIAL, write_atomically
 from sfactory.runs.run_files import is_held
@@ -239,7 +239,7 @@ class Scheduler:
         if not any(trial.state in ("completed", "pruned") for trial in self._trials.all()):  # of earlier commands, too
             raise RunFailed(f"the first {MOST_FAILURES} trials have failed; {reason}")
 
-    def _end(self, begun: _Begun, state: str, value: float | None, text: str) -> None:
+    def _end(self, begun: _Begun, state: State, value: float | None, text: str) -> None:
         """End a trial; what still runs of it saves and ends."""
         begun.trial.state, begun.trial.value = state, value
         begun.left.clear()

@@ -126,7 +126,7 @@ def _plots(space: Space) -> dict[str, Any]:
     def importances(study: Any) -> Any:
         return plots.plot_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
 
-    drawn = {"history": plots.plot_optimization_history, "curves": plots.plot_intermediate_values}
+    drawn: dict[str, Any] = {"history": plots.plot_optimization_history, "curves": plots.plot_intermediate_values}
     if space.search:
         drawn["slices"] = plots.plot_slice
     if len(space.search) > 1:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+State = Literal["running", "completed", "pruned", "failed"]
+
 
 @dataclass
 class Trial:
@@ -22,20 +24,19 @@ class Trial:
 
     number: int
     chosen: dict[str, Any]
-    state: Literal["running", "completed", "pruned", "failed"] = "running"
+    state: State = "running"
     scores: dict[int, float] = field(default_factory=dict)
     value: float | None = None
     reason: str = ""
 
 
 class Trials(Protocol):
-    """Chooses the trials of a sweep, and keeps what came of them in the sweep's folder.
+    """Chooses the trials of a sweep, and keeps what came of them in the sweep's folder."""
 
-    Attributes:
-        rungs: Env steps at which running trials are compared; empty: never.
-    """
-
-    rungs: Sequence[int]
+    @property
+    def rungs(self) -> Sequence[int]:
+        """Env steps at which running trials are compared; empty: never."""
+        ...
 
     def all(self) -> list[Trial]:
         """All trials that have begun so far, by number."""
