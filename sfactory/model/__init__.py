@@ -13,9 +13,9 @@ A user's own part is named in :class:`~sfactory.config.ModelConfig` by a callabl
   ``state_size: int``, ``forward(x [N, F], state [N, S]) -> (y [N, H], state [N, S])`` and ``unroll(x [T, B, F], first
   [T, B], state [B, S]) -> y [T, B, H]``. A subclass of :class:`Core` inherits an ``unroll`` that steps.
 - ``model.model``: ``make(observation, action, config: ModelConfig, **model.kwargs) -> nn.Module`` with attribute
-  ``state_size: int`` and the methods ``forward`` and ``unroll`` of :class:`ActorCritic`. It may have a ``normalizer``
-  with a method ``update(obs, valid)`` that the learner calls, and a method ``rescale_values(scale, shift)`` that
-  corrects its last layer when the unit of returns moves.
+  ``state_size: int`` and the methods ``forward`` and ``unroll`` of :class:`Model`. It may have a ``normalizer`` with
+  a method ``update(obs, valid)`` that the learner calls, and a method ``rescale_values(scale, shift)`` that corrects
+  its last layer when the unit of returns moves.
 
 Parts that break their contract raise :class:`~sfactory.errors.ConfigError` before anything starts.
 """
@@ -23,6 +23,7 @@ Parts that break their contract raise :class:`~sfactory.errors.ConfigError` befo
 from sfactory.model.actor_critic import ActorCritic, build_model, build_uninitialized, shares_trunk
 from sfactory.model.cores import Core, GRUCore, LSTMCore
 from sfactory.model.encoders import ImpalaResNet, MLPEncoder, NatureCNN
+from sfactory.model.interface import Model
 from sfactory.model.normalizer import ObservationNormalizer, RunningMeanStd
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "ImpalaResNet",
     "LSTMCore",
     "MLPEncoder",
+    "Model",
     "NatureCNN",
     "ObservationNormalizer",
     "RunningMeanStd",

@@ -10,8 +10,8 @@ from sfactory.spaces import ActionSpec, ObservationSpec
 
 
 class Model(nn.Module):
-    """A policy and a value function. A model of a user's has the same attributes and methods, whether it is a subclass
-    or not.
+    """A policy and a value function. A model of a user's has the same methods, whether it is a subclass or not, and is
+    given the attributes that it has not set; `state_size` it must set.
 
     Attributes:
         observation: What it reads.
