@@ -95,7 +95,7 @@ class ObservationWriter:
             if store.start is not None:
                 target -= store.start
 
-    def write_masks(self, masks: Sequence[Any], out: np.ndarray) -> None:
+    def write_masks(self, masks: Sequence[Any] | np.ndarray, out: np.ndarray) -> None:
         """Write one action mask per row: an array, or a tuple or Dict of arrays.
 
         Args:
@@ -190,7 +190,7 @@ class ObservationWriter:
                 if store.start is not None:
                     target[row] -= store.start
 
-    def _name_mask(self, masks: Sequence[Any]) -> NoReturn:
+    def _name_mask(self, masks: Sequence[Any] | np.ndarray) -> NoReturn:
         """Raise an EnvironmentFault that names the first bad action mask."""
         for row, mask in enumerate(masks):
             if mask is None:

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 P = ParamSpec("P")
 _STANDARD_OUTPUT = 1
@@ -49,7 +49,7 @@ class EnvironmentFault(SfactoryError):
 
     def __init__(self, message: str, row: int | None = None) -> None:
         super().__init__(message)
-        self.row = row
+        self.row = cast(int, row)
 
 
 class RunFailed(SfactoryError):

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -84,11 +84,10 @@ def probe(request: EnvRequest) -> EnvSpec:
             ActionSpec.from_space(actions, request.squash),
         )
     else:
-        made, read = (
-            (_make_vector(request, 1), vector.read_spec) if backend == "vector" else (make_single(request), read_spec)
-        )
-        with probing(made) as env:
-            spec = read(env, request)
+        is_vector = backend == "vector"
+        made: Any = _make_vector(request, 1) if is_vector else make_single(request)
+        with probing(made):
+            spec = (vector.read_spec if is_vector else read_spec)(made, request)
     frames = settings.frameskip
     return dataclasses.replace(
         spec, family="atari", frameskip=frames, render_fps=60 / frames, protocol=settings.protocol
@@ -124,7 +123,7 @@ def _backend(request: EnvRequest) -> str:
 
 def _settings(request: EnvRequest) -> GameSettings:
     name, protocol = canonical_id(request.env)
-    given = {**find_spec(name).kwargs, **protocol, **request.kwargs}
+    given = {**find_spec(cast(str, name)).kwargs, **protocol, **request.kwargs}
     return GameSettings(**{key: value for key, value in given.items() if key == "game" or key in ENV_KWARGS})
 
 
@@ -152,7 +151,8 @@ class _SeedArray(VectorWrapper):
     """Hands seeds over as the array that ALE's vector environment demands."""
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return self.env.reset(seed=np.array(seed, np.int64) if isinstance(seed, list) else seed, options=options)
+        given: Any = np.array(seed, np.int64) if isinstance(seed, list) else seed
+        return self.env.reset(seed=given, options=options)
 
 
 class _FurtherLives(VectorWrapper):
@@ -166,7 +166,8 @@ class _FurtherLives(VectorWrapper):
 
     def __init__(self, env: VectorEnv, use_fire_reset: bool) -> None:
         super().__init__(env)
-        names = [action.name for action in env.unwrapped.ale.get_action_set()]
+        console: Any = env.unwrapped
+        names = [action.name for action in console.ale.get_action_set()]
         is_discrete = isinstance(env.single_action_space, spaces.Discrete)
         self._fire = names.index("FIRE") if use_fire_reset and is_discrete and "FIRE" in names else None
         self._lives, self._goes_on = np.zeros(env.num_envs, int), np.zeros(env.num_envs, bool)
@@ -227,14 +228,15 @@ class _Console(gymnasium.Wrapper):
 
     def __init__(self, env: gymnasium.Env, settings: GameSettings) -> None:
         super().__init__(env)
-        meanings = env.unwrapped.get_action_meanings()
+        self._console = cast(Any, env.unwrapped)
+        meanings = self._console.get_action_meanings()
         self._noop_max = settings.noop_max
         self._fires = [meanings.index("FIRE")] if settings.use_fire_reset and "FIRE" in meanings else []
 
     @property
     def lives(self) -> int:
         """Those that are left."""
-        return self.env.unwrapped.ale.lives()
+        return self._console.ale.lives()
 
     def press_fire(self) -> float:
         """Press FIRE for a frame where asked to; gives the reward."""

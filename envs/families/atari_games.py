@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -94,7 +94,7 @@ class AtariGroup:
 
         self.rows = len(seeds)
         self.finals: Finals | None = None
-        self.goes_on = np.zeros(len(seeds), bool)
+        self.goes_on: Any = np.zeros(len(seeds), bool)
         self.new_games: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self.faults: list[SurvivedFault] = []
@@ -191,7 +191,7 @@ def load(settings: GameSettings, seed: int) -> ALEInterface:
     console = ale_py.ALEInterface()
     console.setFloat("repeat_action_probability", settings.repeat_action_probability)
     console.setInt("random_seed", seed)
-    console.loadROM(ale_py.roms.get_rom_path(settings.game))
+    console.loadROM(cast(Any, ale_py.roms.get_rom_path(settings.game)))
     for name, known, choose in (
         ("mode", console.getAvailableModes(), console.setMode),
         ("difficulty", console.getAvailableDifficulties(), console.setDifficulty),

@@ -7,7 +7,8 @@ Python takes 17 to 62 us for each on a quiet core. Pendulum is not among them
 
 from __future__ import annotations
 
-import gymnasium
+from typing import Any
+
 import numpy as np
 
 from sfactory.envs.families.shared_env import SharedEnv
@@ -32,7 +33,7 @@ class ClassicControl(SharedEnv):
     family = "classic_control"
     entry_points = TASKS
 
-    def __init__(self, env: gymnasium.Env, num_envs: int) -> None:
+    def __init__(self, env: Any, num_envs: int) -> None:
         from sfactory.envs.kernels import classic_control
 
         super().__init__(env, num_envs)
@@ -49,6 +50,6 @@ class ClassicControl(SharedEnv):
         return rewards, terminated, {}
 
     def _observations(self) -> np.ndarray:
-        observations = np.empty((self.num_envs, *self.single_observation_space.shape), np.float32)
+        observations = np.empty((self.num_envs, *(self.single_observation_space.shape or ())), np.float32)
         self._task.observe(self._states, observations)
         return observations

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import VectorWrapper
 
 from sfactory.envs.families import vector
 from sfactory.envs.families.atari import canonical_id
@@ -101,8 +101,9 @@ class PooledEnvironments(VectorWrapper):
     """An EnvPool as a Gymnasium vector environment: seeded when it is made, rendered all at once, without bookkeeping
     in its infos."""
 
-    def __init__(self, env: VectorEnv) -> None:
+    def __init__(self, env: Any) -> None:
         super().__init__(env)
+        self._pool = env
         self._all = np.arange(env.num_envs, dtype=np.int32)
         is_mujoco = any("mujoco" in cls.__module__ for cls in type(env).__mro__)
         self.frameskip = 1 if is_mujoco else int(env.config.get("frame_skip", 1))  # MuJoCo's counts integration steps
@@ -121,4 +122,4 @@ class PooledEnvironments(VectorWrapper):
         return observation, reward, terminated, truncated, quantities
 
     def render(self) -> tuple[np.ndarray, ...]:
-        return tuple(self.env.render(env_ids=self._all))
+        return tuple(self._pool.render(env_ids=self._all))

@@ -17,7 +17,7 @@ from sfactory.envs.seeds import env_seed
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
 
-StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
+StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
 def read_spec(env: gymnasium.Env, request: EnvRequest) -> EnvSpec:
@@ -27,8 +27,8 @@ def read_spec(env: gymnasium.Env, request: EnvRequest) -> EnvSpec:
         ConfigError: If its spaces are not supported or reset() does not return (observation, info).
         EnvironmentFault: If reset() raises.
     """
-    spaces = (declared(env, name, request) for name in ("observation_space", "action_space"))
-    observation, action = read_spaces(*spaces, request)
+    spaces = [declared(env, name, request) for name in ("observation_space", "action_space")]
+    observation, action = read_spaces(spaces[0], spaces[1], request)
     name = environment_name(request, 0)
     _, info = check_reset(name, lambda: env.reset(seed=0))
     masked = observation.mask_path is not None or MASK_KEY in info
@@ -138,7 +138,7 @@ class SingleGroup:
         for env in envs:
             close_quietly(env)
 
-    def _call(self, actions: Sequence[Any]) -> list[StepResult]:
+    def _call(self, actions: Sequence[Any] | np.ndarray) -> list[StepResult]:
         """Step every environment; a resting one is reset instead."""
         results: list[StepResult] = []
         for call, action in zip(self._calls, actions, strict=True):

@@ -9,8 +9,8 @@ HalfCheetah trains twice as fast as with single environments.
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
-import gymnasium
 import numpy as np
 
 from sfactory.envs.families.mujoco_tasks import TASKS, Scene
@@ -28,7 +28,7 @@ class SharedSimulation(SharedEnv):
     family = "mujoco"
     entry_points = TASKS
 
-    def __init__(self, env: gymnasium.Env, num_envs: int) -> None:
+    def __init__(self, env: Any, num_envs: int) -> None:
         import mujoco
 
         super().__init__(env, num_envs)

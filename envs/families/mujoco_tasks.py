@@ -30,14 +30,14 @@ class Scene:
 
     qpos: np.ndarray
     qvel: np.ndarray
-    xpos: np.ndarray | None = None
-    xipos: np.ndarray | None = None
-    site_xpos: np.ndarray | None = None
-    cinert: np.ndarray | None = None
-    cvel: np.ndarray | None = None
-    cfrc_ext: np.ndarray | None = None
-    qfrc_actuator: np.ndarray | None = None
-    qfrc_constraint: np.ndarray | None = None
+    xpos: Any = None
+    xipos: Any = None
+    site_xpos: Any = None
+    cinert: Any = None
+    cvel: Any = None
+    cfrc_ext: Any = None
+    qfrc_actuator: Any = None
+    qfrc_constraint: Any = None
 
 
 class Task:

@@ -33,7 +33,7 @@ def read_spec(env: Any, request: EnvRequest) -> EnvSpec:
     )
     name = environment_name(request, 0)
     observations, infos = check_reset(name, lambda: env.reset(seed=0))
-    living = getattr(env, "agents", None)
+    living: Any = getattr(env, "agents", None)
     if not _is_list(living):
         raise EnvironmentFault(f"{name}: env.agents is {shown(living)} after reset(); it must list those that act")
     if not isinstance(observations, Mapping) or not set(living) <= set(observations):
@@ -107,11 +107,11 @@ def check_told(
     """
     try:
         rewards[agent]
-        what, dicts = "termination and no truncation", (terminations, truncations)
+        what, dicts = "termination and no truncation", [terminations, truncations]
         if agent in terminations or agent in truncations:
             return
     except KeyError:
-        what, dicts = "reward", (rewards,)
+        what, dicts = "reward", [rewards]
     keys = ", ".join(dict.fromkeys(str(key) for each in dicts for key in each)) or "none"
     raise EnvironmentFault(
         f"{name}: step() returned no {what} of this agent, which acted; return one for each. The keys are: {keys}"
@@ -233,7 +233,7 @@ class ParallelGroup:
         for agent in env.agents:
             first[self._greet(index, agent, observations, infos)] = True
 
-    def _step_env(self, index: int, actions: Sequence[Any], outcome: Outcome, first: np.ndarray) -> None:
+    def _step_env(self, index: int, actions: Sequence[Any] | np.ndarray, outcome: Outcome, first: np.ndarray) -> None:
         env, base = self._envs[index], index * len(self._agents)
         acting = [(base + a, agent) for a, agent in enumerate(self._agents) if self._active[base + a]]
         chosen = {agent: actions[row] for row, agent in acting}

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -31,7 +30,7 @@ class SharedEnv(VectorEnv):
     family: ClassVar[str]
     entry_points: ClassVar[Container[Any]]
 
-    def __init__(self, env: gymnasium.Env, num_envs: int) -> None:
+    def __init__(self, env: Any, num_envs: int) -> None:
         self.num_envs = num_envs
         self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.single_observation_space, self.single_action_space = env.observation_space, env.action_space

@@ -37,8 +37,8 @@ def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
         EnvironmentFault: If reset() raises or returns something else than (observation, info).
     """
     _autoreset_mode(env, request)
-    spaces = (declared(env, name, request) for name in ("single_observation_space", "single_action_space"))
-    observation, action = read_spaces(*spaces, request)
+    spaces = [declared(env, name, request) for name in ("single_observation_space", "single_action_space")]
+    observation, action = read_spaces(spaces[0], spaces[1], request)
     _, info = check_reset(environment_name(request, 0), lambda: env.reset(seed=0))
     masked = observation.mask_path is not None or MASK_KEY in info
     return EnvSpec(
@@ -80,6 +80,7 @@ class VectorGroup:
     ) -> None:
         from sfactory.envs.kernels.steps import settle_step
 
+        env: Any
         (env,) = envs
         self.rows = env.num_envs
         self.finals: Finals | None = None
@@ -209,7 +210,7 @@ class VectorGroup:
 
     def _step_env(
         self, categorical: np.ndarray, continuous: np.ndarray, outcome: Outcome, after: StepBuffers
-    ) -> tuple[Any, dict[str, Any], bool]:
+    ) -> tuple[Any, Mapping[str, Any], bool]:
         """Step and fill all but observations and masks; gives the batched observation, info, and whether an episode
         ended."""
         actions = self._spec.action.batch(categorical, continuous)
@@ -247,8 +248,8 @@ class VectorGroup:
         return array
 
     def _reset_ended(
-        self, observation: Any, info: dict[str, Any], ended: np.ndarray, truncated: np.ndarray
-    ) -> tuple[Any, dict[str, Any]]:
+        self, observation: Any, info: Mapping[str, Any], ended: np.ndarray, truncated: np.ndarray
+    ) -> tuple[Any, Mapping[str, Any]]:
         """DISABLED: reset the environments that ended; the final observations of truncated ones go to `finals`."""
         if truncated.any():
             rows = np.flatnonzero(truncated)

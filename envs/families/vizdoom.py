@@ -103,11 +103,11 @@ class DoomGame(gymnasium.Wrapper):
         ConfigError: If the pictures are smaller than `resolution` (height, width).
     """
 
-    def __init__(self, env: gymnasium.Env, resolution: tuple[int, int]) -> None:
+    def __init__(self, env: Any, resolution: tuple[int, int]) -> None:
         from sfactory.envs.kernels.resampling import Resampler
 
         super().__init__(env)
-        self._game = env.unwrapped.game
+        self._game: Any = env.unwrapped.game
         self._limit = 0
         if env.unwrapped.treat_episode_timeout_as_truncation and self._game.get_episode_timeout() > 0:
             self._limit = self._game.get_episode_timeout() + self._game.get_episode_start_time()
@@ -142,7 +142,7 @@ class DoomGame(gymnasium.Wrapper):
             remove_files_elsewhere(self._folder)  # 10 MB of shared memory that both sides have opened
         return self._shrink(observation), info
 
-    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._limit and not terminated:
             truncated = self._game.get_episode_time() >= self._limit

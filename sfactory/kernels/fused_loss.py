@@ -37,8 +37,9 @@ class FusedObjective(Objective):
         of_log_prob, of_value, of_exploration, sums = self._loss(own.log_prob, value, own.exploration, part, totals)
         pairs = (own.log_prob, of_log_prob), (value, of_value), (own.exploration, of_exploration)
         outputs, gradients = zip(*((x, of_x) for x, of_x in pairs if x.requires_grad), strict=True)
-        found = torch.autograd.grad(outputs, (own.params, own.value), gradients, materialize_grads=True)
-        return Gradients(*found, sums)
+        inputs = own.params, own.value
+        of_params, of_value = torch.autograd.grad(outputs, inputs, gradients, materialize_grads=True)
+        return Gradients(of_params, of_value, sums)
 
     def _loss(
         self, log_prob: Tensor, value: Tensor, exploration: Tensor, targets: Targets, totals: Tensor
@@ -48,7 +49,7 @@ class FusedObjective(Objective):
 
         inputs = [x.detach().contiguous() for x in (log_prob, value, exploration, *vars(targets).values())]
         inputs[-1] = inputs[-1].view(torch.uint8)
-        gradients = [torch.empty_like(inputs[0]) for _ in range(3)]
+        gradients = (torch.empty_like(inputs[0]), torch.empty_like(inputs[0]), torch.empty_like(inputs[0]))
         count = log_prob.numel()
         programs = -(-count // BLOCK)
         partial = torch.empty(programs, SUMS, dtype=torch.float64, device=log_prob.device)

@@ -74,8 +74,7 @@ class Kernel:
 
     def disagreement(self, use: Use) -> str | None:
         """Why it cannot stand for the plain callable, or None if it gives the same numbers."""
-        lower = use.autocast is not None and self.low_tolerance is not None
-        limit = self.low_tolerance if lower else self.tolerance
+        limit = self.tolerance if use.autocast is None or self.low_tolerance is None else self.low_tolerance
         worst = max(self.differences(use), default=0.0)
         if worst <= limit:
             return None

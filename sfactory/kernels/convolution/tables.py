@@ -164,9 +164,9 @@ def workspace(layer: Layer) -> Work:
     apart = length + SIDE * (length // SIDE % 2 == 0)  # rows at powers of two would share few lines of the cache
     # Products may read beyond it.
     grid = zeros(layer.reach + length + SIDE, layer.outputs, dtype=torch.int16)[: layer.reach + length]
-    pairs = [zeros((length + layer.reach) // 2 + 1, layer.channels, 2, dtype=torch.int16) for _ in range(2)]
-    gradients = zeros(layer.down * layer.across, layer.outputs, layer.channels), zeros(layer.outputs)
-    return Work(grid, zeros(layer.outputs, apart, dtype=torch.int16), *pairs, *gradients)
+    even, odd = (zeros((length + layer.reach) // 2 + 1, layer.channels, 2, dtype=torch.int16) for _ in range(2))
+    of_weight, of_bias = zeros(layer.down * layer.across, layer.outputs, layer.channels), zeros(layer.outputs)
+    return Work(grid, zeros(layer.outputs, apart, dtype=torch.int16), even, odd, of_weight, of_bias)
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> np.ndarray:
