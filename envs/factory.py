@@ -89,10 +89,14 @@ def own_rows(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> int | None
     return default if isinstance(default, int) and default >= MANY_ROWS else None
 
 
+def takes_rows(request: EnvRequest, spec: EnvSpec, count: int) -> bool:
+    """Whether there can be groups of `count` environments; a vector environment may always have another number."""
+    return spec.own_rows in (None, count) or _tells_rows(request)
+
+
 def check_rows(request: EnvRequest, spec: EnvSpec, count: int) -> None:
-    """Raise ConfigError if groups of `count` environments are asked of a vector environment that always has another
-    number."""
-    if spec.own_rows not in (None, count) and not _tells_rows(request):
+    """Raise ConfigError if there cannot be groups of `count` environments."""
+    if not takes_rows(request, spec, count):
         raise _other_rows(request, spec.own_rows, count)
 
 

@@ -21,6 +21,8 @@ import yaml
 
 from sfactory.config import Config, changed, devices, fitted_with_free_batch_size, merged, resolve, to_dict
 from sfactory.config.fitting import MOST_BATCHES
+from sfactory.envs.factory import takes_rows
+from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.files import write_atomically
 from sfactory.profiling.ceiling import precision_of
@@ -294,7 +296,10 @@ class _Search:
         batches, groups = 1 if asked.lag_free else MOST_BATCHES, config.runtime.groups
         most = batches * asked.batch_size // (asked.rollout * env.agents)  # environments of the whole run
         most = max(most, self._plan.rollout_workers * asked.envs_per_worker)
+        request = EnvRequest.of(config, self._plan.env_source)
         for envs in range(min(config.envs_per_worker, most // (config.workers or 1)) // groups, 0, -1):
+            if not takes_rows(request, env, envs):
+                continue
             fewer = changed(config, envs_per_worker=envs * groups)
             found = fitted_with_free_batch_size(fewer, env.agents, env.observation.has_images)
             if (found.batch_size, found.rollout) == (asked.batch_size, asked.rollout):

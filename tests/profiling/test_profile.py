@@ -10,6 +10,7 @@ import tempfile
 import types
 from time import process_time
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -489,6 +490,18 @@ def test_tuning_has_no_more_samples_under_way_than_presets_were_tuned_with(monke
     assert {config.workers for config in runs.seen} >= {1, 2, 3, 4}
     most = (1 if algo == "ppo" else 2) * 768 // 16
     assert max(config.workers * config.envs_per_worker for config in runs.seen) == most
+
+
+def six_cartpoles() -> gymnasium.vector.VectorEnv:
+    return gymnasium.make_vec("CartPole-v1", 6)
+
+
+def test_a_vector_environment_is_tuned_with_as_many_environments_as_it_has(monkeypatch):
+    runs = FakeRuns(monkeypatch)
+    found = tune(plan_for(env=six_cartpoles, envs_per_worker=12, batch_size=768, rollout=16), 600)
+    assert not [trial.note for trial in found.trials if "num_envs" in trial.note]
+    assert {config.envs_per_group for config in runs.seen} == {6}
+    assert {config.workers for config in runs.seen} >= {1, 2, 3, 4}
 
 
 def test_a_setting_must_be_faster_twice(monkeypatch):
