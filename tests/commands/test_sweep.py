@@ -361,6 +361,11 @@ def test_a_trial_that_is_behind_at_a_rung_ends_early(tmp_path: Path) -> None:
     assert [(trial.state, trial.value) for trial in study.all()] == [("running", 50.0), ("pruned", 10.0)]
 
 
+@pytest.mark.parametrize(("steps", "rungs"), [(200_000, [22_223, 66_669]), (10, [2, 6]), (2, [1]), (1, [])])
+def test_trials_are_not_compared_just_before_their_end(tmp_path: Path, steps: int, rungs: list[int]) -> None:
+    assert study_of(tmp_path, base=BASE | {"steps": steps}).rungs == rungs
+
+
 def test_a_study_is_kept_where_its_folder_says(tmp_path: Path) -> None:
     folder = tmp_path / "what? #1 of 100%25"
     folder.mkdir()

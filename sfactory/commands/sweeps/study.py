@@ -154,7 +154,8 @@ def rungs(space: Space) -> list[int]:
     """Env steps at which trials are compared, below those of a whole run; none where they have no value before."""
     if space.prune is None or space.is_scored_at_end:
         return []
-    found = [space.prune.first or max(1, space.least_steps // FIRST_RUNG)]
+    # rounded up: the multiples of a smaller one would end with a rung just below the whole run
+    found = [space.prune.first or -(-space.least_steps // FIRST_RUNG)]
     while found[-1] < space.least_steps:
         found.append(found[-1] * space.prune.factor)
     return found[:-1]
