@@ -95,6 +95,8 @@ class CheckpointStore:
         self.folder = Path(folder)
         self.keep = keep
         self.milestone_every = milestone_every
+        self._passed_over: set[str] = set()
+        """Stems of those that could not be read at the last load, which count for nothing."""
 
     def save(self, snapshot: Snapshot, now: int | None = None) -> Path:
         """Write a checkpoint, then remove those that are no longer wanted.
@@ -114,6 +116,7 @@ class CheckpointStore:
         for leftover in self.folder.glob(f"{TEMPORARY}*"):
             leftover.unlink(missing_ok=True)
         stem = self._unused_stem(snapshot.env_steps)
+        self._passed_over.discard(stem)  # the file of that name has been removed since
         contents = {_WEIGHTS: _pack_model(snapshot.model)}
         if snapshot.trainer:
             contents[_TRAINER] = _pack_trainer(snapshot.trainer)
@@ -175,7 +178,7 @@ class CheckpointStore:
 
     def best_evaluation(self) -> float:
         """The highest return of an evaluation; minus infinity if there was none."""
-        described = self._described(self._newest_first()).values()
+        described = self._described(self._counting()).values()
         return max((found for each in described if (found := each.get("eval_return")) is not None), default=-math.inf)
 
     def is_empty(self) -> bool:
@@ -200,6 +203,10 @@ class CheckpointStore:
         stems = [path.name.removesuffix(_JSON) for path in self.folder.glob(f"checkpoint_*{_JSON}")]
         return sorted(filter(_STEM.fullmatch, stems), key=_age, reverse=True)
 
+    def _counting(self) -> list[str]:
+        """The same without those that could not be read at the last load."""
+        return [stem for stem in self._newest_first() if stem not in self._passed_over]
+
     def _best_first(self) -> list[str]:
         described = self._described(self._newest_first())
         return sorted(described, key=lambda stem: _rank(described[stem]), reverse=True)
@@ -214,7 +221,7 @@ class CheckpointStore:
     def _is_milestone(self, env_steps: int) -> bool:
         if not self.milestone_every:
             return False
-        described = self._described(stem for stem in self._newest_first() if _age(stem)[0] <= env_steps)
+        described = self._described(stem for stem in self._counting() if _age(stem)[0] <= env_steps)
         last = next((_age(stem)[0] for stem, description in described.items() if description.get("milestone")), 0)
         return env_steps // self.milestone_every > last // self.milestone_every
 
@@ -224,14 +231,14 @@ class CheckpointStore:
 
         Checkpoints with more env steps than the run has now belong to a future that the run fell back from, for example
         because they could not be read. They count neither as recent nor as best, or they would displace those of the
-        run as it is.
+        run as it is. Those that could not be read do not even once the run has come as far.
         """
         described = self._described(self._newest_first())
         if newest not in described:
             raise FileNotFoundError(
                 f"{self._path(newest, _JSON)} has gone since it was written; has somebody moved its folder?"
             )
-        past = [stem for stem in described if _age(stem)[0] <= now]
+        past = [stem for stem in described if _age(stem)[0] <= now and stem not in self._passed_over]
         kept = {*past[: self.keep], max(past, key=lambda stem: _rank(described[stem]))}
         kept |= {stem for stem, description in described.items() if description.get("milestone")}
         for stem in described.keys() - kept:
@@ -256,12 +263,15 @@ class CheckpointStore:
         while candidates := [stem for stem in ranked() if stem not in reasons]:
             stem = candidates[0]
             try:
-                return self._read(stem)
+                snapshot = self._read(stem)
             except _Unreadable as error:
                 if not self._path(stem, _JSON).exists():  # a living run has removed it since it was listed
                     continue
                 reasons[stem] = str(error)
                 _log.warning("checkpoint %s cannot be read: %s; trying the one before", self._path(stem, _JSON), error)
+            else:
+                self._passed_over = set(reasons)
+                return snapshot
         if reasons:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} can be read "

@@ -238,6 +238,27 @@ def test_after_a_fall_back_the_torn_future_displaces_nothing(tmp_path: Path) -> 
     assert store.load_latest().env_steps == store.load_best().env_steps == 10
 
 
+def test_what_could_not_be_read_counts_for_nothing_once_the_run_has_passed_it(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    store.save(dataclasses.replace(snapshot(10), eval_return=1.0))
+    torn = store.save(dataclasses.replace(snapshot(19), eval_return=9.0)).with_suffix(".safetensors")
+    torn.write_bytes(b"")
+    assert store.load_latest().env_steps == 10 and store.best_evaluation() == 1.0
+    store.save(snapshot(25))
+    assert saved_steps(tmp_path) == [10, 25]
+    assert store.load_best().env_steps == 10
+
+
+def test_a_checkpoint_may_get_the_name_of_one_that_could_not_be_read(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    store.save(snapshot(10))
+    store.save(snapshot(20)).with_suffix(".safetensors").write_bytes(b"")
+    assert store.load_latest().env_steps == 10
+    for env_steps in (15, 20, 25):
+        store.save(snapshot(env_steps))
+    assert saved_steps(tmp_path) == [20, 25]
+
+
 def test_a_checkpoint_of_a_newer_format_is_refused_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(tmp_path)
     store.save(snapshot(10))
