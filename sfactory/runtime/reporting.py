@@ -101,12 +101,13 @@ class Reporter:
             snapshot: The checkpoint, or None.
             wall_s: Seconds that the run has taken so far.
         """
-        config, steps, updates = self._plan.config, 0, 0
+        config, steps, updates, skipped = self._plan.config, 0, 0, 0
         if snapshot is not None:
-            steps, updates = snapshot.env_steps, snapshot.updates
+            steps, updates, skipped = snapshot.env_steps, snapshot.updates, snapshot.trainer.get("skipped", 0)
         self._speed = Speedometer(wall_s, steps, steps * self._plan.env.frameskip)
         self._writer = MetricsWriter(self._folder.path, config, steps)
-        self._progress = ProgressWindow(Progress(steps, updates, math.nan, math.nan, {}, config.optim.lr))
+        # the rate is not known until the learner has begun
+        self._progress = ProgressWindow(Progress(steps, updates, math.nan, math.nan, {}, math.nan, skipped))
         self.news = False
 
     @property

@@ -73,7 +73,8 @@ def run_plan(plan: Plan, callbacks: Sequence[Callback] = (), observer: Observer 
         snapshot = store.load_latest() if folder.resumed else None
         if snapshot is not None:
             check_fit(plan, snapshot, plan.config.run_dir)
-            snapshot = dataclasses.replace(snapshot, model={}, trainer={})  # the learner loads its own
+            counted = {"skipped": snapshot.trainer.get("skipped", 0)}
+            snapshot = dataclasses.replace(snapshot, model={}, trainer=counted)  # the learner loads its own
         return _run(plan, folder, store, snapshot, Monitor(plan, folder, callbacks, observer))
 
 

@@ -7,6 +7,7 @@ import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -40,6 +41,26 @@ def test_only_a_whole_window_of_episodes_makes_a_checkpoint_the_best(tmp_path: P
     assert train(longer).episode_return_mean > 0, "which reports tell all the same"
     assert store.load_latest().episode_return is None
     assert store.load_best().env_steps == settled.env_steps < store.load_latest().env_steps
+
+
+def test_a_resumed_run_goes_on_counting_skipped_updates_and_knows_no_rate_before_its_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = [], reporting.Reporter.begin
+
+    def noting(reporter: reporting.Reporter, *of_run: Any) -> None:
+        begin(reporter, *of_run)
+        begun.append(reporter.progress)
+
+    monkeypatch.setattr(reporting.Reporter, "begin", noting)
+    config = config_for(tmp_path, "CartPole-v1", serial=True, steps=256)
+    train(config)
+    store = CheckpointStore(config.run_dir / "checkpoints")
+    saved = store.load_latest()
+    store.save(dataclasses.replace(saved, trainer=saved.trainer | {"skipped": 7}))
+    train(dataclasses.replace(config, steps=512))
+    assert [progress.skipped for progress in begun] == [0, 7]
+    assert all(math.isnan(progress.lr) for progress in begun)
 
 
 @pytest.mark.parametrize(("env", "some"), [("CartPole-v1", True), ("sfactory/TensorCartPole", False)])
