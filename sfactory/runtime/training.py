@@ -128,17 +128,15 @@ class Training:
             return
         self.learner.report()
         begin, told = time.monotonic(), False
-        handed_out = self._candidate is not None and self._candidate.env_steps == self.learner.env_steps
         while (waited := time.monotonic() - begin) < LAST_EVALUATION_S and not self._control.stopping:
             if waited > TOLD_S and not told:
                 told = True
                 self._emit(Note(f"waits for the evaluation of the last weights, {LAST_EVALUATION_S:.0f} s at most"))
             self._evaluate_if_due()
             if self._candidate is None:
-                if handed_out:
+                if self._board.evaluated == self.learner.env_steps:
                     return
                 self._hand_out(self._board)
-                handed_out = True
             if not wait():
                 return
             self._watch.lap("waiting")

@@ -20,10 +20,13 @@ from gymnasium import spaces
 from whole_runs import QUIET, config_for, rows, saved_steps, summary, worker_process
 
 from sfactory import train
-from sfactory.config import EvalConfig, LogConfig, ModelConfig, RuntimeConfig
+from sfactory.config import EvalConfig, LogConfig, ModelConfig, RuntimeConfig, resolve
 from sfactory.errors import ConfigError
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime import supervisor
+from sfactory.runtime.planning import make_plan
+from sfactory.runtime.training import Training
+from sfactory.runtime.wires import make_wires
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("nothing_is_left")]
 PLAIN = LogConfig(report_every_s=0.05, display="plain", tensorboard=False)
@@ -212,6 +215,26 @@ def test_the_last_weights_are_saved_and_evaluated_once(steps: int, tmp_path: Pat
     saved = [path.stem.split("_")[1] for path in (result.run_dir / "checkpoints").glob("*.json")]
     assert saved.count(f"{result.env_steps:012d}") == 1
     assert evaluations(result.run_dir)[-1]["eval_env_steps"] == result.env_steps
+
+
+def test_weights_that_are_due_when_an_evaluation_ends_after_training_are_saved_once(tmp_path: Path) -> None:
+    plan = make_plan(resolve(config_for(tmp_path, "CartPole-v1", serial=True, eval=EVERY)))
+    store, wires = CheckpointStore(tmp_path), make_wires(plan, local=True)
+    training, board = Training(plan, wires, store), wires.evaluation
+
+    def evaluate() -> bool:
+        board.put_result(board.weights.version, 5.0)
+        return True
+
+    training.start()
+    training.learner.env_steps = 600
+    training.poll(0)
+    training.learner.env_steps = 1100
+    training.evaluate_last(evaluate)
+    assert sorted(path.stem for path in tmp_path.glob("*.json")) == [
+        "checkpoint_000000000600",
+        "checkpoint_000000001100",
+    ]
 
 
 def test_a_resumed_run_keeps_the_best_of_all_its_evaluations(tmp_path: Path) -> None:
