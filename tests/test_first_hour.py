@@ -125,6 +125,8 @@ def test_without_a_display_a_window_is_refused_with_what_else_there_is(tmp_path,
 def test_a_gpu_that_is_not_there_is_told_with_the_flag_for_the_cpu(refused):
     assert "shows 0 CUDA devices" in (said := refused("train", "CartPole-v1", "--device", "cuda"))
     assert "use --device cpu" in said
+    said = refused("train", "CartPole-v1", "--device", "cpu", "--runtime.inference-device", "cuda:1")
+    assert "runtime.inference_device is cuda:1" in said and "use --runtime.inference-device cpu" in said
 
 
 @pytest.mark.usefixtures("nothing_is_left")

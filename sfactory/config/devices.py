@@ -18,8 +18,11 @@ from sfactory.config.fields import Config
 from sfactory.errors import ConfigError
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str, field: str = "device") -> torch.device:
     """The device of a name; auto is the first GPU if there is one.
+
+    Args:
+        field: Where the name comes from, as the error says it.
 
     Raises:
         ConfigError: If the GPU is not there, or the name is of no CPU and no GPU.
@@ -31,13 +34,13 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {name!r}; use auto, cpu, cuda or cuda:N")
+        raise ConfigError(f"{field} is {name!r}; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise ConfigError(
-                f"device is {name}, but this machine shows {count} CUDA devices to torch {torch.__version__}; use "
-                "--device cpu"
+                f"{field} is {name}, but this machine shows {count} CUDA devices to torch {torch.__version__}; use "
+                f"--{field.replace('_', '-')} cpu"
             )
         device = torch.device("cuda", device.index or 0)
     return device
@@ -89,7 +92,10 @@ def learner_device(config: Config) -> torch.device:
 
 def inference_devices(config: Config) -> list[torch.device]:
     """Devices that the policy workers take in turn."""
-    return [resolve_device(name) for name in (config.runtime.inference_device or config.device).split(",")]
+    names = config.runtime.inference_device
+    if not names:
+        return [learner_device(config)]
+    return [resolve_device(name, "runtime.inference_device") for name in names.split(",")]
 
 
 def inference_device(config: Config, worker: int = 0) -> torch.device:
