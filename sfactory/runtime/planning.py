@@ -63,8 +63,8 @@ def make_plan(config: Config) -> Plan:
 
     env = found(lambda: probe(request)) if config.env else None
     agents = env.agents if env is not None else 1
-    if env is not None and env.family == TENSORS:
-        config = found(lambda: _in_one_process(config)) or config
+    if env is not None and TENSORS in (env.family, config.env_backend):
+        config = found(lambda: _in_one_process(config, env)) or config
     images, together = (env.observation.has_images, env.family in TOGETHER) if env is not None else (False, False)
     own_rows = None if env is None else env.own_rows
     asked, workers = config, devices.rollout_processes(config, images, together, own_rows)
@@ -111,12 +111,17 @@ def _check_batch(config: Config) -> None:
         )
 
 
-def _in_one_process(config: Config) -> Config:
+def _in_one_process(config: Config, env: EnvSpec) -> Config:
     """A config for environments on the learner's device, which that one process steps by itself.
 
     Raises:
-        ConfigError: If other workers are asked for.
+        ConfigError: If the environment cannot be there, or other workers are asked for.
     """
+    if env.family != TENSORS:
+        raise ConfigError(
+            f"env_backend is tensors, but {env_name(config.env)} is not made with num_envs and device, as an "
+            "environment on the device is; use env_backend auto"
+        )
     if "workers" in given_names(config) and config.workers not in (None, 1):
         raise ConfigError(
             f"workers is {config.workers}, but {env_name(config.env)} steps on the learner's device, in the learner's "

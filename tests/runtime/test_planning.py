@@ -306,6 +306,11 @@ class Uniform(ActionDistribution):
         return params.square().mean(-1)
 
 
+def test_the_device_is_refused_to_an_environment_that_cannot_be_there():
+    with pytest.raises(ConfigError, match="env_backend is tensors, but CartPole-v1 is not made with num_envs and dev"):
+        make_plan(resolve(Config(env="CartPole-v1", env_backend="tensors")))
+
+
 def test_a_bonus_that_continuous_actions_do_not_get_is_refused():
     loss = LossConfig(entropy_coef=0.5, exploration="kl")
     with pytest.raises(ConfigError, match=r"loss\.exploration kl needs categorical actions"):
