@@ -23,6 +23,7 @@ from sfactory.data.arena import OWN_POLICY
 from sfactory.data.batch import Batch, Samples, Targets
 from sfactory.data.chunks import Columns, select_columns
 from sfactory.distributions import Distribution
+from sfactory.errors import ConfigError
 from sfactory.gae import gae_torch
 from sfactory.losses import (
     BatchStats,
@@ -307,8 +308,12 @@ def _estimator(config: Config) -> Estimator:
     name = config.loss.estimator
     if name == "auto":
         name = "gae" if ALGOS[config.algo].on_policy else "vtrace"
-    built_in = isinstance(name, str) and name in ESTIMATORS
-    return ESTIMATORS[name] if built_in else load_object(name, "loss.estimator")
+    if isinstance(name, str) and name in ESTIMATORS:
+        return ESTIMATORS[name]
+    if isinstance(name, str) and ":" not in name:
+        known = ", ".join(["auto", *ESTIMATORS])
+        raise ConfigError(f"unknown loss.estimator {name!r}; known: {known}, or a callable or module:function")
+    return load_object(name, "loss.estimator")
 
 
 def _terms(config: Config) -> Terms | None:

@@ -89,6 +89,11 @@ ESTIMATORS = {
 }
 
 
+def test_an_estimator_that_is_misspelt_is_told_the_built_in_ones() -> None:
+    text = problem(loss=LossConfig(estimator="v_trace"))
+    assert "unknown loss.estimator 'v_trace'; known: auto, vtrace, gae, or a callable" in text
+
+
 @pytest.mark.parametrize(("estimator", "said"), ESTIMATORS.values(), ids=ESTIMATORS)
 def test_estimators_that_break_their_contract(estimator: Any, said: str) -> None:
     text = problem(loss=LossConfig(estimator=estimator))
