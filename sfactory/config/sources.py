@@ -13,7 +13,7 @@ import difflib
 import numbers
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,9 +46,7 @@ def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, pa
     changes: dict[str, Any] = {}
     for key, value in values.items():
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, 1)
-            hint = f"; did you mean {path}{near[0]}?" if near else f"; known: {', '.join(names)}"
-            problems.append(f"unknown key {path}{key}{hint}")
+            problems.append(f"unknown key {path}{key}; {_instead_of(str(key), path, names)}")
             continue
         current = getattr(config, key)
         if dataclasses.is_dataclass(current) and not isinstance(current, type):
@@ -66,6 +64,15 @@ def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, pa
         raise ConfigError(*problems)
     given = given_names(config)
     return changed(config, given=given if only_unset else given | changes.keys(), **changes)
+
+
+def _instead_of(key: str, path: str, names: Collection[str]) -> str:
+    """What an unknown key of a group with these names was meant to be."""
+    group, dot, field = key.partition(".")
+    if dot and group in GROUPS.intersection(names):
+        return f"write it as a field of its group, {group}: {{{field}: VALUE}}"
+    near = difflib.get_close_matches(key, names, 1)
+    return f"did you mean {path}{near[0]}?" if near else f"known: {', '.join(names)}"
 
 
 def _meant(value: Any, hint: Any) -> Any:

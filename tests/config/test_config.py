@@ -128,11 +128,12 @@ def test_what_cannot_be_meant_is_refused(values, says):
 
 def test_unknown_keys_are_named_with_the_nearest(tmp_path):
     file = tmp_path / "run.yaml"
-    file.write_text("bath_size: 3\noptim: {lrr: 1}\nmodel: 5\n")
+    file.write_text("bath_size: 3\noptim: {lrr: 1}\nmodel: 5\nloss.gamma: 0.9\n")
     said = problems_of(parse, "--config", str(file))
     for part in (
         "unknown key bath_size; did you mean batch_size?",
         "unknown key optim.lrr; did you mean optim.lr?",
+        "unknown key loss.gamma; write it as a field of its group, loss: {gamma: VALUE}",
         "model is a group",
     ):
         assert part in said
