@@ -35,8 +35,11 @@ def _type_problems(config: Any, path: str = "") -> list[str]:
             problems += _type_problems(value, f"{path}{name}.")
         elif not _fits(value, hint):
             problems.append(f"{path}{name} is {shown(value)}; it must be {_described(hint)}")
-        elif any(map(_is_no_number, value if isinstance(value, list | tuple) else (value,))):
-            problems.append(f"{path}{name} is {shown(value)}; it must be finite, and an integer at most 2**53")
+        elif wrong := [
+            each for each in (value if isinstance(value, list | tuple) else (value,)) if _is_no_number(each)
+        ]:
+            limit = "at most 2**53" if isinstance(wrong[0], numbers.Integral) else "finite"
+            problems.append(f"{path}{name} is {shown(value)}; it must be {limit}")
     return problems
 
 

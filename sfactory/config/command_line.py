@@ -11,6 +11,7 @@ import sys
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, ClassVar, Generic, TypeVar
 
 import tyro
@@ -87,7 +88,7 @@ def read_command_line(args: Sequence[str], prog: str, description: str, options:
     Raises:
         ConfigError: On a bad YAML file or preset.
     """
-    folder, args = working_directory(), first_word_as("--env", args)
+    folder, args = working_directory(), _with_switches(first_word_as("--env", args))
     early, rest = _what_chooses_the_preset(args, prog)
     base = load_yaml(early.config) if early.config else {}
     chosen = {name: value for name in _PRESET_DEPENDS_ON if (value := getattr(early, name)) is not None}
@@ -135,6 +136,26 @@ def flag_as_word(flag: str, args: Sequence[str] | None) -> list[str]:
         return words
     at = words.index(flag)
     return [words[at + 1], *words[:at], *words[at + 2 :]]
+
+
+def _with_switches(args: Sequence[str]) -> list[str]:
+    """A command line that has ``--sync`` and ``--no-sync`` for ``--sync true`` and ``--sync=false``."""
+    words: list[str] = []
+    for arg in args:
+        flag, _, value = arg.partition("=")
+        for word in (flag, value) if value and _is_switch(flag) else (arg,):
+            if words and _is_switch(words[-1]) and word.lower() in ("true", "false"):
+                group, dot, field = words[-1].removeprefix("--").rpartition(".")
+                words[-1] = words[-1] if word.lower() == "true" else f"--{group}{dot}no-{field}"
+            else:
+                words.append(word)
+    return words
+
+
+def _is_switch(word: str) -> bool:
+    """Whether a word of the command line is the flag of a field that is true or false."""
+    name = word.removeprefix("--").replace("-", "_")
+    return word.startswith("--") and name in settings_of(Config) and isinstance(attrgetter(name)(Config()), bool)
 
 
 def _line(options: type[CommandOptions]) -> type:

@@ -50,6 +50,18 @@ def preset(monkeypatch):
     monkeypatch.setitem(PRESETS, "classic", {"rollout": 24, "epochs": 3, "optim": {"lr": 0.5, "minibatches": 2}})
 
 
+def test_a_flag_that_is_true_or_false_may_be_followed_by_that():
+    config = parse(
+        "--env", "CartPole-v1", "--sync", "true", "--runtime.cuda_graphs=False", "--loss.normalize-returns", "FALSE"
+    )
+    assert (config.sync, config.runtime.cuda_graphs, config.loss.normalize_returns) == (True, False, False)
+    assert parse("--env", "CartPole-v1", "--sync=false").sync is False
+    with pytest.raises(SystemExit):
+        parse("--env", "CartPole-v1", "--no-sync", "true")
+    with pytest.raises(SystemExit):
+        parse("--env", "CartPole-v1", "--sync", "maybe")
+
+
 def test_later_sources_win_field_by_field(preset, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("env: CartPole-v1\nepochs: 5\noptim:\n  lr: 1e-3\n")
@@ -116,6 +128,7 @@ def test_words_of_yaml_mean_what_their_fields_say(tmp_path):
         ({"optim": {"lr": float("inf")}}, "optim.lr is inf; it must be finite"),
         ({"loss": {"reward_scale": -float("inf")}}, "loss.reward_scale is -inf; it must be finite"),
         ({"optim": {"betas": (float("nan"), 0.5)}}, "must be finite"),
+        ({"steps": 2**60}, "must be at most 2**53"),
         ({"loss": {"term_coefs": {"a": 1.0}}}, "loss.term_coefs is set, and loss.terms"),
         ({"loss": {"terms": "mine:terms", "term_coefs": {"a": "x"}}}, "loss.term_coefs a is 'x'; it must be a finite"),
         ({"loss": {"terms": "mine:terms", "term_coefs": {"a": float("nan")}}}, "loss.term_coefs a is nan"),
