@@ -402,7 +402,7 @@ def test_numbers_that_come_from_the_host_are_noticed() -> None:
 
 
 def test_policy_workers_take_the_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "resolve_device", torch.device)
+    monkeypatch.setattr(devices, "resolve_device", lambda name, field="device": torch.device(name))
     config = Config(
         env="x", workers=3, device="cuda:0", runtime=RuntimeConfig(policy_workers=3, inference_device="cuda:0,cuda:1")
     )
