@@ -15,6 +15,8 @@ import numpy as np
 Judged = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
 """Rewards ``[rows]``, whether episodes terminate, and the numbers ``[rows]`` that Gymnasium tells in ``info``."""
 
+_NOT_NEEDED: Any = None
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -30,14 +32,14 @@ class Scene:
 
     qpos: np.ndarray
     qvel: np.ndarray
-    xpos: Any = None
-    xipos: Any = None
-    site_xpos: Any = None
-    cinert: Any = None
-    cvel: Any = None
-    cfrc_ext: Any = None
-    qfrc_actuator: Any = None
-    qfrc_constraint: Any = None
+    xpos: np.ndarray = _NOT_NEEDED
+    xipos: np.ndarray = _NOT_NEEDED
+    site_xpos: np.ndarray = _NOT_NEEDED
+    cinert: np.ndarray = _NOT_NEEDED
+    cvel: np.ndarray = _NOT_NEEDED
+    cfrc_ext: np.ndarray = _NOT_NEEDED
+    qfrc_actuator: np.ndarray = _NOT_NEEDED
+    qfrc_constraint: np.ndarray = _NOT_NEEDED
 
 
 class Task:
