@@ -44,7 +44,7 @@ class EnvironmentFault(SfactoryError):
     """An environment broke its contract or raised. The message names the environment and holds its traceback.
 
     Args:
-        row: Of its group, where a single row is at fault.
+        row: Of its group, where a single row is at fault; whoever reads it knows that one is.
     """
 
     def __init__(self, message: str, row: int | None = None) -> None:

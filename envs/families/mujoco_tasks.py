@@ -16,6 +16,7 @@ Judged = tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]
 """Rewards ``[rows]``, whether episodes terminate, and the numbers ``[rows]`` that Gymnasium tells in ``info``."""
 
 _NOT_NEEDED: Any = None
+"""In place of an array that no task reads."""
 
 
 @dataclass(frozen=True)

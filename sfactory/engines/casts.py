@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from sfactory.model.interface import Model
 from sfactory.model.layers import Dense
 
 _PLAIN = (nn.Linear, Dense, nn.Conv2d)
@@ -35,7 +34,7 @@ class CastWeights:
             order, in which images come.
     """
 
-    def __init__(self, model: Model, dtype: torch.dtype | None, answer: Answer, tolerance: float) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None, answer: Answer, tolerance: float) -> None:
         self.copies: dict[str, Tensor] = {}
         self._own: list[Tensor] = []
         if dtype is None:
@@ -69,7 +68,7 @@ def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def _watched(model: Model) -> Iterator[tuple[set[str], set[str]]]:
+def _watched(model: nn.Module) -> Iterator[tuple[set[str], set[str]]]:
     """Collects the names of the plain modules that are called under autocast, and outside of it."""
     under, outside = set[str](), set[str]()
 

@@ -258,11 +258,11 @@ def update_differences(use: Use) -> list[float]:
     found = []
     for columns in (torch.arange(0, 12, 2), torch.arange(1, 12, 2)):
         before = weights.parameters.detach().clone()
-        row, gradient = update(samples, [columns]), weights.parameters.grad
+        row, gradient = update(samples, [columns]), weights.gradient
         expected.parameters.detach().copy_(before)
         sums = plain.gradient(plain.forward(others, [columns]), others, others.targets)
-        found += [relative_difference(row[:-1], sums), relative_difference(gradient, expected.parameters.grad)]
-        expected.parameters.grad.copy_(gradient)
+        found += [relative_difference(row[:-1], sums), relative_difference(gradient, expected.gradient)]
+        expected.gradient.copy_(gradient)
         norm = plain.step(sums[COUNT])
         change, same = weights.parameters.detach() - before, expected.parameters.detach() - before
         found += [relative_difference(row[-1], norm), relative_difference(change, same)]

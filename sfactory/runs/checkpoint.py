@@ -204,7 +204,7 @@ class CheckpointStore:
         return sorted(filter(_STEM.fullmatch, stems), key=_age, reverse=True)
 
     def _counting(self) -> list[str]:
-        """The same without those that could not be read at the last load."""
+        """Stems, newest first, of all but those that could not be read at the last load."""
         return [stem for stem in self._newest_first() if stem not in self._passed_over]
 
     def _best_first(self) -> list[str]:
