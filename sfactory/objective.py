@@ -74,6 +74,7 @@ class ActionDensities:
         log_prob: log pi(a_t|x_t) ``[T, n]``.
         exploration: The exploration bonus ``[T, n]``.
         auxiliary: The network's other outputs, by name; gradients end there too.
+        kept: What the objective that made them saved for :meth:`Objective.gradients`.
     """
 
     params: Tensor
@@ -81,6 +82,7 @@ class ActionDensities:
     log_prob: Tensor
     exploration: Tensor
     auxiliary: dict[str, Tensor]
+    kept: Any = None
 
 
 class Estimates(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfactory.config import Config
 from sfactory.data.batch import Samples, Targets
@@ -76,21 +76,21 @@ def _relative_differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -
 
 def _passes(network: Network, use: Use) -> list[Tensor]:
     """What a network gives on a small chunk, and the gradient of its parameters."""
-    model, parameters = use.model, list(use.model.parameters())
+    model, gradients = use.model, []
     batch = example_batch(model.observation, model.action, model.state_size).to(_device_of(model))
-    for parameter in parameters:
+    for parameter in model.parameters():
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        parameter.grad.zero_()
+        gradients.append(parameter.grad.zero_())
     network.refresh()
     outputs = network.outputs(batch, batch.all_columns)
     found = [outputs.params.detach().clone(), outputs.value.detach().clone()]
     generator = torch.Generator().manual_seed(1)
     of_params, of_value = (torch.randn(x.shape, generator=generator).to(x.device) for x in found)
     network.backward(outputs, of_params, of_value, {})
-    found.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
-    for parameter in parameters:
-        parameter.grad.zero_()
+    found.append(torch.cat([gradient.flatten() for gradient in gradients]))
+    for gradient in gradients:
+        gradient.zero_()
     return found
 
 
@@ -132,7 +132,7 @@ def module_differences(plain: type, fast: type, use: Use) -> list[float]:
 # Objective and sampling
 
 
-class _Critic(nn.Module):
+class _Critic(Model):
     """As much of a model as the critic's units need."""
 
     def __init__(self) -> None:
@@ -201,7 +201,8 @@ def _draws(kind: type[Sampler], use: Use) -> list[Tensor]:
     """Actions for made-up parameters, with and without a mask."""
     action, distribution = use.model.action, use.model.distribution
     generator, rows = torch.Generator().manual_seed(3), 32
-    sampler, found = kind(distribution, seed=4), []
+    sampler = kind(distribution, seed=4)
+    found: list[Tensor] = []
     mask = torch.rand(rows, action.logits, generator=generator) < 0.6
     for allowed in (None, mask) if action.sizes else (None,):
         params = torch.randn(rows, distribution.width, generator=generator)
@@ -235,7 +236,7 @@ def plain_network(model: Model) -> Network:
 
 
 def update_parts(
-    kind: type[Update], network: Callable[[nn.Module], Network], objective: type[Objective], use: Use
+    kind: type[Update], network: Callable[[Model], Network], objective: type[Objective], use: Use
 ) -> tuple[Update, FlatWeights, Samples]:
     """An update of a copy of a model, and a small chunk for it."""
     model = copy.deepcopy(use.model)

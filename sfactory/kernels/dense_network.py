@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from threading import Lock
+from typing import cast
 
 import numpy as np
 import torch
@@ -27,8 +28,11 @@ from sfactory.model import ActorCritic
 from sfactory.model.actor_critic import Trunk
 from sfactory.model.encoders import MLPEncoder
 from sfactory.model.heads import LOG_STD_RANGE, PolicyHead
+from sfactory.model.interface import Model
+from sfactory.model.layers import FlatInput
 from sfactory.model.networks import Outputs
-from sfactory.model.normalizer import OBSERVATION_LIMIT
+from sfactory.model.normalizer import OBSERVATION_LIMIT, ObservationNormalizer
+from sfactory.spaces import Leaf
 
 Codes = NDArray[np.int32]
 Layers = tuple[Layer, ...]
@@ -64,16 +68,18 @@ class DenseNetwork:
 
     chunk_kind: ChunkKind = "dense"
 
-    def __init__(self, model: ActorCritic) -> None:
-        self._model, self._lock = model, Lock()
-        self.matrices = _Matrices(model)
-        self.tanh = model.actor.encoders[0].activation == "tanh"
+    def __init__(self, model: Model) -> None:
+        assert isinstance(model, ActorCritic) and isinstance(model.policy, PolicyHead)
+        self._action, self._lock = model.action, Lock()
+        encoders = [_encoder(trunk) for trunk in (model.actor, model.critic) if trunk is not None]
+        self.matrices = _Matrices(encoders[0].flat, model.observation.leaves, model.normalizer)
+        self.tanh = encoders[0].activation == "tanh"
         policy, dims = model.policy, model.action.continuous
+        self._log_std_parameter = policy.log_std
         self.own_log_std = np.zeros(0, np.float32) if policy.log_std is None else policy.log_std.detach().numpy()
         self.log_std = np.empty_like(self.own_log_std)
         self.bounded = dims - len(self.log_std)
-        hidden = [trunk.encoders[0].linears for trunk in (model.actor, model.critic) if trunk is not None]
-        heads = [policy.linear, model.value.linear]
+        hidden, heads = [encoder.linears for encoder in encoders], [policy.linear, model.value.linear]
         params = policy.linear.out_features
         self._linears, shares = [(hidden[0], heads)], [(params, 1)]
         if len(hidden) == 2:
@@ -95,7 +101,7 @@ class DenseNetwork:
         self._scratch = self.tiles(1)
 
     @staticmethod
-    def fits(model: nn.Module, autocast: torch.dtype | None) -> bool:
+    def fits(model: Model, autocast: torch.dtype | None) -> bool:
         """Whether this class can stand in for a model."""
         if type(model) is not ActorCritic or autocast is not None or next(model.parameters()).device.type != "cpu":
             return False
@@ -157,7 +163,7 @@ class DenseNetwork:
 
     def _forward(self, numbers: Array, codes: Codes, kept: tuple[Array, ...]) -> tuple[Array, Array]:
         """Policy parameters ``[N, P]`` and values ``[N]`` of numbers ``[N, F]`` and categories ``[N, K]``."""
-        action = self._model.action
+        action = self._action
         params = np.empty((len(numbers), action.logits + 2 * action.continuous), np.float32)
         value = np.empty((len(numbers), 1), np.float32)
         inputs = self.matrices.inputs
@@ -181,17 +187,12 @@ class DenseNetwork:
     @cached_property
     def gradients(self) -> tuple[tuple[Layers, Layers], ...]:
         """For each pass the memory of the gradients of its layers' parameters, and of its heads'."""
-        return tuple(
-            tuple(
-                tuple((linear.weight.grad.numpy(), linear.bias.grad.numpy()) for linear in linears) for linears in both
-            )
-            for both in self._linears
-        )
+        return tuple((_gradients_of(hidden), _gradients_of(heads)) for hidden, heads in self._linears)
 
     @cached_property
     def log_std_gradient(self) -> Array:
         """The memory of the gradient of the log standard deviations that do not depend on observations."""
-        return self._model.policy.log_std.grad.numpy() if len(self.log_std) else self.log_std
+        return self.log_std if self._log_std_parameter is None else _gradient_of(self._log_std_parameter)
 
 
 class _Matrices:
@@ -203,14 +204,13 @@ class _Matrices:
         inputs: What is subtracted from these, and what they are then multiplied with.
     """
 
-    def __init__(self, model: ActorCritic) -> None:
-        flat, leaves = model.actor.encoders[0].flat, model.observation.leaves
-        self._normalizer, self._number_leaves, self._category_leaves = model.normalizer, flat.numbers, flat.categories
+    def __init__(self, flat: FlatInput, leaves: Sequence[Leaf], normalizer: ObservationNormalizer | None) -> None:
+        self._normalizer, self._number_leaves, self._category_leaves = normalizer, flat.numbers, flat.categories
         self._offsets, self.hot = flat.offsets.numpy().astype(np.int32), np.float32(flat.hot)
         scales = zip(flat.numbers, flat.scales, strict=True)
         parts = [np.full(math.prod(leaves[i].shape), scale, np.float32) for i, scale in scales]
         scale = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-        limit = np.float32(np.inf if model.normalizer is None else OBSERVATION_LIMIT)
+        limit = np.float32(np.inf if normalizer is None else OBSERVATION_LIMIT)
         self.inputs, self.numbers = Inputs(np.zeros_like(scale), scale, limit), len(scale)
         ends = accumulate(map(len, parts))
         self._spans = [slice(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
@@ -237,6 +237,22 @@ class _Matrices:
             codes = np.concatenate([obs[i].reshape(rows, -1) for i in self._category_leaves], 1, dtype=np.int32)
             codes += self._offsets
         return numbers, codes
+
+
+def _encoder(trunk: Trunk) -> MLPEncoder:
+    """The one encoder of a trunk that :func:`_is_small`."""
+    encoder = trunk.encoders[0]
+    assert isinstance(encoder, MLPEncoder)
+    return encoder
+
+
+def _gradient_of(parameter: Tensor) -> Array:
+    """The memory of a parameter's gradient."""
+    return cast(Tensor, parameter.grad).numpy()
+
+
+def _gradients_of(linears: Sequence[nn.Linear]) -> Layers:
+    return tuple((_gradient_of(linear.weight), _gradient_of(linear.bias)) for linear in linears)
 
 
 def _is_small(trunk: Trunk) -> bool:

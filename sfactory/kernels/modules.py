@@ -6,8 +6,9 @@ A fast module has the parameters, the state and the name of the plain one, so it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -66,11 +67,15 @@ class FastNatureCNN(Lowered, NatureCNN):
     """A NatureCNN whose convolutions are fused with each other or with ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        convolved = relu_convolutions(x, self.convolutions) if self.lowered is None else self.lowered(x)
+        convolved = relu_convolutions(x, self._layers) if self.lowered is None else self.lowered(x)
         return F.relu_(self.linear(flatten_pixels(convolved)))
 
     def _cast_weights(self, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-        return lower_convolutions(self.convolutions, dtype)
+        return lower_convolutions(self._layers, dtype)
+
+    @property
+    def _layers(self) -> Sequence[nn.Conv2d]:
+        return cast(Sequence[nn.Conv2d], self.convolutions)
 
 
 class _ScannedCore(GatedCore):

@@ -6,8 +6,7 @@ turns at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +23,9 @@ from sfactory.kernels.losses import loss_and_gradients
 from sfactory.losses import SUMS, exploration_coef
 from sfactory.model.critic_units import CriticUnits
 from sfactory.model.networks import Outputs
-from sfactory.objective import ESTIMATORS, OWN_POLICY, Estimates, Gradients, Objective
+from sfactory.objective import ESTIMATORS, OWN_POLICY, ActionDensities, Estimates, Gradients, Objective
+
+Arrays = TypeVar("Arrays", bound=NamedTuple)
 
 
 class Taken(NamedTuple):
@@ -70,19 +71,8 @@ class TargetArrays(NamedTuple):
     valid: NDArray[np.bool_]
 
 
-@dataclass
-class CompiledDensities:
-    """What :class:`sfactory.objective.ActionDensities` are here: a chunk's actions, values ``[T(+1), n]``, and
-    log-probabilities and exploration bonus ``[T, n]``."""
-
-    actions: Actions
-    value: NDArray[np.float32]
-    log_prob: NDArray[np.float32]
-    exploration: NDArray[np.float32]
-
-
 class CompiledObjective(Objective):
-    """:class:`Objective` for float32 tensors on the CPU.
+    """:class:`Objective` for float32 tensors on the CPU. It keeps a chunk's :class:`Actions`.
 
     Attributes:
         sizes: Categories of each component of an action, int32 ``[K]``.
@@ -103,45 +93,42 @@ class CompiledObjective(Objective):
         self._of_vtrace = vtrace, *map(float, (loss.gamma, loss.lam, *bars))
         weights = (loss.clip, loss.value_clip, loss.value_coef, exploration_coef(loss))
         self.of_loss = self.algo.surrogate, *map(float, weights)
-        self._last: dict[type, tuple[object, NamedTuple]] = {}
+        self._last: dict[type, tuple[object, Any]] = {}
 
-    def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> CompiledDensities:
-        params, value = (np.ascontiguousarray(x.detach().numpy()) for x in (outputs.params, outputs.value))
-        taken = self.arrays(Taken, samples)
-        densities_of = self.sizes, self.from_uniform
-        actions, log_prob, exploration = chunk_densities(indices(columns), params, taken, *densities_of)
-        return CompiledDensities(actions, value, log_prob, exploration)
+    def evaluate_actions(self, outputs: Outputs, samples: Batch | Samples, columns: Columns) -> ActionDensities:
+        params, value = outputs.params.detach().contiguous(), outputs.value.detach().contiguous()
+        actions, *found = chunk_densities(
+            indices(columns), params.numpy(), self.arrays(Taken, samples), self.sizes, self.from_uniform
+        )
+        log_prob, exploration = map(torch.from_numpy, found)
+        return ActionDensities(params, value, log_prob, exploration, auxiliary={}, kept=actions)
 
-    def estimate(self, densities: CompiledDensities, batch: Batch, columns: Columns) -> Estimates:
-        values = self.units.to_returns(torch.from_numpy(densities.value)).numpy()
+    def estimate(self, densities: ActionDensities, batch: Batch, columns: Columns) -> Estimates:
+        log_prob, values = densities.log_prob.numpy(), self.units.to_returns(densities.value).numpy()
         outcome = self.arrays(_Outcome, batch)
-        found = _estimates(
-            indices(columns), densities.log_prob, values, outcome, OWN_POLICY, *self._of_rewards, *self._of_vtrace
-        )
-        return Estimates(*map(torch.from_numpy, (densities.log_prob, found[0], values[:-1], *found[1:])))
+        found = _estimates(indices(columns), log_prob, values, outcome, OWN_POLICY, *self._of_rewards, *self._of_vtrace)
+        return Estimates(*map(torch.from_numpy, (log_prob, found[0], values[:-1], *found[1:])))
 
-    def totals(self, densities: CompiledDensities, targets: Targets, columns: Columns) -> Tensor:
+    def totals(self, densities: ActionDensities, targets: Targets, columns: Columns) -> Tensor:
         if isinstance(columns, slice):  # of many samples, whose exponentials torch computes several at once
-            of_torch = replace(densities, log_prob=torch.from_numpy(densities.log_prob))
-            return super().totals(of_torch, targets, columns)
+            return super().totals(densities, targets, columns)
         arrays = self.arrays(TargetArrays, targets)
-        return torch.tensor(
-            chunk_totals(indices(columns), densities.log_prob, arrays, self.bounds_shift), dtype=torch.float64
-        )
+        found = chunk_totals(indices(columns), densities.log_prob.numpy(), arrays, self.bounds_shift)
+        return torch.tensor(found, dtype=torch.float64)
 
     def gradients(
-        self, densities: CompiledDensities, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
+        self, densities: ActionDensities, samples: Batch | Samples, targets: Targets, columns: Columns, totals: Tensor
     ) -> Gradients:
         arrays = self.arrays(TargetArrays, targets)
         count, shift = totals.tolist()
         far = shift > self.shift_limit * count
+        own = (x.numpy() for x in (densities.value, densities.log_prob, densities.exploration))
         of_params, of_value, sums = chunk_gradients(
-            indices(columns), densities.actions, densities.value, densities.log_prob, densities.exploration,
-            arrays, self.sizes, self.from_uniform, far, count, *self.of_loss,
+            indices(columns), densities.kept, *own, arrays, self.sizes, self.from_uniform, far, count, *self.of_loss,
         )  # fmt: skip
         return Gradients(torch.from_numpy(of_params), torch.from_numpy(of_value), torch.from_numpy(sums))
 
-    def arrays(self, kind: type[NamedTuple], source: Batch | Samples | Targets) -> NamedTuple:
+    def arrays(self, kind: type[Arrays], source: Batch | Samples | Targets) -> Arrays:
         """The arrays of a batch, of samples or of targets, made once for all chunks."""
         last, arrays = self._last.get(kind, (None, None))  # read at once, because threads may be here at the same time
         if last is not source:
@@ -153,7 +140,7 @@ class CompiledObjective(Objective):
                     return np.empty((0, 0, 0), np.bool_)
                 return np.ascontiguousarray((tensor if name in WITHOUT_TIME else tensor[:steps]).numpy())
 
-            arrays = kind(*map(array, kind._fields))
+            arrays = kind._make(map(array, kind._fields))
             self._last[kind] = source, arrays
         return arrays
 

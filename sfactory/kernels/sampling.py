@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sfactory.distributions import HALF_LOG_2PI, ActionDistribution, Sampler
+from sfactory.distributions import HALF_LOG_2PI, ActionDistribution, Distribution, Sampler
 
 _HALF_LOG_2PI = np.float32(HALF_LOG_2PI)
 
@@ -90,7 +90,8 @@ def initialize() -> None:
 class CompiledSampler(Sampler):
     """:class:`Sampler` for :class:`ActionDistribution`, which takes the same random numbers."""
 
-    def __init__(self, distribution: ActionDistribution, seed: int) -> None:
+    def __init__(self, distribution: Distribution, seed: int) -> None:
+        assert isinstance(distribution, ActionDistribution)
         super().__init__(distribution, seed)
         self._sizes = np.array(distribution.action.sizes, np.int32)
         self._uniforms, self._normals = torch.empty(0, len(self._sizes)), torch.empty(0, distribution.action.continuous)

@@ -105,9 +105,9 @@ class Kernels:
         self, network: Network, objective: Objective, weights: FlatWeights, threads: ChunkThreads, watch: Laps
     ) -> Update:
         """What makes the learner's updates of them."""
-        parts = self.config, network, objective, weights, threads, watch
-        both = isinstance(network, DenseNetwork) and isinstance(objective, CompiledObjective)
-        return CompiledUpdate(*parts) if both and self._takes(UPDATE, training=True) else Update(*parts)
+        if isinstance(network, DenseNetwork) and isinstance(objective, CompiledObjective) and self._takes(UPDATE, True):
+            return CompiledUpdate(self.config, network, objective, weights, threads, watch)
+        return Update(self.config, network, objective, weights, threads, watch)
 
     def sampler(self, seed: int) -> Sampler:
         """What draws a policy worker's actions, on the host whatever the device."""

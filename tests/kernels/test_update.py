@@ -131,9 +131,9 @@ def test_several_chunks_and_whole_rows_go_the_plain_way() -> None:
 
 def test_it_reads_the_moments_of_the_batch_at_hand() -> None:
     update, _, samples = make("numbers", compiled=True)
-    columns, model = [torch.arange(12)], update._network._model
+    columns, normalizer = [torch.arange(12)], update._network.matrices._normalizer
     update(samples, columns)
-    model.normalizer.update((torch.full((4, 4, 5), 9.0),), torch.ones(4, 4, dtype=torch.bool))
+    normalizer.update((torch.full((4, 4, 5), 9.0),), torch.ones(4, 4, dtype=torch.bool))
     next_batch = Samples(**vars(samples))
     sums = update.gradient(update.forward(next_batch, columns), next_batch, next_batch.targets)
     torch.testing.assert_close(update(next_batch, columns)[:-1], sums, rtol=1e-5, atol=1e-6)

@@ -185,7 +185,7 @@ def _plan(
 
 
 def fused_plan(
-    shape: tuple[int, int, int], hwc: bool, layers: Sequence[Convolution], dtype: torch.dtype, signed: bool = False
+    shape: Sequence[int], hwc: bool, layers: Sequence[Convolution], dtype: torch.dtype, signed: bool = False
 ) -> FusedPlan | None:
     """The :class:`FusedPlan` for convolutions, or None where they do not fit, or this machine has no products of
     bfloat16.

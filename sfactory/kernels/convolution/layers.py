@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ def relu_convolutions(x: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
     Returns:
         ``[N, C, H, W]``, in the dtype in which the convolutions compute.
     """
-    first, layers = convolutions[0], _layers(convolutions)
+    first, layers = cast(PixelConv, convolutions[0]), _layers(convolutions)
     plan = _fused_plan(first, layers, compute_dtype(first.weight))
     if plan is None:
         return relu_convolutions_in_turn(pixels(first, x), layers)
@@ -40,7 +41,7 @@ def relu_convolutions(x: Tensor, convolutions: Sequence[nn.Conv2d]) -> Tensor:
 
 def lower_convolutions(convolutions: Sequence[nn.Conv2d], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """:func:`relu_convolutions` of images with a copy of the present weights in a dtype; without a gradient."""
-    first, layers = convolutions[0], _layers(convolutions)
+    first, layers = cast(PixelConv, convolutions[0]), _layers(convolutions)
     plan = _fused_plan(first, layers, dtype)
     if plan is not None:
         return FusedWeights(plan, layers)
@@ -67,10 +68,16 @@ def pixels(first: PixelConv, x: Tensor) -> Tensor:
 
 def operands(first: PixelConv) -> Convolution:
     """A first convolution's operands besides the :func:`pixels`."""
-    weight = first.weight if first.scale == 1.0 else first.weight * first.scale
+    layer = _operands(first)
+    weight = layer.weight if first.scale == 1.0 else layer.weight * first.scale
     if in_blocks(first):
-        return Convolution(block_weight(weight, first.leaf.channels_last), first.bias, (1, 1), (0, 0))
-    return Convolution(weight, first.bias, first.stride, first.padding)
+        return Convolution(block_weight(weight, first.leaf.channels_last), layer.bias, (1, 1), (0, 0))
+    return layer._replace(weight=weight)
+
+
+def _operands(layer: nn.Conv2d) -> Convolution:
+    """Of a layer with a bias and a padding by numbers."""
+    return Convolution(layer.weight, cast(Tensor, layer.bias), layer.stride, cast(tuple[int, ...], layer.padding))
 
 
 def _to_channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -86,7 +93,7 @@ def _to_channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _layers(convolutions: Sequence[nn.Conv2d]) -> list[Convolution]:
     first, *others = convolutions
-    return [operands(first), *(Convolution(layer.weight, layer.bias, layer.stride, layer.padding) for layer in others)]
+    return [operands(cast(PixelConv, first)), *map(_operands, others)]
 
 
 def _fused_plan(first: PixelConv, layers: Sequence[Convolution], dtype: torch.dtype) -> FusedPlan | None:
@@ -132,7 +139,8 @@ class _ReLUConvolutions(Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         count = len(ctx.geometry)
         arrays, weights = ctx.saved_tensors[: count + 1], ctx.saved_tensors[count + 1 :]
-        gradient, of_weights = torch.ops.aten.threshold_backward(gradient, arrays[-1], 0), []
+        gradient = torch.ops.aten.threshold_backward(gradient, arrays[-1], 0)
+        of_weights: list[Tensor] = []
         for i in reversed(range(count)):
             (stride, padding), weight = ctx.geometry[i], weights[i]
             wanted = i > 0 or ctx.needs_input_grad[0], True, True
