@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import tyro
 
@@ -139,23 +139,25 @@ def flag_as_word(flag: str, args: Sequence[str] | None) -> list[str]:
 
 
 def _with_switches(args: Sequence[str]) -> list[str]:
-    """A command line that has ``--sync`` and ``--no-sync`` for ``--sync true`` and ``--sync=false``."""
+    """A command line that has ``--sync`` and ``--no-sync`` for ``--sync true`` and ``--sync=false``, and that writes
+    them ``True`` and ``False`` behind the flag of a field that may be unset."""
     words: list[str] = []
     for arg in args:
         flag, _, value = arg.partition("=")
-        for word in (flag, value) if value and _is_switch(flag) else (arg,):
-            if words and _is_switch(words[-1]) and word.lower() in ("true", "false"):
+        for word in (flag, value) if value.lower() in ("true", "false") else (arg,):
+            default = _default_of(words[-1]) if words and word.lower() in ("true", "false") else ""
+            if isinstance(default, bool):
                 group, dot, field = words[-1].removeprefix("--").rpartition(".")
                 words[-1] = words[-1] if word.lower() == "true" else f"--{group}{dot}no-{field}"
             else:
-                words.append(word)
+                words.append(word.capitalize() if default is None else word)
     return words
 
 
-def _is_switch(word: str) -> bool:
-    """Whether a word of the command line is the flag of a field that is true or false."""
+def _default_of(word: str) -> Any:
+    """The default of the field whose flag a word of the command line is; of other words an empty text."""
     name = word.removeprefix("--").replace("-", "_")
-    return word.startswith("--") and name in settings_of(Config) and isinstance(attrgetter(name)(Config()), bool)
+    return attrgetter(name)(Config()) if word.startswith("--") and name in settings_of(Config) else ""
 
 
 def _line(options: type[CommandOptions]) -> type:

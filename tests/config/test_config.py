@@ -56,6 +56,8 @@ def test_a_flag_that_is_true_or_false_may_be_followed_by_that():
     )
     assert (config.sync, config.runtime.cuda_graphs, config.loss.normalize_returns) == (True, False, False)
     assert parse("--env", "CartPole-v1", "--sync=false").sync is False
+    assert parse("--env", "CartPole-v1", "--model.shared-critic", "true").model.shared_critic is True
+    assert parse("--env", "CartPole-v1", "--model.shared_critic=false").model.shared_critic is False
     with pytest.raises(SystemExit):
         parse("--env", "CartPole-v1", "--no-sync", "true")
     with pytest.raises(SystemExit):
