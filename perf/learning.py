@@ -9,7 +9,7 @@ its score in the folder of runs is not trained again, and one that was interrupt
 appended to perf/data/learning.csv and its curve kept in perf/data/learning as soon as it is there, or later, but only
 once; `python -m perf.results` makes perf/LEARNING.md of them.
 
-With `--peer` another trainer learns the same, with the settings that its documentation has (perf/peer_settings.py); it
+With `--peer` another trainer learns the same, with the settings that its documentation has (perf/peer_tasks.py); it
 must have been built by `python -m perf.peers --build`. What it has not finished it begins anew.
 """
 
@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf import results
-from perf.peer_settings import TASKS
+from perf.peer_tasks import TASKS
 from perf.peers import NAMES, VENVS, run_driver
 from perf.references import REFERENCES, Reference
 from perf.runs import exit_at_signals

@@ -48,7 +48,8 @@ from rich.table import Table
 from perf import sessions
 from perf.fps import settled_after
 from perf.peer_scripts.window import KEPT, RECENT
-from perf.peer_settings import PEERS, SCORES, TASKS, WORKLOADS, Score, Setting
+from perf.peer_settings import PEERS, WORKLOADS, Setting
+from perf.peer_tasks import SCORES, TASKS, Score
 from perf.references import BY_NAME
 from perf.results import record
 from perf.runs import ROOT, Report, Run, exit_at_signals, training
