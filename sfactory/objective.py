@@ -137,7 +137,7 @@ class Objective:
     def __init__(self, config: Config, distribution: Distribution, units: CriticUnits) -> None:
         self.config, self.distribution, self.units = config, distribution, units
         self.term_names: list[str] = []
-        self._estimator, self._terms = _estimator(config), _terms(config)
+        self._estimator, self._terms = advantage_estimator(config), _terms(config)
         self.bounds_shift = self.algo.bounded and config.loss.tv_limit > 0
 
     @property
@@ -305,8 +305,12 @@ ESTIMATORS: dict[Any, Estimator] = {"vtrace": unweighted_vtrace, "gae": on_polic
 """Those that ``loss.estimator`` may name."""
 
 
-def _estimator(config: Config) -> Estimator:
-    """The advantage estimator that a configuration means."""
+def advantage_estimator(config: Config) -> Estimator:
+    """The one that a configuration means.
+
+    Raises:
+        ConfigError: If there is none of that name, or it cannot be loaded.
+    """
     name = config.loss.estimator
     if name == "auto":
         name = "gae" if ALGOS[config.algo].on_policy else "vtrace"

@@ -21,7 +21,7 @@ from sfactory.model.critic_units import CriticUnits
 from sfactory.model.encoders import KNOWN
 from sfactory.model.interface import Model
 from sfactory.model.networks import Outputs, TorchNetwork
-from sfactory.objective import ESTIMATORS, Objective
+from sfactory.objective import ESTIMATORS, Objective, advantage_estimator
 from sfactory.telemetry.metrics import METRICS
 
 T = TypeVar("T")
@@ -58,6 +58,30 @@ def check_extensions(config: Config, model: Model, masked: bool) -> None:
     targets, _ = objective.targets([estimates])
     if config.loss.terms != "none":
         _check_terms(config, objective, batch, targets, outputs)
+
+
+def crossed_ends(config: Config) -> list[str]:
+    """The ends of episodes, terminations or truncations, that a user's own estimator looks across: what it gives for
+    the steps before depends on what comes after."""
+    loss, last = config.loss, 2
+    if loss.estimator in ("auto", *ESTIMATORS):
+        return []
+    estimator, steps = advantage_estimator(config), torch.arange(6)[:, None]
+
+    def before_the_end(terminates: bool, later: float) -> Tensor:
+        """Value targets and advantages of the steps of an episode, with this number in all that is not of it."""
+        after, end = torch.where(steps > last, later, 0.0), steps == last
+        ends = (end, end & False) if terminates else (end & False, end)
+        final_values = torch.full(end.shape, later if terminates else 0.0)
+        outcome = after.clone(), after, after[-1], *ends, final_values
+        found = estimator(torch.zeros(end.shape), *outcome, loss.gamma, loss.lam, loss.rho_bar, loss.c_bar)
+        return torch.cat(found, 1)[: last + 1]
+
+    return [
+        f"{name}s"
+        for name, terminates in (("termination", True), ("truncation", False))
+        if not torch.allclose(before_the_end(terminates, 0.0), before_the_end(terminates, 1.0), equal_nan=True)
+    ]
 
 
 def _check_buffers(config: Config, model: Model) -> None:

@@ -24,7 +24,7 @@ from sfactory.objective import ALGOS
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.run_files import exported
 from sfactory.runs.video import check_video
-from sfactory.runtime.dry_run import check_extensions
+from sfactory.runtime.dry_run import check_extensions, crossed_ends
 from sfactory.runtime.idle_settings import notes_on_idle_settings
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.mps import mps_problem
@@ -208,8 +208,13 @@ def notes_on(plan: Plan) -> list[str]:
 
 
 def _notes_on_own_code(plan: Plan) -> list[str]:
-    """Notes on what a model or a batch source of one's own does not do by itself."""
+    """Notes on what a model, a batch source or an estimator of one's own does not do by itself."""
     config, notes = plan.config, []
+    if ends := crossed_ends(config):
+        notes.append(
+            f"loss.estimator gives steps before {' and '.join(ends)} what depends on the episodes after them; its "
+            "trace must stop there, and no value may be bootstrapped across a termination (docs/extending.md)"
+        )
     if config.batch_source != "none" and ALGOS[config.algo].on_policy:
         notes.append(
             f"algo {config.algo} takes every sample for the present policy's, also older ones that batch_source puts "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from examples.estimator import n_step
 from torch import Tensor
 from whole_runs import config_for
 
@@ -19,7 +21,9 @@ from sfactory.config import Config, LossConfig, ModelConfig
 from sfactory.data.batch import Batch
 from sfactory.distributions import ActionDistribution, Distribution
 from sfactory.model import ActorCritic
-from sfactory.runtime.planning import make_plan
+from sfactory.objective import on_policy_gae
+from sfactory.runtime.dry_run import crossed_ends
+from sfactory.runtime.planning import make_plan, notes_on
 from sfactory.train import main as train_main
 from sfactory.vtrace import unweighted_vtrace
 
@@ -250,6 +254,34 @@ def test_batch_sources_that_break_their_contract(source: Any, said: str) -> None
     text = problem(batch_source=source)
     assert said in text
     assert text.startswith("batch_source")
+
+
+def one_step(
+    log_weights: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor, terminated: Tensor,
+    truncated: Tensor, final_values: Tensor, gamma: float, *others: float, heeds: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Temporal differences that heed ends of some kinds alone."""
+    following = torch.cat((values[1:], bootstrap_value[None]))
+    if "truncations" in heeds:
+        following = torch.where(truncated, final_values, following)
+    if "terminations" in heeds:
+        following = following.masked_fill(terminated, 0.0)
+    targets = rewards + gamma * following
+    return targets, targets - values
+
+
+@pytest.mark.parametrize("heeds", ["terminations and truncations", "terminations", "truncations", ""])
+def test_an_estimator_that_looks_across_ends_of_episodes_is_told_so(heeds: str) -> None:
+    config = Config(env="CartPole-v1", preset="none", loss=LossConfig(estimator=partial(one_step, heeds=heeds)))
+    notes = [note for note in notes_on(make_plan(config)) if note.startswith("loss.estimator")]
+    crossed = [kind for kind in ("terminations", "truncations") if kind not in heeds]
+    assert len(notes) == bool(crossed)
+    assert all(f"steps before {' and '.join(crossed)} what depends on" in note for note in notes)
+
+
+def test_the_built_in_estimators_and_the_example_look_across_no_end() -> None:
+    for estimator in (unweighted_vtrace, on_policy_gae, n_step):
+        assert crossed_ends(Config(env="CartPole-v1", loss=LossConfig(estimator=estimator))) == []
 
 
 @pytest.mark.parametrize("flag", ["--batch-source", "--loss.terms", "--loss.estimator", "--model.distribution"])
