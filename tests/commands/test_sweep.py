@@ -403,6 +403,15 @@ def test_unfinished_trials_go_on_and_none_is_chosen_twice(tmp_path: Path) -> Non
     assert all(trial.chosen["model.hidden"] in ([8], [16, 16]) for trial in rest)
 
 
+@pytest.mark.parametrize("choices", [[1, True], [False, 0.0], ["[1]", [1]]])
+def test_choices_that_look_alike_are_all_tried(tmp_path: Path, choices: list[Any]) -> None:
+    study = study_of(tmp_path, search={"env_kwargs.x": choices}, trials=12)
+    tried = {repr(trial.chosen["env_kwargs.x"]) for trial in iter(study.next, None)}
+    assert tried == set(map(repr, choices))
+    dimension = space_of(tmp_path, base=BASE, search={"env_kwargs.x": choices}).search["env_kwargs.x"]
+    assert len({dimension.label_of(choice) for choice in choices}) == len(choices)
+
+
 def test_optuna_is_asked_for_by_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     file = space_file(tmp_path, **SMALL, trials=2)

@@ -47,15 +47,15 @@ class Dimension:
 
     @functools.cached_property
     def labels(self) -> dict[Plain, Any]:
-        """The choices by what stands for them where only plain values can: lists and mappings by their YAML."""
-        return {
-            value if isinstance(value, Plain) else yaml.safe_dump(value, default_flow_style=True).strip(): value
-            for value in self.choices
-        }
+        """The choices by what stands for them where only plain values can: lists and mappings by their YAML, and all
+        choices by that of a list with each alone where two would be the same, as 1 and true are in Python."""
+        labels = {value if isinstance(value, Plain) else _yaml(value): value for value in self.choices}
+        return labels if len(labels) == len(self.choices) else {_yaml([value]): value for value in self.choices}
 
     def label_of(self, value: Any) -> Plain:
         """What stands for a value: its label among the choices, or itself."""
-        return next((label for label, choice in self.labels.items() if choice == value), value)
+        same = (label for label, choice in self.labels.items() if type(choice) is type(value) and choice == value)
+        return next(same, value)
 
     @property
     def ends(self) -> tuple[Any, ...]:
@@ -216,6 +216,10 @@ def parsed(name: str, value: Any) -> Any:
         return operator.attrgetter(name)(from_dict(_with({}, name.split("."), value)))
     except ConfigError:
         return value
+
+
+def _yaml(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True).strip()
 
 
 def _with(tree: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
