@@ -22,7 +22,7 @@ from commands import Command, wait_until
 from sfactory.commands import main
 from sfactory.commands.runs import list_runs
 from sfactory.commands.sweeps.listed import ListedTrials
-from sfactory.commands.sweeps.runs import GUARD, Reports, Run, curve, score, unscored
+from sfactory.commands.sweeps.runs import BEGINS, GUARD, Reports, Run, curve, score, unscored
 from sfactory.commands.sweeps.scheduler import core_shares, write_config
 from sfactory.commands.sweeps.space import Dimension, Objective, Space
 from sfactory.commands.sweeps.space_file import read_space
@@ -472,6 +472,7 @@ def test_a_summary_tells_of_what_a_task_of_an_array_job_has_failed(tmp_path: Pat
     found = rows(sweep)
     assert [found[number]["state"] for number in "01"] == ["unfinished", "failed"]
     assert "batch_size 100" in found["1"]["reason"]
+    assert (sweep / "trials" / "0001" / "seed-0.log").read_text().startswith(f"{BEGINS}\nerror: ")
 
 
 def test_a_summary_takes_a_run_without_a_return_for_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -569,6 +570,7 @@ def begun_grid(folder: Path, summary: str, log: str = "") -> tuple[Path, Path]:
         ("", "starting\nerror: batch_size 100\nuse 96\n", "failed", "seed 0: error: batch_size 100\nuse 96"),
         ('{"status": "interrupted"}', "error: of an earlier try\n", "unfinished", ""),
         ("", "Killed\n", "unfinished", ""),
+        ("", f"error: of an earlier try\n{BEGINS}\nKilled\n", "unfinished", ""),
     ],
 )
 def test_a_summary_tells_what_has_failed(tmp_path: Path, summary: str, log: str, state: str, reason: str) -> None:

@@ -23,6 +23,8 @@ SAVING_S = 90.0
 """Seconds that a run has to save and end; then its processes are killed."""
 REASON_LINES = 3
 """Lines of a failed run's log that are told."""
+BEGINS = "--- the run begins or goes on ---"
+"""A line of a run's log above what each of its processes prints."""
 GUARD = "sfactory.commands.sweeps.guard"
 
 
@@ -65,7 +67,8 @@ class Run:
         os.sched_setaffinity(0, cores)
         try:
             with self._log.open("ab") as log:
-                self._begin = log.tell()
+                log.write(f"{BEGINS}\n".encode())
+                log.flush()
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", GUARD, *command(trial, seed), "--log.display", "plain"],
                     stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
@@ -99,17 +102,17 @@ class Run:
 
     def reason(self) -> str:
         """The last lines of its log, which say why it has failed."""
-        lines = log_lines(self._log, self._begin)
+        lines = log_lines(self._log)
         return error_of(lines) or "\n".join(lines[-REASON_LINES:])
 
 
-def log_lines(log: Path, begin: int = 0) -> list[str]:
-    """The lines of a log, from a byte on, that say anything; none if there is no log."""
+def log_lines(log: Path) -> list[str]:
+    """The lines of a log that its last process has printed and that say anything; none if there is no log."""
     try:
-        text = log.read_bytes()[begin:].decode(errors="replace")
+        text = log.read_bytes().decode(errors="replace")
     except OSError:
         return []
-    return [line for line in text.splitlines() if line.strip()]
+    return [line for line in text.rpartition(BEGINS)[2].splitlines() if line.strip()]
 
 
 def error_of(lines: Sequence[str]) -> str:

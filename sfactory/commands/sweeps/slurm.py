@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from sfactory.commands.sweeps.listed import ListedTrials, trial_folder
-from sfactory.commands.sweeps.runs import command, log_file
+from sfactory.commands.sweeps.runs import BEGINS, command, log_file
 from sfactory.commands.sweeps.scheduler import write_config
 from sfactory.commands.sweeps.space import Space
 from sfactory.errors import ConfigError
@@ -69,7 +69,9 @@ cd {shlex.quote(str(Path.cwd()))}
 SEEDS=({" ".join(map(str, space.seeds))})
 TRIAL={shlex.quote(str(place))}/$(printf %04d $((SLURM_ARRAY_TASK_ID / {seeds})))
 SEED=${{SEEDS[$((SLURM_ARRAY_TASK_ID % {seeds}))]}}
-exec {shlex.quote(sys.executable)} {words} >> "{log_file(Path("$TRIAL"), "$SEED")}" 2>&1
+exec >> "{log_file(Path("$TRIAL"), "$SEED")}" 2>&1
+echo {shlex.quote(BEGINS)}
+exec {shlex.quote(sys.executable)} {words}
 """
 
 
