@@ -24,6 +24,7 @@ from sfactory.commands.sweeps.study import StudyTrials, telling_of_database
 from sfactory.commands.sweeps.summary import BEST, table, write_summary
 from sfactory.commands.sweeps.trials import Note, Trial, Trials
 from sfactory.config import changed, from_dict, load_yaml, resolve
+from sfactory.config.sources import working_directory_kept
 from sfactory.errors import ConfigError, counted, shown, telling_errors
 from sfactory.files import write_atomically
 from sfactory.runs.run_files import try_lock
@@ -119,6 +120,7 @@ def _opening(space: Space, folder: Path, trials: Trials, shares: Sequence[Sequen
     )
 
 
+@working_directory_kept()
 def _check_runs(space: Space, elsewhere: bool) -> None:
     """Make the plan of a run with the first value of each field, and of one with every other choice of an environment,
     of its arguments, of a model and of loss terms, so that what is wrong with them is told before any begins.

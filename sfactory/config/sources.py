@@ -13,7 +13,7 @@ import difflib
 import numbers
 import os
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,6 +108,17 @@ def working_directory() -> Path:
     with contextlib.suppress(OSError):
         return Path.cwd()
     return Path()
+
+
+@contextlib.contextmanager
+def working_directory_kept() -> Iterator[None]:
+    """Leave the working directory as it is: the module of an environment may change it when it is imported."""
+    folder = working_directory()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it has been removed
+            os.chdir(folder)
 
 
 def at(folder: Path, config: Config) -> Config:

@@ -663,6 +663,18 @@ def test_an_array_job_may_ask_for_what_this_machine_lacks(tmp_path: Path) -> Non
     assert "--array=0-1%100000\n" in (tmp_path / "sweep" / "array.sbatch").read_text()
 
 
+def test_a_sweep_stays_where_it_is_if_an_environments_module_changes_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "moving_sweep.py").write_text("import os\nfrom faults import Faulty\nos.chdir('elsewhere')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    space_file(tmp_path, **SMALL | {"base": BASE | {"env": "moving_sweep:Faulty"}})
+    assert main(["sweep", "space.yaml", "--folder", "here", "--slurm"]) == 0
+    assert f"\ncd {tmp_path}\n" in (tmp_path / "here" / "array.sbatch").read_text()
+
+
 def test_an_array_job_cannot_have_trials_that_depend_on_others(tmp_path: Path, capsys: Any) -> None:
     file = space_file(tmp_path, **SMALL, trials=2)
     assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep"), "--slurm"]) == 2

@@ -15,6 +15,7 @@ from sfactory.commands.sweeps.space import Dimension, Objective, Pruning, Space,
 from sfactory.config import Config, check_types, from_dict, load_yaml, resolve
 from sfactory.config.checking import LARGEST
 from sfactory.config.declaring import settings_of, types_of
+from sfactory.config.sources import working_directory_kept
 from sfactory.errors import ConfigError, shown
 from sfactory.runs.curves import EVALUATIONS, OWN_COLUMNS
 from sfactory.telemetry.metrics import METRICS
@@ -46,6 +47,7 @@ def read_space(path: str | Path) -> tuple[Space, dict[str, Any]]:
     return space, {**kept, "seeds": list(space.seeds), "sampler": space.sampler, **trials}
 
 
+@working_directory_kept()
 def parse_space(raw: Mapping[str, Any], path: str | Path) -> Space:
     """Check the keys and values of a file.
 
