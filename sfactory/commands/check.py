@@ -28,6 +28,7 @@ from sfactory.config.command_line import CommandOptions, Switch, read_command_li
 from sfactory.envs import probe
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, SfactoryError, telling_errors
+from sfactory.files import json_values
 from sfactory.profiling.measure import Interrupted
 from sfactory.runtime.processes import WorkerProcesses, fork_server
 from sfactory.telemetry.console import new_console
@@ -103,7 +104,7 @@ def main(args: Sequence[str] | None = None) -> int:
         raise ConfigError("seconds and timeout must be above 0")
     result = check(config, options)
     if options.json:
-        print(json.dumps(_values(config, result)))
+        print(json.dumps(json_values(_values(config, result)), allow_nan=False))
     else:
         _show(new_console(), config, result)
     return result.exit_status

@@ -303,7 +303,8 @@ def test_the_advice_for_an_environment_on_the_device_speaks_of_rows(preset, told
 def checked(capfd, *args: str) -> tuple[int, dict]:
     status = main(["check", *args, "--json"])
     output = capfd.readouterr().out
-    return status, json.loads(output.splitlines()[-1])  # the tests' fork server keeps its own output
+    line = output.splitlines()[-1]  # the tests' fork server keeps its own output
+    return status, json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 @pytest.mark.usefixtures("nothing_is_left")
@@ -316,6 +317,7 @@ def checked(capfd, *args: str) -> tuple[int, dict]:
         ("Exits", 1, "exit code 7"),
         ("Missing", 2, "no environment is called"),
         ("Prints", 1, "it printed"),
+        ("NotFinite", 1, "not finite"),
     ],
 )
 def test_an_environment_cannot_break_the_command(env, status, says, capfd):
