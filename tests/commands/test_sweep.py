@@ -521,6 +521,36 @@ def test_what_the_first_trials_failed_of_is_kept(tmp_path: Path, monkeypatch: py
     assert found["0"]["reason"] == "seed 0: error: no such thing"
 
 
+class FirstOfFiveRuns(FailedRun):
+    """A run that has failed at once, but for that of the first trial, which ends once there is a fifth one."""
+
+    def __init__(self, trial: Path, seed: int, cores: Any) -> None:
+        super().__init__(trial, seed, cores)
+        self.trials, self.is_first = trial.parent, trial.name == "0000"
+        if self.is_first:
+            self.folder.mkdir()
+            (self.folder / "metrics.csv").write_text("env_steps,episode_return_mean\n256,9\n")
+
+    def poll(self) -> int | None:
+        if not self.is_first:
+            return 1
+        if not (self.trials / "0004").exists():
+            return None
+        (self.folder / "summary.json").write_text('{"status": "completed"}')
+        return 0
+
+
+def test_failures_end_no_sweep_of_which_a_trial_has_come_farther(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sfactory.commands.sweeps.scheduler.Run", FirstOfFiveRuns)
+    monkeypatch.setattr("sfactory.commands.sweep.core_shares", lambda parallel, runs: [[0], [1]])
+    file = space_file(tmp_path, base=BASE, search={"optim.lr": [1e-3, 2e-3, 3e-3, 4e-3, 5e-3]})
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep")]) == 0
+    assert "best: trial 0, 9" in capsys.readouterr().out
+    assert [rows(tmp_path / "sweep")[number]["state"] for number in "01234"] == ["completed", *["failed"] * 4]
+
+
 def test_failures_end_no_sweep_of_which_an_earlier_command_has_completed_a_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

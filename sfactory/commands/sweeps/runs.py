@@ -15,7 +15,7 @@ from typing import IO, cast
 
 from sfactory.commands.sweeps.space import Objective
 from sfactory.files import TRIAL
-from sfactory.runs.curves import EVALUATIONS, Curve, read_table, steps_column
+from sfactory.runs.curves import EVALUATIONS, STEPS, Curve, read_table, steps_column
 from sfactory.runs.run_files import EVALUATION, METRICS, SUMMARY, is_held, is_number, read_json
 from sfactory.runtime.processes import kill_tree
 
@@ -133,6 +133,11 @@ def failure(trial: Path, seed: int) -> str:
 def is_complete(folder: Path) -> bool:
     """Whether the run in a folder has been trained to its end."""
     return read_json(folder / SUMMARY).get("status") == "completed"
+
+
+def env_steps(folder: Path) -> int:
+    """Env steps of the run in a folder, by its last report; 0 if it has none."""
+    return int(read_table(folder / METRICS).get(STEPS, [0])[-1])
 
 
 class Reports:

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from sfactory.commands.sweeps.listed import trial_folder
-from sfactory.commands.sweeps.runs import Run, is_complete, run_folder, score, unscored
+from sfactory.commands.sweeps.runs import Run, env_steps, is_complete, run_folder, score, unscored
 from sfactory.commands.sweeps.space import Space
 from sfactory.commands.sweeps.summary import write_results
 from sfactory.commands.sweeps.trials import Note, State, Trial, Trials, value_text
@@ -29,7 +29,7 @@ POLL_S = 0.2
 REPORT_EVERY_S = 1.0
 """log.report_every_s of the runs where the base does not say it: short runs need reports to be compared."""
 MOST_FAILURES = 3
-"""So many trials that fail before any other has ended are the fault of what they share."""
+"""So many trials that fail before any other has ended, or has come farther, are the fault of what they share."""
 
 
 def core_shares(parallel: int | None, runs: int) -> list[list[int]]:
@@ -105,7 +105,7 @@ class Scheduler:
         self._space, self._folder, self._trials, self._shares, self._note = space, folder, trials, shares, note
         self._begun: list[_Begun] = []
         self._free = list(range(len(shares)))
-        self._failures = 0
+        self._failures, self._failed_at = 0, 0  # and the most env steps of a trial that has failed
         self._waited_for: set[Path] = set()
         self._interrupts = 0
         self.signal: int | None = None
@@ -234,10 +234,17 @@ class Scheduler:
         begun.trial.reason = reason
         self._end(begun, "failed", None, reason)
         self._failures += 1
-        if self._failures < MOST_FAILURES:
+        reached = (env_steps(run_folder(begun.folder, seed)) for seed in self._space.seeds)
+        self._failed_at = max(self._failed_at, *reached)
+        if self._failures < MOST_FAILURES or self._is_any_ahead():
             return
         if not any(trial.state in ("completed", "pruned") for trial in self._trials.all()):  # of earlier commands, too
             raise RunFailed(f"the first {MOST_FAILURES} trials have failed; {reason}")
+
+    def _is_any_ahead(self) -> bool:
+        """Whether a living run has come farther than all that have failed."""
+        running = [begun for begun in self._begun if begun.trial.state == "running"]
+        return any(env_steps(run.folder) > self._failed_at for begun in running for run, _ in begun.living)
 
     def _end(self, begun: _Begun, state: State, value: float | None, text: str) -> None:
         """End a trial; what still runs of it saves and ends."""
