@@ -93,6 +93,19 @@ def test_a_finished_run_has_nothing_to_do(finished, capsys):
     assert (finished / "config.yaml").read_bytes() == config, "nothing was trained with another gamma"
 
 
+@pytest.mark.parametrize("left", [None, "interrupted", "failed"])
+def test_a_run_that_was_ended_after_its_last_checkpoint_is_completed_by_the_same_command(left, tmp_path):
+    config = config_for(tmp_path, "CartPole-v1", serial=True, steps=256)
+    trained, file = train(config), tmp_path / "run" / "summary.json"
+    if left is None:
+        file.unlink()  # as where its process was killed
+    else:
+        file.write_text(f'{{"status": "{left}", "error": "of before"}}')
+    assert train(config).status == "completed"
+    known = summary(tmp_path / "run")
+    assert (known["status"], known["env_steps"], known["error"]) == ("completed", trained.env_steps, None)
+
+
 @pytest.mark.parametrize("serial", [False, True], ids=["processes", "serial"])
 @pytest.mark.parametrize("at", [0, 40], ids=["made", "stepped"])
 def test_a_run_stays_in_its_folder_and_learns_whatever_its_environments_change(at, serial, tmp_path, monkeypatch):

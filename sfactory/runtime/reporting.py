@@ -15,7 +15,7 @@ from sfactory.errors import said
 from sfactory.runs.checkpoint import Snapshot
 from sfactory.runs.machine import describe_machine
 from sfactory.runs.report_page import write_page
-from sfactory.runs.run_files import PAGE
+from sfactory.runs.run_files import PAGE, read_json
 from sfactory.runs.run_folder import RunFolder
 from sfactory.runtime.plan import Plan
 from sfactory.telemetry.display import Display
@@ -226,19 +226,12 @@ class Reporter:
             signal: The signal that interrupted the run, else None.
             phases: Share of every phase in the time of each kind of worker, 0 to 1.
         """
-        config, wall_s, fps = self._plan.config, self.wall_s, self._speed.overall_fps(env_steps)
+        wall_s, fps = self.wall_s, self._speed.overall_fps(env_steps)
         returns = self.last.episode_return_mean if self.last else self._episodes.report().return_mean
-        try:
-            Summary(
-                status=status, env=env_name(config.env), seed=config.seed, env_steps=env_steps,
-                frames=env_steps * self._plan.env.frameskip, wall_s=wall_s, fps=fps, episode_return_mean=returns,
-                protocol=self._plan.env.protocol, extras=self.last.extras if self.last else {}, error=error,
-                phases=phases, machine=describe_machine(),
-            ).write(self._folder.summary)  # fmt: skip
-        except OSError as cause:
-            self.note(f"summary not written: {cause}")
+        result = Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path, self._kernels)
+        self._write_summary(result, self.last.extras if self.last else {}, error, phases)
         self._loggers.close(status)
-        return Result(status, env_steps, wall_s, fps, returns, signal, self._folder.path, self._kernels)
+        return result
 
     def close(self) -> None:
         """Write the run's page, and close the display."""
@@ -247,7 +240,8 @@ class Reporter:
         self._display.close()
 
     def nothing_to_do(self, snapshot: Snapshot) -> Result:
-        """Tell the user that the checkpoint already has the requested number of env steps."""
+        """Tell the user that the checkpoint already has the requested number of env steps, and the run's files if they
+        do not say that it is completed: its process may have been killed just before."""
         steps, returns = snapshot.env_steps, math.nan if snapshot.episode_return is None else snapshot.episode_return
         config = self._plan.config
         self.note(
@@ -255,9 +249,29 @@ class Reporter:
             "with --overwrite"
         )
         self._display.close()
-        return Result(
-            "completed", steps, snapshot.wall_s, steps / max(snapshot.wall_s, 1e-9), returns, None, self._folder.path
-        )
+        fps = steps / max(snapshot.wall_s, 1e-9)
+        result = Result("completed", steps, snapshot.wall_s, fps, returns, None, self._folder.path)
+        if read_json(self._folder.summary).get("status") != "completed":
+            self._write_summary(result, extras={}, error=None, phases={})
+        return result
+
+    def _write_summary(
+        self,
+        result: Result,
+        extras: Mapping[str, float],
+        error: str | None,
+        phases: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        config, env = self._plan.config, self._plan.env
+        try:
+            Summary(
+                status=result.status, env=env_name(config.env), seed=config.seed, env_steps=result.env_steps,
+                frames=result.env_steps * env.frameskip, wall_s=result.wall_s, fps=result.fps,
+                episode_return_mean=result.episode_return_mean, protocol=env.protocol, extras=extras, error=error,
+                phases=phases, machine=describe_machine(),
+            ).write(self._folder.summary)  # fmt: skip
+        except OSError as cause:
+            self.note(f"summary not written: {cause}")
 
     def _write_page(self) -> None:
         """Write report.html. Whatever goes wrong with it, the run has ended as it has."""
