@@ -49,7 +49,7 @@ class Dimension:
     def labels(self) -> dict[Plain, Any]:
         """The choices by what stands for them where only plain values can: lists and mappings by their YAML, and all
         choices by that of a list with each alone where two would be the same, as 1 and true are in Python."""
-        labels = {value if isinstance(value, Plain) else _yaml(value): value for value in self.choices}
+        labels: dict[Plain, Any] = {v if isinstance(v, Plain) else _yaml(v): v for v in self.choices}
         return labels if len(labels) == len(self.choices) else {_yaml([value]): value for value in self.choices}
 
     def label_of(self, value: Any) -> Plain:
