@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -100,8 +101,8 @@ def main(args: Sequence[str] | None = None) -> int:
     options, config = line.options, line.config
     if not config.env:
         raise ConfigError("env is not set; name a Gymnasium id, for example sfactory check CartPole-v1")
-    if not (options.seconds > 0 and options.timeout > 0):
-        raise ConfigError("seconds and timeout must be above 0")
+    if not all(seconds > 0 and math.isfinite(seconds) for seconds in (options.seconds, options.timeout)):
+        raise ConfigError("seconds and timeout must be above 0, and finite")
     result = check(config, options)
     if options.json:
         print(json.dumps(json_values(_values(config, result)), allow_nan=False))
