@@ -128,11 +128,42 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
         prog: The command, as messages name it.
 
     Returns:
-        The exit status: 0 done, 1 failed, 2 bad configuration, 130 interrupted.
+        The exit status: 0 done, 1 failed, 2 bad configuration; 130 or 143 interrupted, after what had been played.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options = tyro.cli(Options, args=flag_as_word("--run", args), prog=prog, description=DESCRIPTION)
-    result, sampled = _measured(options)
+    _check_numbers(options.episodes, options.parallel, options.max_steps, options.video)
+    player = Player.of_run(
+        options.run, env=options.env, env_kwargs=options.env_kwargs, seed=options.seed, checkpoint=options.checkpoint,
+        device=options.device, trust=options.trust, render_mode=_mode(options.video),
+    )  # fmt: skip
+    from sfactory.runtime.interrupts import stopping  # here, since only Linux has the modules of a run
+
+    with stopping(player.stop) as signals:
+        result, sampled = _measured(options, player)
+    if result.episodes:
+        _show(options, result, sampled)
+    if args is None:
+        gc.freeze()  # as in sfactory.runtime.interrupts.as_program
+    return exit_status(player, result, signals)
+
+
+def exit_status(player: Player, result: Evaluation, signals: Sequence[int]) -> int:
+    """The exit status after episodes, of which an interrupt has perhaps been the end; says on standard error what is
+    known then."""
+    if not signals:
+        return 0
+    if not result.episodes:
+        print("interrupted before the first env step", file=sys.stderr)
+    elif player.counts_unfinished:
+        print("interrupted before an episode had ended: those that went on count as they stood", file=sys.stderr)
+    else:
+        print("interrupted: the episodes that had ended count", file=sys.stderr)
+    return 128 + signals[0]
+
+
+def _show(options: Options, result: Evaluation, sampled: Evaluation | None) -> None:
+    """Print what episodes returned."""
     if options.json:
         values = {name: getattr(result, name) for name in ("episodes", "return_mean", "return_std", "length_mean")}
         if sampled is not None:
@@ -142,29 +173,22 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
         print(json.dumps(values))
     else:
         new_console().print(_table(options, result, sampled))
-    if args is None:
-        gc.freeze()  # as in sfactory.runtime.interrupts.as_program
-    return 0
 
 
-def _measured(options: Options) -> tuple[Evaluation, Evaluation | None]:
+def _measured(options: Options, player: Player) -> tuple[Evaluation, Evaluation | None]:
     """What was asked for, and beside greedy episodes at most half as many with sampled actions; None where that leaves
     none.
 
     Those are cut off at :data:`LONGER` times the length of the longest greedy one: a sampled policy may take very long
     to end an episode.
     """
-    _check_numbers(options.episodes, options.parallel, options.max_steps, options.video)
-    player = Player.of_run(
-        options.run, env=options.env, env_kwargs=options.env_kwargs, seed=options.seed, checkpoint=options.checkpoint,
-        device=options.device, trust=options.trust, render_mode=_mode(options.video),
-    )  # fmt: skip
     with player.recorder(options.video) as recorder:
         result = player.play(options.episodes, not options.sampled, options.parallel, options.max_steps, recorder)
     beside = result.episodes // player.agents // 2 * player.agents
-    if options.sampled or not beside:
+    if options.sampled or not beside or player.stopped:
         return result, None
-    return result, player.play(beside, False, options.parallel, options.max_steps or LONGER * max(result.lengths))
+    sampled = player.play(beside, False, options.parallel, options.max_steps or LONGER * max(result.lengths))
+    return result, sampled if sampled.episodes else None
 
 
 def _table(options: Options, result: Evaluation, sampled: Evaluation | None) -> Table:

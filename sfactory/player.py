@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,9 +24,9 @@ from sfactory.config.importing import is_harmless
 from sfactory.envs import make_group, probe
 from sfactory.envs.faults import environment_fault
 from sfactory.envs.globals import globals_kept
-from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, whole_ends
+from sfactory.envs.interface import EnvRequest, Group, Outcome, whole_ends
 from sfactory.envs.observations import new_step_buffers
-from sfactory.errors import ConfigError
+from sfactory.errors import ConfigError, EnvironmentFault
 from sfactory.files import json_values, move_whole, temporary_folder, write_atomically
 from sfactory.policy import Policy, check_foreign, load_policy
 from sfactory.runs.checkpoint import Snapshot
@@ -98,6 +99,8 @@ class Player:
     Attributes:
         agents: Agents of an environment.
         render_fps: Env steps per second at which an environment looks natural.
+        stopped: Whether :meth:`stop` has been called.
+        counts_unfinished: Whether it was stopped so early that episodes count which had not ended.
 
     Raises:
         ConfigError: If the environments have other spaces than the policy.
@@ -107,6 +110,7 @@ class Player:
         self._policy, self._request, self._seed, self._spec = policy, request, seed, probe(request)
         check_spaces(policy.spec, self._spec, source, env_name(request.env))
         self.agents, self.render_fps = self._spec.agents, self._spec.render_fps
+        self.stopped = self.counts_unfinished = False
 
     @classmethod
     def of_run(
@@ -155,6 +159,10 @@ class Player:
             path.parent.mkdir(parents=True, exist_ok=True)
             move_whole(recorded, path)
 
+    def stop(self) -> None:
+        """Let :meth:`play` end after the present env step, or if it is called later, before the first."""
+        self.stopped = True
+
     def play(
         self,
         episodes: int,
@@ -167,23 +175,78 @@ class Player:
 
         Plays whole games: first as many as give `episodes` if all agents live, then more until there are enough. No
         game is cut short for that, which would favour short episodes.
+
+        Where it is stopped, the episodes that have ended count; if none has, those that go on count as they stand. It
+        gives no episodes, and NaN, where nothing has been played.
         """
         spec, tally = self._spec, _Tally()
         games, played, first_index = -(-episodes // spec.agents), 0, 0
         # for a few numbers several threads only wait for each other
         with globals_kept(), contextlib.nullcontext() if spec.observation.has_images else torch_threads(1):
-            while games > 0:
+            while games > 0 and not self.stopped:
                 together = 1 if viewer is not None else parallel
-                for shares in _rounds(games, together, max_steps is not None, spec.own_rows):
+                rounds = _rounds(games, together, max_steps is not None, spec.own_rows)
+                for shares in itertools.takewhile(lambda _: not self.stopped, rounds):
                     idle = max(0, (spec.own_rows or 0) - len(shares))
                     group = make_group(self._request, spec, len(shares) + idle, first_index, self._seed)
-                    with contextlib.closing(group):
-                        playing = np.pad(shares, (0, idle))
-                        _play(self._policy, group, spec, playing, deterministic, max_steps, tally, viewer)
+                    with contextlib.closing(group), self._expecting_faults():
+                        self._play(group, np.pad(shares, (0, idle)), deterministic, max_steps, tally, viewer)
                     first_index += len(shares)
                 played += games
                 games = -(-(episodes - tally.episodes) * played // tally.episodes) if tally.episodes else 0
+        if self.stopped and not tally.episodes:
+            tally.cut()
+            self.counts_unfinished = tally.episodes > 0
         return tally.evaluation(spec.protocol)
+
+    @contextlib.contextmanager
+    def _expecting_faults(self) -> Iterator[None]:
+        """Ignore what environments do wrong once this is stopped: Ctrl-C in a terminal ends their processes, too."""
+        try:
+            yield
+        except EnvironmentFault:
+            if not self.stopped:
+                raise
+
+    def _play(
+        self,
+        group: Group,
+        shares: np.ndarray,
+        deterministic: bool,
+        max_steps: int | None,
+        tally: _Tally,
+        viewer: Viewer | None,
+    ) -> None:
+        """Let every environment of a group play its share of episodes, or `max_steps` env steps."""
+        spec = self._spec
+        buffers, after = new_step_buffers(spec, group.rows), new_step_buffers(spec, group.rows)
+        outcome = Outcome(np.zeros(group.rows, np.float32), np.zeros(group.rows, bool), np.zeros(group.rows, bool))
+        group.reset(buffers)
+        begun, goes_on = np.zeros(len(shares), int), np.zeros(group.rows, bool)
+        tally.begin(group.rows)
+        state = None
+        for _ in itertools.count() if max_steps is None else range(max_steps):
+            begins = buffers.first & buffers.active & ~goes_on if group.new_games is None else group.new_games
+            goes_on &= ~(buffers.first & buffers.active)
+            begun += begins
+            counts = begun <= shares
+            if self.stopped or not counts.any():
+                break
+            if viewer is not None:
+                if begins[0]:
+                    viewer.begin_episode()
+                viewer.add(_render(group))
+            categorical, continuous, state = self._policy.choose(buffers, state, deterministic)
+            group.step(categorical, continuous, outcome, after)
+            if viewer is not None and (last := getattr(group, "last_picture", None)) is not None:
+                viewer.add(last)
+            whole = whole_ends(outcome, group.goes_on)
+            tally.add(outcome.reward, whole, buffers.active & np.repeat(counts, spec.agents), group.extras)
+            goes_on |= (outcome.terminated | outcome.truncated) & ~whole
+            group.extras.clear()
+            buffers, after = after, buffers
+        else:
+            tally.cut()
 
 
 def rendering(request: EnvRequest, mode: str = "rgb_array") -> EnvRequest:
@@ -237,47 +300,6 @@ def _rounds(episodes: int, parallel: int | None, one_each: bool, own_rows: int |
         yield episodes // parallel + (np.arange(parallel) < episodes % parallel)
 
 
-def _play(
-    policy: Policy,
-    group: Group,
-    spec: EnvSpec,
-    shares: np.ndarray,
-    deterministic: bool,
-    max_steps: int | None,
-    tally: _Tally,
-    viewer: Viewer | None,
-) -> None:
-    """Let every environment of a group play its share of episodes, or `max_steps` env steps."""
-    buffers, after = new_step_buffers(spec, group.rows), new_step_buffers(spec, group.rows)
-    outcome = Outcome(np.zeros(group.rows, np.float32), np.zeros(group.rows, bool), np.zeros(group.rows, bool))
-    group.reset(buffers)
-    begun, goes_on = np.zeros(len(shares), int), np.zeros(group.rows, bool)
-    tally.begin(group.rows)
-    state = None
-    for _ in itertools.count() if max_steps is None else range(max_steps):
-        begins = buffers.first & buffers.active & ~goes_on if group.new_games is None else group.new_games
-        goes_on &= ~(buffers.first & buffers.active)
-        begun += begins
-        counts = begun <= shares
-        if not counts.any():
-            break
-        if viewer is not None:
-            if begins[0]:
-                viewer.begin_episode()
-            viewer.add(_render(group))
-        categorical, continuous, state = policy.choose(buffers, state, deterministic)
-        group.step(categorical, continuous, outcome, after)
-        if viewer is not None and (last := getattr(group, "last_picture", None)) is not None:
-            viewer.add(last)
-        whole = whole_ends(outcome, group.goes_on)
-        tally.add(outcome.reward, whole, buffers.active & np.repeat(counts, spec.agents), group.extras)
-        goes_on |= (outcome.terminated | outcome.truncated) & ~whole
-        group.extras.clear()
-        buffers, after = after, buffers
-    else:
-        tally.cut()
-
-
 def _render(group: Group) -> Any:
     """A picture of the first environment."""
     try:
@@ -293,6 +315,7 @@ class _Tally:
         self._returns: list[float] = []
         self._lengths: list[int] = []
         self._extras: defaultdict[str, list[float]] = defaultdict(list)
+        self.begin(0)
 
     @property
     def episodes(self) -> int:
@@ -331,15 +354,15 @@ class _Tally:
         self._end(self._length > 0)
 
     def evaluation(self, protocol: str) -> Evaluation:
-        """The statistics of all episodes, which were played by `protocol`."""
-        returns = np.array(self._returns)
+        """The statistics of all episodes, which were played by `protocol`; NaN without any."""
+        returns, lengths = np.array(self._returns or [math.nan]), self._lengths or [math.nan]
         return Evaluation(
             episodes=len(self._returns),
             return_mean=float(returns.mean()),
             return_std=float(returns.std()),
             return_min=float(returns.min()),
             return_max=float(returns.max()),
-            length_mean=float(np.mean(self._lengths)),
+            length_mean=float(np.mean(lengths)),
             returns=tuple(self._returns),
             lengths=tuple(self._lengths),
             extras={name: float(np.mean(values)) for name, values in self._extras.items()},

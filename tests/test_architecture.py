@@ -41,7 +41,7 @@ ALLOWED = {
     "profiling": {"config", "data", "envs", "kernels", "learner", "model", "runtime", "spaces", "telemetry"},
     "train": {"config", "runtime"},
     "player": {"config", "envs", "policy", "runs"},
-    "eval": {"config", "player", "policy", "runs", "telemetry"},
+    "eval": {"config", "player", "policy", "runs", "runtime", "telemetry"},
     "profile": {"config", "profiling", "runtime", "telemetry"},
     "status": {"config", "runs", "runtime", "telemetry"},
     "commands": {

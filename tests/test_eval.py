@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -79,6 +80,10 @@ def test_episodes_do_not_depend_on_how_they_are_grouped(counting):
     assert sorted(evaluate(counting, 6, env=Counting, parallel=2, max_steps=100).returns) == sorted(together.returns)
 
 
+LOOKED_AT = None, 0, env_seed(0, 0)
+"""Seeds of an environment that is only looked at."""
+
+
 class Paid(gym.Env):
     """Pays the action, for four env steps; notes the seeds that it is reset with."""
 
@@ -115,7 +120,7 @@ def test_it_plays_episodes_that_training_has_not_seen(tmp_path):
     def seeds_of(action):
         Paid.seeds.clear()
         action()
-        return set(Paid.seeds) - {None, 0, env_seed(0, 0)}  # without those of the environment that is only looked at
+        return set(Paid.seeds).difference(LOOKED_AT)
 
     run = tmp_path / "run"
     trained = seeds_of(lambda: short_run(run, Paid, seed=3))
@@ -410,6 +415,89 @@ def test_sampled_episodes_that_do_not_end_are_cut_off(tmp_path, capsys):
     values = json.loads(capsys.readouterr().out)
     assert values["return_mean"] == 1
     assert 5 < values["sampled_return_mean"] <= 10
+
+
+class Interrupted(Paid):
+    """Gets a signal in one of its env steps or, with 0, in a reset before them, and may raise there, as when a program
+    of its own has got it, too.
+
+    Args:
+        end: Env steps of an episode.
+        at: Its env steps until then, over all episodes of all environments.
+    """
+
+    steps = 0
+
+    def __init__(self, end=4, at=9, number=signal.SIGINT, raises=False):
+        super().__init__(end)
+        self.at, self.number, self.raises = at, number, raises
+
+    def reset(self, *, seed=None, options=None):
+        if self.at == 0 and seed not in LOOKED_AT:
+            signal.raise_signal(self.number)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        Interrupted.steps += 1
+        if Interrupted.steps == self.at:
+            signal.raise_signal(self.number)
+            assert not self.raises
+        return super().step(1)
+
+
+@pytest.fixture
+def interrupted(tmp_path, capsys, monkeypatch):
+    """Evaluates episodes in which a signal comes; gives the exit status, what is printed as JSON, and what is said."""
+    run = short_run(tmp_path / "run", Paid)
+    capsys.readouterr()
+
+    def evaluate_until(*flags, **kwargs):
+        monkeypatch.setattr(Interrupted, "steps", 0)
+        flags = ("--env", "test_eval:Interrupted", "--env-kwargs", json.dumps(kwargs), "--json", *flags)
+        status = main(["--run", str(run), *flags])
+        out, said = capsys.readouterr()
+        return status, json.loads(out) if out else {}, said
+
+    return evaluate_until
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_evaluation_tells_of_the_episodes_that_had_ended(interrupted, number):
+    before = signal.getsignal(number)
+    status, values, said = interrupted("--parallel", "1", number=number)
+    assert (status, values["episodes"], values["length_mean"], values["return_mean"]) == (128 + number, 2, 4, 4)
+    assert "sampled_return_mean" not in values
+    assert said == "interrupted: the episodes that had ended count\n"
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("flags", [(), ("--max-steps", "1000")])
+def test_where_none_had_ended_an_interrupted_evaluation_counts_episodes_as_they_stood(interrupted, flags):
+    status, values, said = interrupted("--episodes", "3", *flags, end=10**9, at=21)
+    assert (status, values["episodes"], values["length_mean"], values["return_mean"]) == (130, 3, 7, 7)
+    assert said == "interrupted before an episode had ended: those that went on count as they stood\n"
+
+
+def test_an_interrupt_among_sampled_episodes_leaves_the_others(interrupted):
+    status, values, _ = interrupted("--episodes", "4", "--parallel", "1", at=4 * 4 + 5)
+    assert (status, values["episodes"], values["sampled_return_mean"]) == (130, 4, 4)
+
+
+def test_an_evaluation_that_is_interrupted_before_its_first_step_shows_no_figures(interrupted):
+    assert interrupted("--episodes", "1", at=0) == (130, {}, "interrupted before the first env step\n")
+
+
+def test_what_an_interrupt_does_to_an_environment_is_no_fault_of_it(interrupted):
+    assert interrupted("--parallel", "1", raises=True)[:2] == interrupted("--parallel", "1")[:2]
+
+
+def test_a_second_interrupt_ends_an_evaluation_that_hangs(interrupted, monkeypatch):
+    def step(self, action):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Interrupted, "step", step)
+    assert interrupted()[:2] == (130, {})
 
 
 def test_the_start_of_a_run_its_summary_and_evaluation_name_the_protocol(tmp_path, capsys):

@@ -23,9 +23,11 @@ from sfactory.envs.families import atari, vizdoom
 from sfactory.envs.faults import close_quietly
 from sfactory.envs.interface import EnvRequest
 from sfactory.errors import ConfigError, counted, shown, telling_errors
+from sfactory.eval import exit_status
 from sfactory.player import Evaluation, Player, request_of
 from sfactory.runs.run_files import read_config
 from sfactory.runs.video import has_display
+from sfactory.runtime.interrupts import stopping
 from sfactory.telemetry.console import new_console
 
 DESCRIPTION = """Play episodes with the policy of a run folder and show them: in a window where there is a display and
@@ -59,20 +61,28 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        The exit status: 0 done, 1 failed, 2 bad configuration or no place to show anything, 130 interrupted.
+        The exit status: 0 done, 1 failed, 2 bad configuration or no place to show anything, 130 or 143 interrupted.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     args = flag_as_word("--run", args)
     options = tyro.cli(Options, args=args, prog="sfactory play", description=DESCRIPTION)
-    result = _play(options)
-    returns = ", ".join(f"{value:.2f}" for value in result.returns)
-    new_console().print(
-        f"{counted(result.episodes, 'episode')}, returns {returns}, mean length {result.length_mean:.1f}"
-    )
-    return 0
+    player, mode = _player(options)
+    with stopping(player.stop) as signals:
+        result = _play(options, player, mode)
+    if result.episodes:
+        returns = ", ".join(f"{value:.2f}" for value in result.returns)
+        new_console().print(
+            f"{counted(result.episodes, 'episode')}, returns {returns}, mean length {result.length_mean:.1f}"
+        )
+    return exit_status(player, result, signals)
 
 
-def _play(options: Options) -> Evaluation:
+def _player(options: Options) -> tuple[Player, str]:
+    """What plays, and the render_mode of its environments.
+
+    Raises:
+        ConfigError: If an option cannot work.
+    """
     too_few = options.max_steps is not None and options.max_steps < 1
     if options.episodes < 1 or too_few or (options.fps or 0) < 0:
         raise ConfigError("episodes and max-steps must be at least 1, and fps 0 or more")
@@ -82,6 +92,10 @@ def _play(options: Options) -> Evaluation:
         options.run, env=options.env, env_kwargs=options.env_kwargs, seed=options.seed, checkpoint=options.checkpoint,
         trust=options.trust, render_mode=mode,
     )  # fmt: skip
+    return player, mode
+
+
+def _play(options: Options, player: Player, mode: str) -> Evaluation:
     fps = player.render_fps if options.fps is None else options.fps
     screen = TerminalScreen(fps) if mode != "human" and not options.video else None
     with player.recorder(options.video) as recorder:

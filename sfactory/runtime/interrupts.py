@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -34,6 +35,28 @@ def handling(handlers: Mapping[signal.Signals, Callable[[int, FrameType | None],
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
+def stopping(stop: Callable[[], object]) -> Iterator[list[int]]:
+    """Let the first SIGINT or SIGTERM call a function that ends the work in an orderly way; the next one does what it
+    did before.
+
+    Yields:
+        The first one's number, once it has come.
+    """
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def first(number: int, frame: FrameType | None) -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        came.append(number)
+        stop()
+
+    is_main = threading.current_thread() is threading.main_thread()
+    with handling(dict.fromkeys(before, first)) if is_main else contextlib.nullcontext():
+        yield came
 
 
 def end_at_once(number: int, frame: FrameType | None = None) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 import gymnasium
 import numpy as np
@@ -50,6 +51,17 @@ def test_text_is_shown_also_where_the_output_is_no_terminal(tmp_path, capsys, mo
     assert main(["play", str(run), "--episodes", "1", "--max-steps", "2", "--fps", "0"]) == 0
     shown = capsys.readouterr().out
     assert "FFF" in re.sub(r"\x1b\[[\d;]*m", "", shown) and "\x1b[H" not in shown
+
+
+def test_an_interrupt_leaves_what_was_shown(cartpole, terminal, capsys, monkeypatch):
+    def add(self, image):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(TerminalScreen, "add", add)
+    assert main(["play", str(cartpole)]) == 130
+    shown = capsys.readouterr()
+    assert "1 episode, returns 1.00, mean length 1.0" in re.sub(r"\x1b\[[\d;]*m", "", shown.out)
+    assert "interrupted before an episode had ended" in shown.err
 
 
 def test_videos_are_written_instead(cartpole, tmp_path):
