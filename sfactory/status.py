@@ -35,7 +35,7 @@ OLD_S = 5.0
 """Age in seconds from which the state of a living run is shown as old. It is renewed every second unless the runner
 hangs or is busy."""
 WATCH_EVERY_S = 1.0
-UNITS = {each.name: f" {each.unit}" for each in METRICS if each.name.replace("_", " ") != each.unit}
+UNITS = {each.name: f" {each.unit}" for each in METRICS if each.unit not in ("", each.name.replace("_", " "))}
 
 
 @dataclass(frozen=True)

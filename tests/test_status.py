@@ -176,7 +176,7 @@ def test_inference_in_a_rollout_worker_that_steps_for_long_is_not_called_silent(
 
 def test_the_status_tells_figures_with_their_units(tmp_path, monkeypatch, capsys):
     summary = {"env_steps": 400_413, "episode_return_mean": 195.25, "fps": 12_345.6}
-    figures = {"wall_s": 65.0, "env_steps": 1000, "fps": 125.0, "episode_return_mean": math.nan}
+    figures = {"wall_s": 65.0, "env_steps": 1000, "restarts": 2, "fps": 125.0, "episode_return_mean": math.nan}
     for found in (
         RunStatus("completed", summary=summary),
         RunStatus("living", dataclasses.replace(STATE, figures=figures)),
@@ -185,7 +185,7 @@ def test_the_status_tells_figures_with_their_units(tmp_path, monkeypatch, capsys
         assert main(["run"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "run: completed 400,413 env steps, return 195.25, 12,346 env steps/s" in text
-    assert "last report: wall_s 65 s, env_steps 1,000, fps 125 env steps/s" in text and "nan" not in text
+    assert "last report: wall_s 65 s, env_steps 1,000, restarts 2, fps 125 env steps/s" in text and "nan" not in text
 
 
 def test_only_the_newest_reports_are_kept(tmp_path):
