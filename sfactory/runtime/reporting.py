@@ -109,6 +109,8 @@ class Reporter:
         # the rate is not known until the learner has begun
         self._progress = ProgressWindow(Progress(steps, updates, math.nan, math.nan, {}, math.nan, skipped))
         self.news = False
+        if self._evaluation is not None and self._evaluation.env_steps > steps:
+            self._evaluation = None  # of weights that the run has fallen back from
 
     @property
     def live(self) -> bool:

@@ -14,16 +14,18 @@ import numpy as np
 import pytest
 import torch
 from environments import Counting
+from short_runs import begun_run
 from torch import Tensor, nn
 from whole_runs import QUIET, config_for, rows
 
 from sfactory import Config, LossConfig, ModelConfig, learner, train
 from sfactory.config import resolve
 from sfactory.losses import TermSamples
-from sfactory.runs.checkpoint import CheckpointStore
+from sfactory.runs.checkpoint import CheckpointStore, Snapshot
 from sfactory.runtime import reporting
 from sfactory.runtime.planning import make_plan
 from sfactory.telemetry import recent
+from sfactory.telemetry.events import Evaluated
 from sfactory.telemetry.recent import BLIND_REPORTS, BlindCritic
 
 
@@ -61,6 +63,20 @@ def test_a_resumed_run_goes_on_counting_skipped_updates_and_knows_no_rate_before
     train(dataclasses.replace(config, steps=512))
     assert [progress.skipped for progress in begun] == [0, 7]
     assert all(math.isnan(progress.lr) for progress in begun)
+
+
+@pytest.mark.parametrize(("env_steps", "reported"), [(400, True), (600, False)])
+def test_an_evaluation_beyond_the_checkpoint_that_a_run_falls_back_to_is_not_reported(
+    env_steps: int, reported: bool, tmp_path: Path
+) -> None:
+    """Its env steps come again, and the curve of evaluations would go back."""
+    config = config_for(tmp_path, "CartPole-v1", serial=True)
+    with begun_run(config) as folder:
+        reporter = reporting.Reporter(make_plan(resolve(config)), folder)
+        reporter.begin(None, 0.0)
+        reporter.add_evaluation(Evaluated(env_steps, 9.0, 1.0, 8.0, 10.0, 9.0))
+        reporter.begin(Snapshot({}, {}, 500, 500, 5, 1.0, None), 1.0)
+        assert (reporter.report({}).eval_env_steps == env_steps) == reported
 
 
 @pytest.mark.parametrize(("env", "some"), [("CartPole-v1", True), ("sfactory/TensorCartPole", False)])
