@@ -73,6 +73,7 @@ class Training:
             self._saved_steps = snapshot.env_steps
         self._saved_at = time.monotonic()
         self._saves_requested = 0
+        self._trained_s: float | None = None
         self._next_milestone = next_multiple(self.learner.env_steps, config.log.milestone_every)
         self._board: EvaluationBoard | None = wires.evaluation
         self._candidate: Snapshot | None = None
@@ -126,6 +127,7 @@ class Training:
         """
         if self._board is None:
             return
+        self._trained_s = self._control.wall_s
         self.learner.report()
         begin, told = time.monotonic(), False
         while (waited := time.monotonic() - begin) < LAST_EVALUATION_S and not self._control.stopping:
@@ -190,7 +192,7 @@ class Training:
             env_steps=learner.env_steps,
             frames=learner.env_steps * self._plan.env.frameskip,
             updates=learner.updates,
-            wall_s=self._control.wall_s,
+            wall_s=self._control.wall_s if self._trained_s is None else self._trained_s,
             episode_return=None if episode_return != episode_return else episode_return,
         )
 

@@ -237,6 +237,25 @@ def test_weights_that_are_due_when_an_evaluation_ends_after_training_are_saved_o
     ]
 
 
+def test_the_wait_for_the_last_evaluation_is_no_part_of_the_runs_time(tmp_path: Path) -> None:
+    plan = make_plan(resolve(config_for(tmp_path, "CartPole-v1", serial=True, eval=EVERY)))
+    store, wires = CheckpointStore(tmp_path), make_wires(plan, local=True)
+    training, board = Training(plan, wires, store), wires.evaluation
+
+    def evaluate_for_a_day() -> bool:
+        wires.control.created_s -= 86_400
+        board.put_result(board.weights.version, 5.0)
+        return True
+
+    training.start()
+    training.learner.env_steps = 600
+    training.poll(0)
+    training.learner.env_steps = 1100
+    training.evaluate_last(evaluate_for_a_day)
+    last = store.load_latest()
+    assert last is not None and last.env_steps == 1100 and last.wall_s < 86_400
+
+
 def test_a_resumed_run_keeps_the_best_of_all_its_evaluations(tmp_path: Path) -> None:
     first = train(config_for(tmp_path, "CartPole-v1", serial=True, steps=1024, eval=EVERY))
     store = CheckpointStore(first.run_dir / "checkpoints")
