@@ -531,6 +531,13 @@ def test_flags_reach_the_evaluation(tmp_path, capsys):
     assert answer("--parallel", "2", "--max-steps", "4")["length_mean"] == 4
 
 
+def test_keyword_arguments_that_are_no_mapping_are_told_with_an_example(cartpole, capsys):
+    with pytest.raises(SystemExit):
+        main(["--run", str(cartpole), "--env-kwargs", "3"])
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "--env-kwargs: '3' is not a mapping; write for example '{max_episode_steps: 100}' " in said
+
+
 def test_a_kept_evaluation_is_json_also_where_a_number_is_none(tmp_path):
     short_run(tmp_path / "run", "CartPole-v1")
     infinite = Evaluation(2, np.inf, np.nan, 1.0, np.inf, 3.0, (1.0, np.inf), (3, 3), {"speed": np.nan, "fuel": 2.0})

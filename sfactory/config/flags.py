@@ -91,5 +91,8 @@ Listed = Annotated[object, _flag("NAME", str)]
 """The same in a list, where tyro checks what a file has given, and cannot check Any."""
 Count = Annotated[int, _flag("INT", _count)]
 """A number of env steps, which may be long."""
-Mapped = Annotated[dict[str, Any], _flag("{KEY: VALUE}", _yaml_mapping)]
+_MAPPING = _flag("{KEY: VALUE}", _yaml_mapping)
+Mapped = Annotated[dict[str, Any], _MAPPING]
 """A mapping, written in YAML on the command line."""
+MappedOrUnset = Annotated[dict[str, Any] | None, _MAPPING]
+"""The same where None stands for another one."""

@@ -10,7 +10,7 @@ import tyro
 
 from sfactory.config.command_line import Switch
 from sfactory.config.fields import Checkpoint
-from sfactory.config.flags import Mapped, Name
+from sfactory.config.flags import MappedOrUnset, Name
 
 Folder = Annotated[str | None, tyro.conf.arg(metavar="FOLDER")]
 """A flag whose help says what it takes, and not that it may be None; so are the following."""
@@ -30,7 +30,7 @@ class PolicyOptions:
     in training."""
     env: Name = None
     """Environment to play in instead of the saved one: a Gymnasium id, module:Id or module:callable."""
-    env_kwargs: Annotated[Mapped | None, tyro.conf.arg(metavar="{KEY: VALUE}")] = None
+    env_kwargs: MappedOrUnset = None
     """Keyword arguments of the environment; unset: those of the run."""
     trust: Switch = False
     """Import the environment and the classes that the run's config names as module:Name; use its env_kwargs also if
