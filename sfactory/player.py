@@ -201,10 +201,11 @@ class Player:
 
     @contextlib.contextmanager
     def _expecting_faults(self) -> Iterator[None]:
-        """Ignore what environments do wrong once this is stopped: Ctrl-C in a terminal ends their processes, too."""
+        """Ignore what environments raise once this is stopped: Ctrl-C in a terminal reaches their processes, too. A
+        second one may end a step that hangs."""
         try:
             yield
-        except EnvironmentFault:
+        except (EnvironmentFault, KeyboardInterrupt):
             if not self.stopped:
                 raise
 
