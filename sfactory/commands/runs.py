@@ -20,7 +20,7 @@ from rich.text import Text
 from sfactory.config.command_line import Switch
 from sfactory.errors import ConfigError, SfactoryError, telling_errors
 from sfactory.runs.curves import last_known, read_table
-from sfactory.runs.run_files import CONFIG, METRICS, is_number, read_config
+from sfactory.runs.run_files import CONFIG, METRICS, is_number, saved_values
 from sfactory.status import status
 from sfactory.telemetry.console import new_console
 
@@ -47,7 +47,8 @@ class Run:
 
     Attributes:
         folder: The run folder.
-        status: As of ``sfactory status``; damaged if its configuration cannot be read.
+        status: As of ``sfactory status``; damaged if its configuration cannot be read at all. One of an sfactory with
+            other fields can.
         env_steps, steps: Env steps done, and to do in all.
         episode_return: Mean return of the last episodes in training, None if none has ended.
         fps: Env steps per second over the whole run.
@@ -114,7 +115,7 @@ def _described(folder: Path) -> Run:
     config_file, metrics = folder / CONFIG, folder / METRICS
     changed = (metrics if metrics.exists() else config_file).stat().st_mtime
     try:
-        config, found = read_config(folder), status(folder)
+        config, found = saved_values(folder) or {}, status(folder)
     except SfactoryError:
         return Run(str(folder), "damaged", changed=changed)
     last = _last_figures(metrics) or {n: value for n, value in found.summary.items() if is_number(value)}
@@ -122,9 +123,9 @@ def _described(folder: Path) -> Run:
     told = found.summary.get("fps")
     fps = told if is_number(told) else env_steps / wall_s if wall_s else None
     episode_return = last.get("episode_return_mean")
-    return Run(
-        str(folder), str(found.word), config.env, config.seed, env_steps, config.steps, episode_return, fps, changed
-    )
+    seed, steps = (int(value) if is_number(value := config.get(name)) else None for name in ("seed", "steps"))
+    env = str(config.get("env"))
+    return Run(str(folder), str(found.word), env, seed, env_steps, steps or 0, episode_return, fps, changed)
 
 
 def _last_figures(metrics: Path) -> dict[str, float]:

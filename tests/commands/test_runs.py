@@ -6,10 +6,12 @@ import json
 import os
 
 import pytest
+import yaml
 from short_runs import short_run
 
 from sfactory.commands import main
 from sfactory.commands.runs import list_runs
+from sfactory.errors import ConfigError
 from sfactory.runs.run_files import read_config
 from sfactory.runs.run_folder import open_run
 
@@ -76,6 +78,16 @@ def test_living_killed_and_damaged_runs_are_told_apart(tmp_path):
         assert [found.status for found in list_runs(tmp_path)] == ["starting"]
     (run / "config.yaml").write_text("env: [")
     assert [(found.status, found.env) for found in list_runs(run)] == [("damaged", "")]
+
+
+def test_a_run_of_an_sfactory_with_other_fields_is_listed_as_any_other(tmp_path):
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    before = list_runs(tmp_path)
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(values | {"algo": "reinforce", "colour": 1}))
+    with pytest.raises(ConfigError, match="other fields"):
+        read_config(run)
+    assert list_runs(tmp_path) == before
 
 
 def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path, capsys):
