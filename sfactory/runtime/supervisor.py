@@ -167,11 +167,8 @@ class Supervisor:
             )
             self._monitor.fail(Failure(next(iter(lost)), message, ""))
             return
-        consequence = (
-            f"everything starts anew from the checkpoint at {saved_steps} env steps"
-            if whole
-            else "sampling starts anew"
-        )
+        place = f"from the checkpoint at {saved_steps} env steps" if snapshot else "at 0 env steps: none are saved yet"
+        consequence = f"everything starts anew {place}" if whole else "sampling starts anew"
         self._monitor.note(f"worker process lost: {what}; {consequence}")
         if whole:
             evaluates = EVALUATOR in self._processes.names

@@ -367,7 +367,7 @@ def test_a_server_that_cannot_start_leaves_no_user_behind(monkeypatch: pytest.Mo
     assert stopped
 
 
-def test_the_run_goes_on_when_all_its_processes_and_the_fork_server_are_killed(tmp_path):
+def test_the_run_goes_on_when_all_its_processes_and_the_fork_server_are_killed(tmp_path, capsys):
     killed = []
 
     def kill(report):
@@ -377,8 +377,9 @@ def test_the_run_goes_on_when_all_its_processes_and_the_fork_server_are_killed(t
                 worker_process(name).kill()
             os.kill(killed[0], signal.SIGKILL)
 
-    result = train(config_for(tmp_path, WithProgram, steps=6_000), [kill])
+    result = train(config_for(tmp_path, WithProgram, steps=6_000, log=PLAIN), [kill])
     assert (result.status, result.env_steps >= 6_000) == ("completed", True)
+    assert "; everything starts anew at 0 env steps: none are saved yet" in capsys.readouterr().out
     assert killed != [forkserver._forkserver._forkserver_pid]
 
 
