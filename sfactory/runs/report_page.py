@@ -108,9 +108,9 @@ def write_page(folder: Path, ended: bool = False, out: Path | None = None) -> Pa
         "Evaluation": _evaluation(folder, out.parent, config, "episode_length_mean" not in last_known(curve.columns)),
         **{title: _charts(curve, charts) for title, charts in CHARTS.items()},
         "Of the environment and of loss terms": _charts(curve, _extras(curve)),
-        "Where the time went": _phases(summary.get("phases") or {}),
+        "Where the time went": _phases(_mapping(summary.get("phases"))),
         "Configuration": _configuration(config),
-        "Machine": _table(summary.get("machine") or {}),
+        "Machine": _table(_mapping(summary.get("machine"))),
     }
     title = f"{escape(str(config.get('env')))}, seed {escape(str(config.get('seed')))}"
     body = "".join(f"<section><h2>{name}</h2>{text}</section>\n" for name, text in sections.items() if text)
@@ -143,6 +143,11 @@ def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:
     )
     error = f"<pre>{escape(str(summary['error']))}</pre>" if summary.get("error") else ""
     return f'<div class="facts">{items}</div>{error}'
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """A mapping of a JSON file, which anyone may have edited; empty where it is none."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _figure(value: float) -> str:
@@ -229,8 +234,9 @@ def _grid(drawn: Iterable[str]) -> str:
     return f'<div class="charts">{found}</div>' if found else ""
 
 
-def _phases(phases: Mapping[str, Mapping[str, float]]) -> str:
+def _phases(told: Mapping[str, Any]) -> str:
     """A table of the shares of phases, as ``sfactory profile`` has it, of the whole of the last command."""
+    phases = {kind: {n: x for n, x in _mapping(shares).items() if is_number(x)} for kind, shares in told.items()}
     names = [
         name
         for name in dict.fromkeys(name for shares in phases.values() for name in shares)

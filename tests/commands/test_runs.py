@@ -97,7 +97,15 @@ def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path, capsys):
     assert "is not a folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("summary", ['{"env_steps": "many", "wall_s": [1], "status": ["x"]}', '{"env_steps": NaN}'])
+@pytest.mark.parametrize(
+    "summary",
+    [
+        '{"env_steps": "many", "wall_s": [1], "status": ["x"]}',
+        '{"env_steps": NaN}',
+        '{"phases": ["learner"], "machine": "fast"}',
+        '{"phases": {"learner": {"update": "long"}, "policy": 1}}',
+    ],
+)
 def test_an_edited_summary_hides_no_run(tmp_path, summary):
     run = short_run(tmp_path / "run", "CartPole-v1")
     (run / "summary.json").write_text(summary)
