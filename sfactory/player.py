@@ -356,14 +356,14 @@ class _Tally:
 
     def evaluation(self, protocol: str) -> Evaluation:
         """The statistics of all episodes, which were played by `protocol`; NaN without any."""
-        returns, lengths = np.array(self._returns or [math.nan]), self._lengths or [math.nan]
+        returns = np.array(self._returns or [math.nan])
         return Evaluation(
             episodes=len(self._returns),
             return_mean=float(returns.mean()),
             return_std=float(returns.std()),
             return_min=float(returns.min()),
             return_max=float(returns.max()),
-            length_mean=float(np.mean(lengths)),
+            length_mean=float(np.mean(self._lengths)) if self._lengths else math.nan,
             returns=tuple(self._returns),
             lengths=tuple(self._lengths),
             extras={name: float(np.mean(values)) for name, values in self._extras.items()},
