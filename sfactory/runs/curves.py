@@ -23,6 +23,8 @@ from sfactory.files import run_name
 from sfactory.runs.run_files import CONFIG, METRICS, is_held
 
 STEPS, RETURN, EVALUATED = "env_steps", "episode_return_mean", "eval_env_steps"
+SPEEDS = {"fps", "frames_per_s"}
+"""Columns that are since the row before, per second of wall time."""
 EVALUATIONS = "eval_"
 """Beginning of the names of columns of evaluations."""
 OWN_COLUMNS = ("extra/", "term/")
@@ -92,7 +94,7 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
     A row that is written at this moment is left out, and so are those of a future that the run fell back from: where it
     went on from a checkpoint, env steps come again, and the later reports count. Of rows with the same env steps, as of
     a run that waits for something, the last one with a return counts, with what those before know of its learner, and
-    every one with an evaluation.
+    every one with an evaluation. Its speed is that since the last row with other env steps.
 
     Raises:
         ConfigError: If it has no column of env steps, or is no text.
@@ -109,7 +111,9 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
         raise ConfigError(f"{path} has no column {STEPS}; a curve needs one (its columns: {', '.join(rows[0])})")
     columns = {name: np.array([_number(row[name]) for row in rows]) for name in rows[0]}
     counting = _counting_rows(columns)
-    _fill(columns)
+    repeated = (np.flatnonzero(np.diff(columns[STEPS]) == 0) + 1).tolist()
+    _fill(columns, repeated)
+    _join_speeds(columns, repeated)
     return {name: values[counting] for name, values in columns.items()}
 
 
@@ -126,12 +130,27 @@ def _counting_rows(columns: Mapping[str, np.ndarray]) -> list[int]:
     return [row for row in rows if known[EVALUATED][row] or of_steps[steps[row]] == row]
 
 
-def _fill(columns: Mapping[str, np.ndarray]) -> None:
-    """Let a row without any new env steps have what the row before knows beside returns and evaluations."""
-    for row in (np.flatnonzero(np.diff(columns[STEPS]) == 0) + 1).tolist():
+def _fill(columns: Mapping[str, np.ndarray], repeated: Sequence[int]) -> None:
+    """Let `repeated` rows, without any new env steps, have what the row before knows beside returns and evaluations."""
+    for row in repeated:
         for name, values in columns.items():
             if np.isnan(values[row]) and not name.startswith(("episode_", EVALUATIONS)):
                 values[row] = values[row - 1]
+
+
+def _join_speeds(columns: Mapping[str, np.ndarray], repeated: Sequence[int]) -> None:
+    """Let the speeds in `repeated` rows, which are 0 since the row before, be those since the last row with other env
+    steps: a report may come several times while a batch is sampled."""
+    if "wall_s" not in columns:
+        return
+    seconds = np.diff(columns["wall_s"], prepend=0.0)
+    seconds[seconds < 0] = np.nan  # a run that was killed has gone on from before
+    for name in SPEEDS & columns.keys():
+        speeds, done, took = columns[name], columns[name] * seconds, seconds.copy()
+        for row in repeated:
+            done[row] += done[row - 1]
+            took[row] += took[row - 1]
+            speeds[row] = done[row] / took[row] if took[row] > 0 else speeds[row - 1]
 
 
 def steps_column(column: str) -> str:

@@ -57,6 +57,14 @@ def test_what_is_known_of_the_learner_is_not_lost_with_its_row(tmp_path: Path) -
     assert (found["loss"], found["episode_return_mean"]) == ([1, 2], [5, 7])
 
 
+def test_the_speed_of_a_run_that_reports_oftener_than_it_trains_is_not_zero(tmp_path: Path) -> None:
+    """Its batches take 40 s, and its reports come every 10 s. It is killed, and at its end its clock stops."""
+    rows = "10,0,0\n20,0,0\n30,80,8\n40,80,0\n60,80,0\n70,200,12\n50,160,4\n60,160,0\n100,240,2\n100,240,\n"
+    found = table(tmp_path, "wall_s,env_steps,fps\n" + rows)
+    assert (found["env_steps"], found["wall_s"]) == ([0, 80, 160, 240], [20, 60, 60, 100])
+    assert found["fps"] == [0, 80 / 40, 4, 80 / 40]
+
+
 def test_an_empty_cell_is_unknown_and_no_point_of_a_series(tmp_path: Path) -> None:
     table(tmp_path, CSV + "10,1,\n20,2,6\n")
     steps, returns = read_curve(tmp_path / "curve-1.csv").series("env_steps", "episode_return_mean")
