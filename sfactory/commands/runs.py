@@ -49,7 +49,7 @@ class Run:
         folder: The run folder.
         status: As of ``sfactory status``; damaged if its configuration cannot be read at all. One of an sfactory with
             other fields can.
-        env_steps, steps: Env steps done, and to do in all.
+        env_steps, steps: Env steps done, as the run's summary says if it has ended, and to do in all.
         episode_return: Mean return of the last episodes in training, None if none has ended.
         fps: Env steps per second over the whole run.
         changed: Seconds since the epoch of the last report, or of the run's beginning.
@@ -118,10 +118,10 @@ def _described(folder: Path) -> Run:
         config, found = saved_values(folder) or {}, status(folder)
     except SfactoryError:
         return Run(str(folder), "damaged", changed=changed)
-    last = _last_figures(metrics) or {n: value for n, value in found.summary.items() if is_number(value)}
+    told = {name: value for name, value in found.summary.items() if is_number(value)}
+    last = _last_figures(metrics) | told  # a run that has lost its learner reported more than it has
     env_steps, wall_s = int(last.get("env_steps", 0)), last.get("wall_s")
-    told = found.summary.get("fps")
-    fps = told if is_number(told) else env_steps / wall_s if wall_s else None
+    fps = told.get("fps", env_steps / wall_s if wall_s else None)
     episode_return = last.get("episode_return_mean")
     seed, steps = (int(value) if is_number(value := config.get(name)) else None for name in ("seed", "steps"))
     env = str(config.get("env"))

@@ -128,7 +128,7 @@ def _facts(curve: Curve, summary: Mapping[str, Any], living: bool) -> str:
     last = dict.fromkeys(("env_steps", "wall_s", "episode_return_mean"), np.nan) | last_known(curve.columns)
     status = "still training" if living else summary.get("status", "ended without a summary")
     told = {name: value for name, value in summary.items() if is_number(value)}
-    steps, wall_s = told.get("env_steps") or last["env_steps"], told.get("wall_s") or last["wall_s"]
+    steps, wall_s = (told.get(name, last[name]) for name in ("env_steps", "wall_s"))
     facts = {
         "status": str(status),
         "env steps": thousands(steps),

@@ -12,8 +12,10 @@ from short_runs import short_run
 from sfactory.commands import main
 from sfactory.commands.runs import list_runs
 from sfactory.errors import ConfigError
+from sfactory.runs.report_page import write_page
 from sfactory.runs.run_files import read_config
 from sfactory.runs.run_folder import open_run
+from sfactory.status import status
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,7 @@ def test_the_command_shows_a_table_or_one_object_a_line(runs, capsys):
 
 def test_a_run_that_was_continued_until_no_episode_has_ended_has_the_return_of_before(tmp_path):
     run = short_run(tmp_path / "run", "CartPole-v1")
+    (run / "summary.json").unlink()  # as when a run goes on
     (before,) = list_runs(run)
     names, *_, last = (run / "metrics.csv").read_text().splitlines()
     row = dict(zip(names.split(","), last.split(","), strict=True))
@@ -54,6 +57,17 @@ def test_a_run_that_was_continued_until_no_episode_has_ended_has_the_return_of_b
         file.write(",".join(row.values()) + "\n")
     (found,) = list_runs(run)
     assert (found.env_steps, found.episode_return) == (9000, before.episode_return)
+
+
+@pytest.mark.parametrize("saved", [0, 64])
+def test_a_run_that_has_lost_what_it_reported_is_listed_with_what_it_has(tmp_path, saved):
+    """As its summary, its status and its page say: its learner was lost after the last checkpoint."""
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"status": "failed", "env_steps": saved}))
+    (found,) = list_runs(run)
+    assert (found.status, found.env_steps) == ("failed", status(run).summary["env_steps"]) == ("failed", saved)
+    assert f"env steps</span><b>{saved}</b>" in write_page(run).read_text()
 
 
 def test_a_name_with_brackets_is_shown_as_it_is(tmp_path, capsys):
