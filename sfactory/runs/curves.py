@@ -94,7 +94,8 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
     A row that is written at this moment is left out, and so are those of a future that the run fell back from: where it
     went on from a checkpoint, env steps come again, and the later reports count. Of rows with the same env steps, as of
     a run that waits for something, the last one with a return counts, with what those before know of its learner, and
-    every one with an evaluation. Its speed is that since the last row with other env steps.
+    every one with an evaluation. Its speed is that since the last row with other env steps. Of evaluations, too, those
+    that come again count, with the weights of the later future.
 
     Raises:
         ConfigError: If it has no column of env steps, or is no text.
@@ -110,6 +111,7 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
     if STEPS not in rows[0]:
         raise ConfigError(f"{path} has no column {STEPS}; a curve needs one (its columns: {', '.join(rows[0])})")
     columns = {name: np.array([_number(row[name]) for row in rows]) for name in rows[0]}
+    _forget_evaluations(columns)
     counting = _counting_rows(columns)
     repeated = (np.flatnonzero(np.diff(columns[STEPS]) == 0) + 1).tolist()
     _fill(columns, repeated)
@@ -121,13 +123,28 @@ def _counting_rows(columns: Mapping[str, np.ndarray]) -> list[int]:
     """The rows of a table that count, in their order (:func:`read_table`)."""
     steps = columns[STEPS]
     known = {name: np.isfinite(columns.get(name, np.full(len(steps), np.nan))) for name in (RETURN, EVALUATED)}
-    later = np.append(np.fmin.accumulate(steps[::-1])[::-1][1:], np.inf)
-    rows = np.flatnonzero(steps <= later).tolist()
+    rows = np.flatnonzero(steps <= _least_behind(steps)).tolist()
     of_steps: dict[float, int] = {}
     for row in rows:
         if known[RETURN][row] or not known[RETURN][of_steps.get(steps[row], row)]:
             of_steps[steps[row]] = row
     return [row for row in rows if known[EVALUATED][row] or of_steps[steps[row]] == row]
+
+
+def _forget_evaluations(columns: Mapping[str, np.ndarray]) -> None:
+    """Forget those of a future that the run fell back from, in rows that count: the first report after it went on may
+    have come beyond them."""
+    if EVALUATED not in columns:
+        return
+    forgotten = columns[EVALUATED] >= _least_behind(columns[EVALUATED])
+    for name, values in columns.items():
+        if name.startswith(EVALUATIONS):
+            values[forgotten] = np.nan
+
+
+def _least_behind(values: np.ndarray) -> np.ndarray:
+    """The least known of the values behind each, infinity behind the last."""
+    return np.append(np.fmin.accumulate(values[::-1])[::-1][1:], np.inf)
 
 
 def _fill(columns: Mapping[str, np.ndarray], repeated: Sequence[int]) -> None:

@@ -38,8 +38,16 @@ def test_reports_of_a_future_that_the_run_fell_back_from_do_not_count(tmp_path: 
         ("10,5,,\n20,6,,\n20,7,,\n20,7,,\n20,,,\n", [5, 7], []),
         ("10,,,\n10,,,\n20,6,,\n20,,20,2\n20,8,,\n", [8], [(20, 2)]),
         ("10,5,,\n30,9,30,9\n30,9,,\n20,6,20,2\n", [5, 6], [(20, 2)]),
+        ("10,5,10,1\n30,9,25,9\n40,6,20,2\n50,7,25,3\n60,8,,\n", [5, 9, 6, 7, 8], [(10, 1), (20, 2), (25, 3)]),
     ],
-    ids=["evaluations at the end", "continued", "waiting", "before an episode has ended", "fallen back"],
+    ids=[
+        "evaluations at the end",
+        "continued",
+        "waiting",
+        "before an episode has ended",
+        "fallen back",
+        "reported beyond that",
+    ],
 )
 def test_where_env_steps_repeat_no_evaluation_is_lost_and_the_last_return_counts(
     tmp_path: Path, text: str, returns: list[float], evaluations: list[tuple[float, float]]
