@@ -148,11 +148,11 @@ class Report:
     finished_slots: int = metric("load", "slots", 0, label="finished")
     """Slots waiting for the learner."""
     queue_full_waits: int = metric("load", "", 0)
-    """Times a full queue blocked a sender, so far."""
+    """Times a full queue blocked a sender, since the command."""
     restarts: int = metric("load", "", 0)
     """Times that worker processes were lost and started anew, since the command."""
     env_faults: int = metric("load", "", 0)
-    """Faults of environments that the run has survived since it was started."""
+    """Faults of environments that the run has survived since the command."""
     rss_mb: float = metric("load", "MiB", label="memory")
     """Resident memory of all processes; what they share counts once."""
     extras: Mapping[str, float] = field(default_factory=dict)
