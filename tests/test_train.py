@@ -603,11 +603,17 @@ def test_an_interrupt_at_start_up_ends_at_once_without_a_traceback(inherited, se
         assert command.left_after(2) == []
 
 
+def survives(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal or has a handler of its own for it."""
+    masks = re.findall(r"^Sig(?:Ign|Cgt):\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 def test_signals_that_ask_for_something_end_no_run_that_is_starting(tmp_path):
     with Command(
         "-m", "sfactory.train", "--env", "CartPole-v1", "--run", str(tmp_path / "run"), "--steps", "512", *SMALL
     ) as command:
-        time.sleep(0.5)
+        assert wait_until(lambda: survives(command.pid, signal.SIGUSR2))  # as soon as it is the command's own
         for number in (signal.SIGUSR1, signal.SIGUSR2) * 5:
             os.kill(command.pid, number)
             time.sleep(0.1)
