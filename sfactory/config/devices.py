@@ -156,15 +156,20 @@ def policy_processes(config: Config) -> int:
     """Processes that do nothing but inference; 0: it is inline, in the rollout workers.
 
     On the CPU inline inference saves messages and waiting, and every core samples. A GPU is better used by few
-    processes with large batches, and beside a single rollout worker a policy worker is what keeps a second core busy.
+    processes with large batches, so each device that is named has one. Beside a single rollout worker a policy worker
+    is what keeps a second core busy.
 
     Args:
         config: With `workers` set.
     """
     if config.runtime.policy_workers is not None:
         return config.runtime.policy_workers
-    alone = config.serial or config.workers == 1
-    return 1 if alone or inference_device(config).type != "cpu" else 0
+    if config.serial:
+        return 1
+    there = inference_devices(config)
+    if any(device.type != "cpu" for device in there):
+        return len(there)
+    return 1 if config.workers == 1 else 0
 
 
 def prepare_device(device: torch.device, config: Config) -> None:

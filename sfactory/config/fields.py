@@ -197,7 +197,8 @@ class RuntimeConfig(Settings):
     """Groups of each rollout worker; with two, one steps while the other waits for its actions."""
     policy_workers: int | None = setting(None, between(0, 10_000), resume=_PLACE)
     """Processes that do batched inference for all rollout workers. 0: inline, each rollout worker infers for its own
-    groups. Unset: 0 where several rollout workers share a CPU with it, else 1."""
+    groups. Unset: 0 where several rollout workers share a CPU with it, else 1, or one for each of several devices of
+    `inference_device`."""
     inference_device: str | None = setting(None, DeviceNames(several=True), resume=_PLACE)
     """Device of the policy workers, or several that they take in turn, as cuda:0,cuda:1; unset: as `device`."""
     kernels: Literal["auto", "off"] = setting("auto", resume=_PLACE)

@@ -18,7 +18,7 @@ from torch import nn
 from whole_runs import config_for
 
 from sfactory import Config, train
-from sfactory.config import LogConfig, LossConfig, ModelConfig, from_dict, resolve, to_dict
+from sfactory.config import LogConfig, LossConfig, ModelConfig, RuntimeConfig, devices, from_dict, resolve, to_dict
 from sfactory.config.command_line import from_command_line
 from sfactory.config.declaring import given_names
 from sfactory.data.batch import Batch
@@ -155,6 +155,30 @@ def test_a_device_that_is_left_open_is_chosen_by_the_model_and_told_with_its_rea
     assert reason in note and f"trains on {device}" in note and "--device" in note
     workers = plan.config.runtime.policy_workers
     assert workers == (1 if device == "cuda" or plan.config.workers == 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("named", "settings", "expected"),
+    [
+        ("cuda:1,cuda:2", {"workers": 3}, 2),
+        ("cpu,cuda:1", {"workers": 3}, 2),
+        ("cuda:1", {"workers": 3}, 1),
+        ("cpu,cpu", {"workers": 3}, 0),
+        ("cuda:1,cuda:2", {"serial": True}, 1),
+        ("cuda:1,cuda:2", {"workers": 3, "policy_workers": 1}, 1),
+    ],
+)
+@pytest.mark.usefixtures("gpu")
+def test_each_gpu_that_is_named_for_inference_has_a_policy_worker(
+    named: str, settings: dict, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    runtime = RuntimeConfig(inference_device=named, policy_workers=settings.pop("policy_workers", None))
+    plan = make_plan(resolve(Config(env="CartPole-v1", runtime=runtime, **settings)))
+    assert plan.config.runtime.policy_workers == expected
+    if not plan.inline_inference and not plan.config.serial:
+        used = {devices.inference_device(plan.config, worker) for worker in range(plan.policy_workers)}
+        assert len(used) == expected
 
 
 class Told(gymnasium.Env):
