@@ -91,8 +91,8 @@ def activation_bytes(model: Model, minibatches: int) -> float:
 
 
 def gpu_bytes(plan: Plan, model: Model, batch_size: int) -> float:
-    """Bytes of the learner's GPU that a run takes at least: two staging buffers, activations, weights with gradients
-    and optimizer, and a context for each process there."""
+    """Bytes of the learner's GPU that a run takes at least: two staging buffers, or the one batch of environments that
+    are there, activations, weights with gradients and optimizer, and a context for each process there."""
     config, device = plan.config, devices.learner_device(plan.config)
     segments = batch_size // (config.rollout * plan.rows)
     batch = arena_bytes(segment_fields(plan.env, model.state_size), segments, config.rollout, plan.rows)
@@ -100,4 +100,4 @@ def gpu_bytes(plan: Plan, model: Model, batch_size: int) -> float:
     activations = low * activation_bytes(model, config.optim.minibatches) * batch_size
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     there = sum(devices.inference_device(config, worker) == device for worker in range(plan.policy_workers))
-    return 2 * batch + activations + (5 + there) * weights + CONTEXT_BYTES * (1 + there)
+    return (1 if plan.on_device else 2) * batch + activations + (5 + there) * weights + CONTEXT_BYTES * (1 + there)

@@ -14,6 +14,7 @@ from whole_runs import config_for, saved_steps, summary
 
 from sfactory import train
 from sfactory.config import Config, ModelConfig, OptimConfig, RuntimeConfig, devices, resolve
+from sfactory.device_rollout import empty_batch
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.model import build_model
 from sfactory.model.actor_critic import ActorCritic
@@ -159,6 +160,20 @@ def test_more_minibatches_need_less_of_a_gpu(driver) -> None:
     assert passing == 4 * (84 * 84 * 4 + 32 * 20 * 20), "what the first convolution takes in and gives out"
     assert saved > passing > saved / 4, "the targets of four minibatches come from one pass over them all"
     assert one - four == pytest.approx(0.5 * (saved - passing) * plans[0].config.batch_size)
+
+
+@pytest.mark.parametrize(("backend", "batches"), [("tensors", 1), ("vector", 2)])
+def test_environments_on_the_device_fill_one_batch_there_and_others_two_by_turns(
+    backend: str, batches: int, driver
+) -> None:
+    driver("80000, 81559, 9.0")
+    sizes = {"envs_per_worker": 64, "rollout": 16, "batch_size": 1024, "workers": 1, "precision": "float32"}
+    plan = make_plan(resolve(Config(env="sfactory/TensorCartPole", env_backend=backend, device="cuda", **sizes)))
+    model = build_model(plan.env.observation, plan.env.action, plan.config.model)
+    activations = 1024 * gpu_memory.activation_bytes(model, plan.config.optim.minibatches)
+    found = gpu_memory.gpu_bytes(plan, model, 1024) - gpu_memory.gpu_bytes(plan, model, 0) - activations
+    held = empty_batch(plan.env, model.state_size, 16, 64, torch.device("cpu")).tensors().values()
+    assert found == pytest.approx(batches * sum(tensor.nbytes for tensor in held), rel=0.2), "slots hold values, too"
 
 
 @pytest.mark.parametrize(("core", "vectors"), [("lstm", 8), ("gru", 6)])
