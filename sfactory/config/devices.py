@@ -222,23 +222,30 @@ class GpuState(NamedTuple):
 
 def gpu_state(device: torch.device) -> GpuState | None:
     """The state of a GPU, asked without a context in this process, which would take hundreds of MiB of its memory; None
-    where the driver's program does not answer."""
+    where the driver's program does not answer, or may mean another GPU by that number."""
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     index = device.index or 0
     name = visible[index] if index < len(visible) else str(index)
-    asked = [
-        "nvidia-smi",
-        "-i",
-        name,
-        "--query-gpu=memory.free,memory.total,compute_cap",
-        "--format=csv,noheader,nounits",
-    ]
     try:
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout
-        free, total, capability = (part.strip() for part in said.splitlines()[0].split(","))
+        if name.isdigit() and not _counts_as_cuda():
+            return None
+        said = _ask_driver("-i", name, "--query-gpu=memory.free,memory.total,compute_cap")
+        free, total, capability = (part.strip() for part in said[0].split(","))
         return GpuState(int(free) << 20, int(total) << 20, tuple(map(int, capability.split("."))))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
+
+
+def _counts_as_cuda() -> bool:
+    """Whether the driver's program, which numbers GPUs by their place on the bus, has CUDA's numbers: CUDA begins with
+    the fastest one, unless it is told otherwise."""
+    return os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({*_ask_driver("--query-gpu=name")}) == 1
+
+
+def _ask_driver(*query: str) -> list[str]:
+    """The lines of the driver's program's answer."""
+    asked = ["nvidia-smi", *query, "--format=csv,noheader,nounits"]
+    return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
 
 
 def autocast_dtype(config: Config, images: bool, device: torch.device) -> torch.dtype | None:

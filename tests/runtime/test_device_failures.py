@@ -127,6 +127,21 @@ def test_the_driver_is_asked_about_the_device_in_question_without_a_context(driv
     assert devices.gpu_state(torch.device("cuda", 0)) is None
 
 
+def test_of_different_gpus_no_number_is_taken_for_the_one_that_cuda_gives(driver, monkeypatch) -> None:
+    program = driver("").with_name("nvidia-smi")
+    program.write_text(
+        "#!/bin/sh\ncase \"$*\" in *query-gpu=name*) printf 'GT 1030\\nH100\\n';; "
+        "*'-i 0 '*) echo '1900, 2048, 6.1';; *) echo '80000, 81559, 9.0';; esac\n"
+    )
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert devices.gpu_state(torch.device("cuda", 0)) is None, "CUDA begins with the fastest"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert devices.gpu_state(torch.device("cuda", 0)) == (1900 << 20, 2048 << 20, (6, 1))
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5")
+    assert devices.gpu_state(torch.device("cuda", 0)) == (80000 << 20, 81559 << 20, (9, 0))
+
+
 def test_a_batch_that_does_not_fit_is_refused_with_the_largest_that_does(driver) -> None:
     driver("3000, 81559, 9.0")
     config = resolve(
