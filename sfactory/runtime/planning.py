@@ -12,6 +12,7 @@ import torch
 import sfactory
 from sfactory.config import Config, changed, check_types, devices, env_name, fitted, given_values, preset_value
 from sfactory.config.declaring import given_names
+from sfactory.config.fitting import MOST_BATCHES
 from sfactory.config.sources import at, working_directory
 from sfactory.config.validation import exploration_problem, minibatch_problem, validate
 from sfactory.envs import probe, resolve_env
@@ -38,6 +39,8 @@ LONGEST_BATCH = 10
 """A batch that was asked for has at most so many times the steps of the run, which makes one at least."""
 SLOW_STEP_S = 0.1
 """Seconds of an env step from which a run is told how slow it will be."""
+MANY_BATCHES = 2 * MOST_BATCHES
+"""Batches of samples under way above which a run is told how old they are."""
 MANY_CATEGORIES = 10_000
 """Categories of observations or of actions above which a run is told how slow they are."""
 
@@ -203,8 +206,23 @@ def notes_on(plan: Plan) -> list[str]:
             f"{counted(config.optim.minibatches, 'minibatch', 'minibatches')}), too few for most tasks; raise "
             "--steps, --epochs or --optim.minibatches, or lower --batch-size"
         )
-    notes += notes_on_idle_settings(plan) + _notes_on_own_code(plan)
+    notes += _notes_on_lag(plan) + notes_on_idle_settings(plan) + _notes_on_own_code(plan)
     return notes + _notes_on_pictures(plan) + _notes_on_categories(plan)
+
+
+def _notes_on_lag(plan: Plan) -> list[str]:
+    """A note on workers so many that a preset's run has old samples: each fills segments of its own, which no longer
+    become shorter, as of a policy with memory or of many agents."""
+    config = plan.config
+    under_way = plan.groups * plan.rows * config.rollout / config.batch_size
+    if config.preset == "none" or config.lag_free or under_way <= MANY_BATCHES:
+        return []
+    fewer = max(1, int(plan.rollout_workers * MOST_BATCHES / under_way))
+    return [
+        f"{under_way:.0f} batches of samples are under way at a time, in the segments of {plan.rollout_workers} "
+        f"workers, and the older they are, the less is learned from them; --workers {fewer} or a larger --batch-size "
+        "makes them younger"
+    ]
 
 
 def _notes_on_own_code(plan: Plan) -> list[str]:

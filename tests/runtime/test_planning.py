@@ -72,6 +72,29 @@ def test_a_batch_that_is_not_the_presets_is_told_unless_it_was_asked_for():
     assert notes_on(make_plan(resolve(Config(env=Crowd, batch_size=768)))) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [
+        ({"workers": 62, "model": ModelConfig(core="lstm")}, 0),  # 3.9
+        ({"workers": 126, "model": ModelConfig(core="lstm")}, 8),
+        ({"workers": 126, "model": ModelConfig(core="lstm"), "sync": True}, 0),
+        ({"workers": 126, "model": ModelConfig(core="lstm"), "preset": "none"}, 0),  # as it was asked for
+        ({"workers": 62}, 0),  # segments are shorter
+    ],
+)
+def test_samples_that_are_many_batches_old_are_told_with_the_workers_that_have_younger_ones(
+    settings: dict, batches: int
+) -> None:
+    plan = make_plan(resolve(Config(env="CartPole-v1", device="cpu", **settings)))
+    notes = [note for note in notes_on(plan) if "under way" in note]
+    assert len(notes) == bool(batches)
+    if batches:
+        assert f"{batches} batches of samples are under way at a time, in the segments of 126 workers" in notes[0]
+        fewer = int(notes[0].partition("--workers ")[2].partition(" ")[0])
+        younger = make_plan(resolve(Config(env="CartPole-v1", device="cpu", **settings | {"workers": fewer})))
+        assert not [note for note in notes_on(younger) if "under way" in note]
+
+
 class Picture(gymnasium.Env):
     action_space = spaces.Discrete(2)
 
