@@ -68,14 +68,14 @@ def pixels(first: PixelConv, x: Tensor) -> Tensor:
 
 def operands(first: PixelConv) -> Convolution:
     """A first convolution's operands besides the :func:`pixels`."""
-    layer = _operands(first)
+    layer = _convolution(first)
     weight = layer.weight if first.scale == 1.0 else layer.weight * first.scale
     if in_blocks(first):
         return Convolution(block_weight(weight, first.leaf.channels_last), layer.bias, (1, 1), (0, 0))
     return layer._replace(weight=weight)
 
 
-def _operands(layer: nn.Conv2d) -> Convolution:
+def _convolution(layer: nn.Conv2d) -> Convolution:
     """Of a layer with a bias and a padding by numbers."""
     return Convolution(layer.weight, cast(Tensor, layer.bias), layer.stride, cast(tuple[int, ...], layer.padding))
 
@@ -93,7 +93,7 @@ def _to_channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _layers(convolutions: Sequence[nn.Conv2d]) -> list[Convolution]:
     first, *others = convolutions
-    return [operands(cast(PixelConv, first)), *map(_operands, others)]
+    return [operands(cast(PixelConv, first)), *map(_convolution, others)]
 
 
 def _fused_plan(first: PixelConv, layers: Sequence[Convolution], dtype: torch.dtype) -> FusedPlan | None:
