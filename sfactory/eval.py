@@ -149,8 +149,7 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
 
 
 def exit_status(player: Player, result: Evaluation, signals: Sequence[int]) -> int:
-    """The exit status after episodes, of which an interrupt has perhaps been the end; says on standard error what is
-    known then."""
+    """The exit status after episodes; if an interrupt has ended them, says on standard error which of them count."""
     if not signals:
         return 0
     if not result.episodes:

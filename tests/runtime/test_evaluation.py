@@ -217,12 +217,14 @@ def test_the_last_weights_are_saved_and_evaluated_once(steps: int, tmp_path: Pat
     assert evaluations(result.run_dir)[-1]["eval_env_steps"] == result.env_steps
 
 
-def test_weights_that_are_due_when_an_evaluation_ends_after_training_are_saved_once(tmp_path: Path) -> None:
-    plan = make_plan(resolve(config_for(tmp_path, "CartPole-v1", serial=True, eval=EVERY)))
-    store, wires = CheckpointStore(tmp_path), make_wires(plan, local=True)
+def trained_until_the_last_evaluation(folder: Path, took_s: float = 0.0) -> CheckpointStore:
+    """The checkpoints of a training of 1,100 env steps, of which 600 were evaluated before its end."""
+    plan = make_plan(resolve(config_for(folder, "CartPole-v1", serial=True, eval=EVERY)))
+    store, wires = CheckpointStore(folder), make_wires(plan, local=True)
     training, board = Training(plan, wires, store), wires.evaluation
 
     def evaluate() -> bool:
+        wires.control.created_s -= took_s
         board.put_result(board.weights.version, 5.0)
         return True
 
@@ -231,6 +233,11 @@ def test_weights_that_are_due_when_an_evaluation_ends_after_training_are_saved_o
     training.poll(0)
     training.learner.env_steps = 1100
     training.evaluate_last(evaluate)
+    return store
+
+
+def test_weights_that_are_due_when_an_evaluation_ends_after_training_are_saved_once(tmp_path: Path) -> None:
+    trained_until_the_last_evaluation(tmp_path)
     assert sorted(path.stem for path in tmp_path.glob("*.json")) == [
         "checkpoint_000000000600",
         "checkpoint_000000001100",
@@ -238,21 +245,7 @@ def test_weights_that_are_due_when_an_evaluation_ends_after_training_are_saved_o
 
 
 def test_the_wait_for_the_last_evaluation_is_no_part_of_the_runs_time(tmp_path: Path) -> None:
-    plan = make_plan(resolve(config_for(tmp_path, "CartPole-v1", serial=True, eval=EVERY)))
-    store, wires = CheckpointStore(tmp_path), make_wires(plan, local=True)
-    training, board = Training(plan, wires, store), wires.evaluation
-
-    def evaluate_for_a_day() -> bool:
-        wires.control.created_s -= 86_400
-        board.put_result(board.weights.version, 5.0)
-        return True
-
-    training.start()
-    training.learner.env_steps = 600
-    training.poll(0)
-    training.learner.env_steps = 1100
-    training.evaluate_last(evaluate_for_a_day)
-    last = store.load_latest()
+    last = trained_until_the_last_evaluation(tmp_path, took_s=86_400).load_latest()
     assert last is not None and last.env_steps == 1100 and last.wall_s < 86_400
 
 
