@@ -26,6 +26,8 @@ class Reference:
         minutes: What a seed takes on two cores, roughly.
         peer: What others have published.
         flags: Besides the preset.
+        same_since: A commit from which on seeds count together, else only those of the newest commit do. It claims that
+            ``train --serial`` has the same weights then and now, but for 9e2a74d, which gave policies other seeds.
         sampled: Whether evaluation draws actions, as it does where the published figure comes from; else it takes the
             most probable ones.
     """
@@ -39,6 +41,7 @@ class Reference:
     flags: tuple[str, ...] = ()
     at_most: bool = False
     sampled: bool = False
+    same_since: str = ""
 
     @property
     def measure(self) -> str:
@@ -66,6 +69,7 @@ class Reference:
 
 
 _LSTM = ("--model.core", "lstm")
+_BREAKOUT = "BreakoutNoFrameskip-v4"
 _MASKED = "examples.masked_cartpole:MaskedCartPole-v0"
 REFERENCES = [
     Reference("cartpole", "CartPole-v1", 100_000, 500, 0.2, "SB3 zoo 500"),
@@ -84,19 +88,19 @@ REFERENCES = [
     Reference("halfcheetah", "HalfCheetah-v5", 1_000_000, 5800, 2, "SB3 zoo 5,819"),
     Reference("ant", "Ant-v5", 1_000_000, 2000, 5, "SB3 zoo 1,327"),
     Reference("halfcheetah-10m", "HalfCheetah-v5", 10_000_000, 6300, 20, "Sample Factory 6,263"),
-    Reference("ant-10m", "Ant-v5", 10_000_000, 5900, 50, "Sample Factory 5,876"),
-    Reference("humanoid-10m", "Humanoid-v5", 10_000_000, 5000, 90),
+    Reference("ant-10m", "Ant-v5", 10_000_000, 5900, 20, "Sample Factory 5,876", same_since="da31fdf"),
+    Reference("humanoid-10m", "Humanoid-v5", 10_000_000, 5000, 60),
     Reference("doorkey", "MiniGrid-DoorKey-6x6-v0", 500_000, 0.95, 2, "SB3 zoo"),
     Reference("memory-s7", "MiniGrid-MemoryS7-v0", 2_000_000, 0.9, 20, "SB3 zoo", _LSTM),
     # FrozenLake-v1 with this map ends after 100 steps, in which the best policy reaches 0.64.
     Reference("frozenlake", "FrozenLake8x8-v1", 1_000_000, 0.7, 2, "optimum 0.91"),
     Reference("taxi", "Taxi-v4", 1_000_000, 7.5, 2, "optimum about 8"),
-    Reference("pong-classic", "PongNoFrameskip-v4", 2_500_000, 20, 16, "CleanRL", sampled=True),
-    Reference("pong", "ALE/Pong-v5", 5_000_000, 18, 32, "Sample Factory", sampled=True),
-    Reference("breakout-quarter", "BreakoutNoFrameskip-v4", 2_500_000, 200, 16, "SB3 zoo 398 at 10M", sampled=True),
-    Reference("breakout-classic", "BreakoutNoFrameskip-v4", 10_000_000, 400, 60, "SB3 zoo 398", sampled=True),
+    Reference("pong-classic", "PongNoFrameskip-v4", 2_500_000, 20, 36, "CleanRL", sampled=True, same_since="309a2bd"),
+    Reference("pong", "ALE/Pong-v5", 5_000_000, 18, 150, "Sample Factory", sampled=True),
+    Reference("breakout-quarter", _BREAKOUT, 2_500_000, 200, 50, "SB3 398 at 10M", sampled=True, same_since="16a1006"),
+    Reference("breakout-classic", _BREAKOUT, 10_000_000, 400, 240, "SB3 zoo 398", sampled=True),
     Reference("vizdoom-basic", "VizdoomBasic-v1", 300_000, 80, 5, "Sample Factory"),
-    Reference("vizdoom-center", "VizdoomDefendCenter-v1", 2_000_000, 20, 40, "Sample Factory"),
+    Reference("vizdoom-center", "VizdoomDefendCenter-v1", 2_000_000, 20, 80, "Sample Factory"),
     Reference("vizdoom-gathering", "VizdoomHealthGathering-v1", 2_000_000, 2000, 40, "most 2,100"),
     Reference("grid-world", "examples.grid_world:GridWorld-v0", 300_000, 1, 0.5),
     Reference("spread", "mpe2.simple_spread_v3:parallel_env", 300_000, -22, 1, "SB3 -22 at 200k"),

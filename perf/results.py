@@ -352,7 +352,9 @@ def references(runs: Sequence[Row]) -> list[str]:
         beside = [peer_score(scores_of(runs, each, peer)) for peer in HERE]
         cells = [score(found) or "not run", summary(numbers(found, "seconds")), score(sync), *beside, each.peer]
         older = ["by the most probable actions"] if each.sampled and "evaluation" in distinct(found, "measure") else []
-        origin = ", ".join(distinct(found, "commit")[-1:] + distinct(found, "machine")[-1:] + older)
+        commits = distinct(found, "commit")
+        span = " to ".join(dict.fromkeys([*commits[:1], *commits[-1:]]))
+        origin = ", ".join(filter(None, [span, *distinct(found, "machine")[-1:], *older]))
         rows.append([each.name, each.env_name, f"{each.steps:,}", expected, *cells, origin])
     header = (
         "reference", "environment", "env steps", "expected", "score", "seconds", "--sync",
@@ -372,7 +374,7 @@ def scores_of(runs: Sequence[Row], reference: Reference, trainer: str) -> list[R
     if trainer in HERE:
         return newest_seeds([row for row in found if row["session"]])
     flags = (*reference.flags, *([f"--{more}"] if more else []))
-    return newest_seeds(select(found, flags=" ".join(flags)))
+    return newest_seeds(select(found, flags=" ".join(flags)), reference.same_since)
 
 
 def peer_score(found: Sequence[Row]) -> str:
@@ -380,9 +382,11 @@ def peer_score(found: Sequence[Row]) -> str:
     return f"{score(found)}, {statistics.median(numbers(found, 'seconds')):,.0f} s" if found else ""
 
 
-def newest_seeds(rows: Sequence[Row]) -> list[Row]:
-    """The last score of each seed, of the commit that the last row belongs to."""
-    return list({row["seed"]: row for row in rows if row["seed"] and row["commit"] == rows[-1]["commit"]}.values())
+def newest_seeds(rows: Sequence[Row], since: str = "") -> list[Row]:
+    """The last score of each seed, of the commit that the last row belongs to, or of all from `since` on."""
+    commits = distinct(rows, "commit")
+    counted = commits[commits.index(since) if since in commits else -1 :]
+    return list({row["seed"]: row for row in rows if row["seed"] and row["commit"] in counted}.values())
 
 
 def small_tasks(runs: Sequence[Row]) -> list[str]:

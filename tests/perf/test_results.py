@@ -107,6 +107,14 @@ def test_peers_scores_are_told_apart_and_shown_beside(monkeypatch, tmp_path):
     assert "99 (1), 300 s" in shown and "not run" in shown
 
 
+def test_seeds_of_earlier_commits_count_where_nothing_that_trains_has_changed_since():
+    runs = [("1", "11", "100"), ("2", "12", "200"), ("2", "13", "300"), ("3", "13", "500")]
+    rows = [dict(zip(("commit", "seed", "score"), run, strict=True)) for run in runs]
+    assert [row["score"] for row in results.newest_seeds(rows)] == ["500"]
+    assert [row["score"] for row in results.newest_seeds(rows, since="2")] == ["200", "500"]
+    assert [row["score"] for row in results.newest_seeds(rows, since="unknown")] == ["500"]
+
+
 def test_rounds_beside_peers_are_appended(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["peers"])
     speeds = {"sfactory, same": 2000.0, "sample-factory, usual": 500.0, "sample-factory": 800.0, "rllib": None}
