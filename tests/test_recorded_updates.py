@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +19,9 @@ from perf import gpu_checks
 from perf.gpu_checks import CASES, PROBLEMS
 from sfactory.data import cuda_graphs
 from sfactory.data.batch import Assembler
-from sfactory.data.cuda_graphs import WARM_UPS, PlainSteps, RecordedSteps
+from sfactory.data.cuda_graphs import WARM_UPS, PlainSteps, RecordedSteps, refusing_waits
 from sfactory.learner import Learner
+from sfactory.vtrace import unweighted_vtrace
 
 CPU, ROWS = torch.device("cpu"), 2
 MANY = WARM_UPS + 5
@@ -103,6 +105,19 @@ def test_a_recorded_step_follows_the_rate(schedule: str, taped: list[int]) -> No
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def in_another_memory_order(*args: Any) -> tuple[Tensor, ...]:
+    """V-trace whose results lie column after column."""
+    return tuple(found.t().contiguous().t() for found in unweighted_vtrace(*args))
+
+
+def test_targets_stay_where_they_are_whatever_order_an_estimator_gives_them(taped: list[int]) -> None:
+    loss = dataclasses.replace(CASES["masked, impala"].config["loss"], estimator=in_another_memory_order)
+    changes = {"epochs": 2, "loss": loss}
+    expected, found = (train(make_learner("masked, impala", recorded, **changes), MANY) for recorded in (False, True))
+    assert taped
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_an_update_whose_gradient_is_not_finite_is_skipped_within_a_recording(taped: list[int]) -> None:
     learner = make_learner("mlp", recorded=True)
     train(learner, MANY)
@@ -154,6 +169,22 @@ def test_an_update_that_waits_is_noticed_before_a_recording_where_the_device_tel
     waiting._update.step = waits
     torch.testing.assert_close(train(waiting, MANY), train(plain, MANY), rtol=0, atol=0)
     assert not waiting._recorder.enabled and len(caplog.records) == 1
+
+
+def test_pytorchs_own_doubts_about_refusing_waits_are_not_told(monkeypatch: pytest.MonkeyPatch, recwarn) -> None:
+    modes: list[str | int] = []
+
+    def set_mode(mode: str | int) -> None:
+        if not modes:
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+        modes.append(mode)
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with refusing_waits(torch.device("cuda")):
+        warnings.warn("of the model's own", stacklevel=2)
+    assert modes == ["error", 0]
+    assert [str(each.message) for each in recwarn] == ["of the model's own"]
 
 
 def test_nothing_is_recorded_after_a_recording_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -68,7 +69,9 @@ def refusing_waits(device: torch.device) -> Iterator[None]:
         yield
         return
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the first call warns that PyTorch does not notice all of them
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -166,8 +169,9 @@ class RecordedSteps:
         self.enabled = True
 
     def keep(self, name: Hashable, found: Tensor) -> Tensor:
-        """Copy a tensor into memory that stays where it is, and give that. Of another shape than before it gets new
-        memory, and everything is recorded anew."""
+        """Copy a tensor into memory that stays where it is, contiguous whatever the tensor is, so that its reshaped
+        views stay there too; give that. Of another shape than before it gets new memory, and everything is recorded
+        anew."""
         kept = self._kept.get(name)
         if kept is not None and kept.shape == found.shape:
             return kept.copy_(found.detach())
@@ -175,7 +179,7 @@ class RecordedSteps:
             self._times.clear()
             self._recordings.clear()
             self._pool = graph_pool(self._device)
-        self._kept[name] = found.detach().clone()
+        self._kept[name] = found.detach().clone(memory_format=torch.contiguous_format)
         return self._kept[name]
 
     def __call__(self, name: str, source: Tensor, step: Step) -> list[Tensor]:
