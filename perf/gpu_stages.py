@@ -156,18 +156,14 @@ def _tiny(config: Config) -> Config:
 @contextlib.contextmanager
 def utilisation(device: str) -> Iterator[list[tuple[float, float]]]:
     """When, in monotonic seconds, and in what percent of the second before the GPU did anything, as nvidia-smi reports
-    it; empty without it."""
+    it; empty without it, or where it may mean another GPU."""
     readings: list[tuple[float, float]] = []
-    index = device.partition(":")[2] or "0"
-    command = ["nvidia-smi", "-i", index, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-l", "1"]
-    try:
-        process = (
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-            if device != "cpu"
-            else None
-        )
-    except OSError:
-        process = None
+    name = None if device == "cpu" else devices.name_for_driver(torch.device(device))
+    process = None
+    if name is not None:
+        command = ["nvidia-smi", "-i", name, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-l", "1"]
+        with contextlib.suppress(OSError):
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     if process is None:
         yield readings
         return

@@ -223,16 +223,25 @@ class GpuState(NamedTuple):
 def gpu_state(device: torch.device) -> GpuState | None:
     """The state of a GPU, asked without a context in this process, which would take hundreds of MiB of its memory; None
     where the driver's program does not answer, or may mean another GPU by that number."""
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    index = device.index or 0
-    name = visible[index] if index < len(visible) else str(index)
+    if (name := name_for_driver(device)) is None:
+        return None
     try:
-        if name.isdigit() and not _counts_as_cuda():
-            return None
         said = _ask_driver("-i", name, "--query-gpu=memory.free,memory.total,compute_cap")
         free, total, capability = (part.strip() for part in said[0].split(","))
         return GpuState(int(free) << 20, int(total) << 20, tuple(map(int, capability.split("."))))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def name_for_driver(device: torch.device) -> str | None:
+    """A GPU's number or identifier for the driver's program; None where that is not there, or may mean another GPU by
+    the number."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    index = device.index or 0
+    name = visible[index] if index < len(visible) else str(index)
+    try:
+        return name if not name.isdigit() or _counts_as_cuda() else None
+    except (OSError, subprocess.SubprocessError):
         return None
 
 

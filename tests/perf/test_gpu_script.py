@@ -12,6 +12,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from importlib import metadata
@@ -274,6 +275,33 @@ def test_the_simulation_that_a_run_is_held_against_has_its_workers_alone(monkeyp
     assert result["fraction_of_simulation"] == pytest.approx(0.5)
     assert result["gpu_percent"] == 85.0
     assert not result["ok"], "below its bar"
+
+
+def readings_of(device: str) -> list[float]:
+    with gpu_stages.utilisation(device) as readings:
+        deadline = time.monotonic() + 30
+        while len(readings) < 2 and devices.name_for_driver(torch.device(device)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return [percent for _, percent in readings]
+
+
+def test_the_gpu_that_is_watched_is_the_one_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in the place of nvidia-smi, on a machine with different GPUs, which it numbers by their place."""
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\ncase \"$*\" in *query-gpu=name*) printf 'GT 1030\nH100\n'; exit;; "
+        "*'-i 1 '*|*'-i GPU-5 '*) busy=80;; *) busy=3;; esac\n"
+        "while sleep 0.01; do echo $busy; done\n"
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
+    assert readings_of("cpu") == readings_of("cuda") == [], "CUDA begins with the fastest"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5")
+    assert set(readings_of("cuda")) == {80.0}
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
+    assert set(readings_of("cuda:1")) == {80.0}
 
 
 @pytest.mark.parametrize("name", gpu_stages.WORKLOADS)
