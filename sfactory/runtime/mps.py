@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
+import torch
+
 from sfactory.config import Config, devices
 from sfactory.errors import RunFailed
 from sfactory.files import make_temporary_folder, remove_temporary_folder
@@ -21,6 +23,7 @@ CONTROL = "nvidia-cuda-mps-control"
 """The daemon's program, which also takes commands to it."""
 VARIABLES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 """By which CUDA and the program find a daemon."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 START_S = QUIT_S = 10.0
 
 
@@ -63,10 +66,17 @@ def mps_daemon() -> Iterator[dict[str, str]]:
         )
     try:
         _await_start(daemon, variables, said)
-        yield variables
+        yield variables | _numbered_anew()
     finally:
         _quit(daemon, variables)
         remove_temporary_folder(folder)
+
+
+def _numbered_anew() -> dict[str, str]:
+    """The GPUs that a process which uses the daemon sees, where the user has named some: the daemon, which has that
+    from the user, too, numbers these from 0, and the user's numbers would be looked for among them once more."""
+    named = os.environ.get(VISIBLE)
+    return {VISIBLE: ",".join(map(str, range(torch.cuda.device_count())))} if named else {}
 
 
 def _await_start(daemon: subprocess.Popen[bytes], variables: Mapping[str, str], said: Path) -> None:

@@ -19,7 +19,7 @@ from whole_runs import config_for
 from sfactory.config import Config, RuntimeConfig, resolve
 from sfactory.errors import ConfigError, RunFailed
 from sfactory.runtime import mps
-from sfactory.runtime.mps import CONTROL, VARIABLES, mps_daemon, mps_problem
+from sfactory.runtime.mps import CONTROL, VARIABLES, VISIBLE, mps_daemon, mps_problem
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.processes import fork_server
 from sfactory.runtime.runner import run_plan
@@ -48,6 +48,7 @@ fi
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Puts a program in the place of NVIDIA's; `QUIT` is the file that ends it."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv(VISIBLE, raising=False)
 
     def put(text: str = DAEMON, end: str = "quit") -> None:
         (tmp_path / CONTROL).write_text(text.replace("FOLDER", str(tmp_path)).replace("QUIT", end))
@@ -73,6 +74,18 @@ def test_a_daemon_of_ones_own_runs_as_long_as_it_is_needed(program, tmp_path: Pa
         assert not set(VARIABLES) & os.environ.keys()
     assert notes(tmp_path) == ["quit"]
     assert not psutil.pid_exists(pid_of(tmp_path)) and not folder.exists()
+
+
+def test_gpus_that_the_user_has_named_have_the_daemons_numbers(
+    program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon numbers what it sees from 0: a process that looks for GPU 5 among two would find none."""
+    program(DAEMON.replace("echo $$", f'echo "${VISIBLE}" > FOLDER/visible; echo $$'))
+    monkeypatch.setenv(VISIBLE, "5,GPU-3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with mps_daemon() as variables:
+        assert (tmp_path / "visible").read_text().strip() == "5,GPU-3"
+        assert variables[VISIBLE] == "0,1"
 
 
 def test_a_daemon_that_does_not_start_is_said_and_leaves_nothing(program) -> None:
