@@ -55,8 +55,10 @@ class FusedObjective(Objective):
         partial = torch.empty(programs, SUMS, dtype=torch.float64, device=log_prob.device)
         loss = self.config.loss
         weights = loss.clip, loss.value_clip, loss.value_coef, exploration_coef(loss), loss.tv_limit
-        loss_and_gradients[(programs,)](
-            *inputs, totals, *gradients, partial, count, *map(float, weights),  # an integer 1 would be a constant of it
-            self.algo.surrogate, self.bounds_shift, loss.value_clip > 0, SUMS, BLOCK,
-        )  # fmt: skip
+        with torch.cuda.device_of(log_prob):  # Triton launches on the current device, wherever its tensors are
+            loss_and_gradients[(programs,)](
+                *inputs, totals, *gradients, partial, count,
+                *map(float, weights),  # an integer 1 would be a constant of the kernel
+                self.algo.surrogate, self.bounds_shift, loss.value_clip > 0, SUMS, BLOCK,
+            )  # fmt: skip
         return *gradients, partial.sum(0)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,6 +71,49 @@ def test_several_programs_add_up() -> None:
     arguments = "appo", LossConfig(tv_limit=0.0), "discrete", slice(0, width), width
     for ours, wanted in zip(*(found_by(kind, *arguments) for kind in (FusedObjective, Objective)), strict=True):
         torch.testing.assert_close(ours.double(), wanted.double(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_kernel_compiles_for_gpus(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To machine code, which needs no GPU."""
+    if not triton_is_there():
+        pytest.skip("needs triton, which comes with torch for CUDA")
+    from triton import compile as compiled
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    kernel = importlib.reload(importlib.import_module("sfactory.kernels.triton_loss")).loss_and_gradients
+    constants = {"SURROGATE": True, "BOUNDS_SHIFT": True, "CLIPS_VALUES": True, "SUMS": losses.SUMS, "BLOCK": BLOCK}
+    kinds = {"valid": "*u8", "totals": "*fp64", "sums": "*fp64", "count": "i32"}
+    kinds |= dict.fromkeys(("clip", "value_clip", "value_coef", "exploration_coef", "tv_limit"), "fp32")
+    kinds |= dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds.get(name, "*fp32") for name in kernel.arg_names}
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    found = compiled(ASTSource(kernel, signature, places), target=GPUTarget("cuda", capability, 32))
+    assert found.asm["cubin"]
+
+
+def test_the_kernel_is_launched_where_its_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the process's current device, which another worker of the same process may have chosen."""
+    current: list[torch.Tensor] = []
+    seen: list[torch.Tensor] = []
+
+    @contextlib.contextmanager
+    def device_of(tensor: torch.Tensor) -> Iterator[None]:
+        current.append(tensor)
+        yield
+        current.pop()
+
+    def launch(log_prob: torch.Tensor, *_: object) -> None:
+        seen.append(current[-1])
+
+    launches = {(programs,): launch for programs in range(9)}
+    kernels = SimpleNamespace(loss_and_gradients=launches)
+    monkeypatch.setitem(sys.modules, "sfactory.kernels.triton_loss", kernels)
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    found_by(FusedObjective, "appo", LossConfig(), "discrete", slice(0, 6))
+    assert len(seen) == 2 and not current
 
 
 def chosen(kernels: str = "auto") -> Kernels:
