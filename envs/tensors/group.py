@@ -42,8 +42,8 @@ class TensorGroup:
     """One environment on the device, without a wait for it.
 
     Episode ends are those of :mod:`sfactory.envs.interface`. A row with an observation or a reward that is not finite,
-    or with a category or a byte outside its space, gets 0 there; it is not active, and marked in `faulty`. So is a row
-    whose action mask allows nothing in some component.
+    or with a category, a bit or a byte outside its space, gets 0 there; it is not active, and marked in `faulty`. So is
+    a row whose action mask allows nothing in some component.
 
     Args:
         env: The environment.
@@ -126,8 +126,8 @@ class TensorGroup:
                 if self._masks_in_info and masks is not None:  # reset() tells those of the rows that it has reset
                     masks, fresh = self._flat(masks), info.get(MASK_KEY)
                     info = {MASK_KEY: masks if fresh is None else torch.where(ended[:, None], self._flat(fresh), masks)}
-            else:
-                self._write_obs(self._finals(info), outcome.finals, after.active, outcome.truncated)
+            elif (finals := self._finals(info, outcome.truncated)) is not None:
+                self._write_obs(finals, outcome.finals, after.active, outcome.truncated)
         if self._validate:
             self._exclude(outcome.reward.isfinite(), after.active)
             outcome.reward.nan_to_num_(0.0, 0.0, 0.0)
@@ -182,12 +182,15 @@ class TensorGroup:
             if is_extra(name) and not name.startswith("_")  # _NAME says who has a NAME
         }
 
-    def _finals(self, info: Mapping[str, Any]) -> Any:
+    def _finals(self, info: Mapping[str, Any], truncated: Tensor) -> Any:
+        """The last observations of all rows; None, after a wait for the device, if there are none and nobody needs
+        them."""
         found = next((info[key] for key in FINAL_OBS if key in info), None)
-        if found is None:
+        if found is None and truncated.any():
             raise EnvironmentFault(
-                f"{self.name}: info has no final_obs; an environment on the device with autoreset SAME_STEP gives the "
-                "last observations of all rows at every step, of which those of rows that ended are read"
+                f"{self.name}: info has no final_obs, and row {int(truncated.nonzero()[0])} was truncated; an "
+                "environment on the device with autoreset SAME_STEP gives the last observations of all rows at every "
+                "step that truncates one, and without a wait for the device at every step"
             )
         return found
 
@@ -266,7 +269,7 @@ class _TensorLeaf:
 
         self.start = tensor(leaf.start) if any(leaf.start) else None
         self._most = tensor(leaf.sizes) - 1 if leaf.sizes else None
-        self._is_float = leaf.dtype == np.float32
+        self._is_float, self._high = leaf.dtype == np.float32, leaf.high
 
     def correct(self, value: Tensor, target: Tensor) -> Tensor | None:
         """Replace what cannot be learned from; gives bool ``[rows]``, the rows without any of it, or None where
@@ -281,7 +284,7 @@ class _TensorLeaf:
         elif self._is_float:
             good = target.isfinite()
         elif value.dtype not in (target.dtype, torch.bool):
-            good = target == value  # integers beyond a byte are others there
+            good = (value >= 0) & (value <= self._high)  # others are other numbers there
         else:
             return None
         target.masked_fill_(~good, 0)

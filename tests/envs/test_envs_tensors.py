@@ -201,11 +201,6 @@ def short(self: Any, actions: Any) -> tuple:
     return observation, reward[:-1], terminated, truncated, info
 
 
-def no_finals(self: Any, actions: Any) -> tuple:
-    *result, _ = Schedules.step(self, actions)
-    return (*result, {})
-
-
 def arrays(self: Any, actions: Any) -> tuple:
     observation, *result = Schedules.step(self, actions)
     return ({name: value.numpy() for name, value in observation.items()}, *result)
@@ -275,7 +270,6 @@ def test_a_bad_info_is_told_on_the_device_and_on_the_host(step: Any, words: str,
     [
         (bright, r"obs/eye is torch.float32; its space says integers; return those, or change the observation space"),
         (short, r"reward has shape \(3,\) on cpu; it must be a tensor of shape \(4,\) on cpu"),
-        (no_finals, "info has no final_obs; an environment on the device with autoreset SAME_STEP gives"),
         (arrays, "obs/count is array"),
         (lambda self, actions: 1, "step\\(\\) returned 1; it must return observation, reward"),
         (lambda self, actions: 1 / 0, "raised ZeroDivisionError in step\\(\\): division by zero"),
@@ -289,6 +283,77 @@ def test_what_an_environment_does_wrong_is_said(step: Any, words: str) -> None:
     group.reset(0, after)
     with pytest.raises(EnvironmentFault, match=words):
         group.step(torch.zeros(4, 1, dtype=torch.int32), torch.zeros(4, 0), tensor_outcome(spec, 4), after)
+
+
+class Sparing(Schedules):
+    """Has final observations in its info only at steps that end an episode, as ManiSkill's vector environment does; or
+    at steps that end one by termination alone."""
+
+    def __init__(self, num_envs: int = 1, device: str = "cpu", forgetful: bool = False) -> None:
+        super().__init__(num_envs, device)
+        self._forgetful = forgetful
+
+    def step(self, actions: Any) -> tuple:
+        observation, reward, terminated, truncated, info = super().step(actions)
+        if not (terminated | truncated).any() or (self._forgetful and truncated.any()):
+            info = {name: value for name, value in info.items() if not name.startswith("final")}
+        return observation, reward, terminated, truncated, info
+
+
+def test_final_observations_may_be_missing_where_no_row_is_truncated() -> None:
+    spec, rows = probe(request_of()), 4
+    always, sparing = (make_tensor_group(request_of(env), spec, rows, CPU) for env in (Schedules, Sparing))
+    after, again = tensor_step(spec, rows), tensor_step(spec, rows)
+    always.reset(0, after)
+    sparing.reset(0, again)
+    truncated = 0
+    for _ in range(20):
+        told, said = tensor_outcome(spec, rows), tensor_outcome(spec, rows)
+        for group, outcome, step in ((always, told, after), (sparing, said, again)):
+            group.step(torch.zeros(rows, 1, dtype=torch.int32), torch.zeros(rows, 0), outcome, step)
+        ours, theirs = ((*each[:3], *(leaf[told.truncated] for leaf in each.finals)) for each in (told, said))
+        assert all(map(torch.equal, ours, theirs))
+        assert all(map(torch.equal, (*after.obs, after.first, after.active), (*again.obs, again.first, again.active)))
+        truncated += int(told.truncated.sum())
+    assert truncated and not sparing.faulty.any()
+
+
+def test_final_observations_that_are_missing_where_a_row_is_truncated_are_a_fault() -> None:
+    spec = probe(request_of())
+    group, after = make_tensor_group(request_of(Sparing, forgetful=True), spec, 4, CPU), tensor_step(spec, 4)
+    group.reset(0, after)
+    words = r"info has no final_obs, and row 0 was truncated; an environment on the device with autoreset SAME_STEP"
+    actions = torch.zeros(4, 1, dtype=torch.int32), torch.zeros(4, 0)
+    for _ in range(3):
+        group.step(*actions, tensor_outcome(spec, 4), after)
+    with pytest.raises(EnvironmentFault, match=words):  # row 0's second episode ends
+        group.step(*actions, tensor_outcome(spec, 4), after)
+
+
+class Bits(Schedules):
+    """The image is one of bits, as wide integers; row 2 has a 3 from the first step on, row 1 a -1."""
+
+    def __init__(self, num_envs: int = 1, device: str = "cpu") -> None:
+        super().__init__(num_envs, device)
+        self.single_observation_space = spaces.Dict(
+            dict(self.single_observation_space.items()) | {"eye": spaces.MultiBinary((3, 8, 8))}
+        )
+
+    def _observation(self) -> dict[str, Any]:
+        eye = torch.ones(self.num_envs, 3, 8, 8, dtype=torch.int64)
+        if self._steps:
+            eye[1:3, 0, 0, 0] = torch.tensor([-1, 3])
+        return super()._observation() | {"eye": eye}
+
+
+def test_a_bit_outside_its_space_is_a_bad_value() -> None:
+    spec = probe(request_of(Bits))
+    group, after = make_tensor_group(request_of(Bits), spec, 4, CPU), tensor_step(spec, 4)
+    group.reset(0, after)
+    assert not group.faulty.any()
+    group.step(torch.zeros(4, 1, dtype=torch.int32), torch.zeros(4, 0), tensor_outcome(spec, 4), after)
+    assert group.faulty.tolist() == [False, True, True, False]
+    assert after.active.tolist() == [True, False, False, True]
 
 
 def single(num_envs: int = 1, device: str = "cpu") -> gymnasium.Env:
