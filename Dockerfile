@@ -1,5 +1,5 @@
 # docker build -t sfactory .                                     trains on the CPU
-# docker build -t sfactory:cuda --build-arg TORCH=cu128 .        trains on an NVIDIA GPU: docker run --gpus all
+# docker build -t sfactory:cuda --build-arg TORCH=cu130 .        trains on an NVIDIA GPU: docker run --gpus all
 # docker run --rm -v "$PWD/runs:/work/runs" sfactory train --env CartPole-v1
 # ViZDoom keeps its screens in /dev/shm: with many of them, --shm-size 1g
 
@@ -26,10 +26,12 @@ COPY envs envs
 RUN pip install --no-cache-dir ".[${EXTRAS}]"
 
 FROM python:3.12-slim-bookworm
-# What OpenCV and MuJoCo's renderer load.
+ARG TORCH=cpu
+# What OpenCV and MuJoCo's renderer load; for a GPU also the compiler with which Triton makes what launches its kernels.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libegl1 libgl1 libglib2.0-0 \
+    && if [ "$TORCH" != cpu ]; then apt-get install -y --no-install-recommends gcc libc6-dev; fi \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 sfactory \
     && install -d -o sfactory /work
