@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import warnings
@@ -185,6 +186,32 @@ def test_pytorchs_own_doubts_about_refusing_waits_are_not_told(monkeypatch: pyte
         warnings.warn("of the model's own", stacklevel=2)
     assert modes == ["error", 0]
     assert [str(each.message) for each in recwarn] == ["of the model's own"]
+
+
+def test_a_recording_that_fails_says_why_and_not_that_it_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error within it, the end of a CUDA graph raises one of its own."""
+
+    @contextlib.contextmanager
+    def graph(*_: object, **__: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def work() -> None:
+        raise ValueError("the model asks for a number")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(cuda_graphs, "_failed", "")
+    with pytest.raises(RuntimeError, match=r"^the model asks for a number$"):
+        cuda_graphs.record(work, torch.device("cuda"))
+    with pytest.raises(RuntimeError, match=r"failed in this process: the model asks for a number$"):
+        cuda_graphs.record(work, torch.device("cuda"))
+    monkeypatch.setattr(cuda_graphs, "_failed", "")
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        cuda_graphs.record(lambda: None, torch.device("cuda"))
 
 
 def test_nothing_is_recorded_after_a_recording_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:

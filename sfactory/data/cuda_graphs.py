@@ -40,24 +40,28 @@ def record(work: Work, device: torch.device, pool: Any = None) -> Work:
             (:func:`graph_pool`).
 
     Raises:
-        Exception: Whatever work raises when it does what cannot be recorded, such as waiting for the device. After that
-            nothing more is recorded in this process: PyTorch up to 2.11 goes on counting the failed recording as under
-            way.
+        RuntimeError: If work does what cannot be recorded, such as waiting for the device; says what it raised. After
+            that nothing more is recorded in this process: PyTorch up to 2.11 goes on counting the failed recording as
+            under way.
     """
     global _failed
     if device.type == "cpu":
         return work
     if _failed:
         raise RuntimeError(f"an earlier recording has failed in this process: {_failed}")
-    graph = torch.cuda.CUDAGraph()
+    graph, reason = torch.cuda.CUDAGraph(), ""
     # In this mode other threads may do with the device what they like meanwhile.
     stream = torch.cuda.current_stream(device)
     try:
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            work()
+            try:
+                work()
+            except Exception as error:
+                reason = said(error)  # the end of the recording raises another one, which says only that one was raised
+                raise
     except Exception as error:
-        _failed = said(error)
-        raise
+        _failed = reason or said(error)
+        raise RuntimeError(_failed) from error
     return graph.replay
 
 
