@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import warnings
 from pathlib import Path
@@ -22,7 +21,7 @@ from sfactory.policy import Policy
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.run_files import VIDEOS
 from sfactory.runtime.plan import EVALUATOR, Plan
-from sfactory.runtime.training import Stopped, next_multiple
+from sfactory.runtime.training import Stopped
 from sfactory.runtime.wires import Wires
 from sfactory.telemetry.events import Evaluated, Note
 
@@ -57,7 +56,7 @@ class Evaluator:
         self._policy = _WatchedPolicy(self, plan, model, self._seed)
         self._request = EnvRequest.of(plan.config, plan.env_source, threads=1)
         self._player = self._make_player(self._request)
-        self._next_video: float = 0
+        self._records = plan.config.eval.video_every > 0
         self._watch.lap("starting")
 
     def poll(self, timeout: float) -> None:
@@ -101,16 +100,19 @@ class Evaluator:
         return Player(self._policy, request, self._seed, "the run")
 
     def _record(self, env_steps: int) -> None:
-        """Record one episode if it is time for a video. Where that fails it is not tried again."""
-        every = self._plan.config.eval.video_every
-        if not every or env_steps < self._next_video:
+        """Record one episode if there is no video yet of these `eval.video_every` env steps, also of a command before.
+        Where that fails it is not tried again."""
+        if not self._records:
             return
-        self._next_video = next_multiple(env_steps, every)
+        begin = env_steps - env_steps % self._plan.config.eval.video_every
+        videos = (int(path.stem) for path in self._videos.glob("*.mp4") if path.stem.isdecimal())
+        if any(begin <= recorded <= env_steps for recorded in videos):
+            return
         try:
             player = self._make_player(rendering(self._request))
             player.record(_video_path(self._videos, env_steps), not self._plan.config.eval.sampled, LONGEST)
         except (SfactoryError, OSError, ValueError) as error:
-            self._next_video = math.inf
+            self._records = False
             self._emit(Note(f"there will be no videos of evaluation: {said(error)}"))
 
 

@@ -22,8 +22,9 @@ from whole_runs import QUIET, config_for, rows, saved_steps, summary, worker_pro
 from sfactory import train
 from sfactory.config import EvalConfig, LogConfig, ModelConfig, RuntimeConfig, resolve
 from sfactory.errors import ConfigError
+from sfactory.player import Player
 from sfactory.runs.checkpoint import CheckpointStore
-from sfactory.runtime import supervisor
+from sfactory.runtime import planning, supervisor
 from sfactory.runtime.planning import make_plan
 from sfactory.runtime.training import Training
 from sfactory.runtime.wires import make_wires
@@ -268,6 +269,20 @@ def test_episodes_are_recorded_at_an_interval_and_come_into_the_page(tmp_path: P
     recorded = sorted(int(path.stem) for path in (result.run_dir / "videos").glob("*.mp4"))
     assert [steps // 512 for steps in recorded] == [0, 1, 2]
     assert 'src="data:video/mp4' in (result.run_dir / "report.html").read_text()
+
+
+def test_a_resumed_run_records_no_more_videos_than_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(player: Player, path: Path, *how: Any) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+    monkeypatch.setattr(planning, "check_video", lambda: None)
+    monkeypatch.setattr(Player, "record", record)
+    evaluation = EvalConfig(every=128, episodes=1, video_every=512)
+    for steps in (384, 640, 1024):
+        result = train(config_for(tmp_path, "CartPole-v1", serial=True, steps=steps, eval=evaluation))
+    recorded = sorted(int(path.stem) for path in (result.run_dir / "videos").glob("*.mp4"))
+    assert [steps // 512 for steps in recorded] == [0, 1, 2]
 
 
 def test_an_environment_without_pictures_is_evaluated_without_videos(
