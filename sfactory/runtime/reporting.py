@@ -47,7 +47,7 @@ class Result:
         status: completed, interrupted or failed.
         env_steps: Env steps trained on, over all resumes.
         wall_s: Seconds that the run has taken, over all resumes, until its last batch.
-        fps: Env steps per second over the whole run, without the time before its first batch.
+        fps: Env steps per second over the whole run, without the time before this command's first batch.
         episode_return_mean: Mean return of recent episodes, as last reported; NaN if no episode has ended.
         signal: The signal that interrupted the run, else None.
         run_dir: The run folder.

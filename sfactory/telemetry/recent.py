@@ -216,7 +216,8 @@ class Speedometer:
         )
 
     def overall_fps(self, env_steps: int) -> float:
-        """Env steps per second over the whole run, without the time before training began, if that is known."""
+        """Env steps per second over the whole run, without the time before training began since the construction, if
+        that is known. What a resumed run has taken before counts whole."""
         seconds = self.wall_s
         if len(self._trained) == 2:
             (first_s, first_steps), (last_s, last_steps) = self._trained

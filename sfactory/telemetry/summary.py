@@ -21,7 +21,7 @@ class Summary:
         env: The environment's name.
         protocol: How it is played (``EnvSpec.protocol``), or empty.
         wall_s: Seconds that the run has taken, over all resumes, until its last batch.
-        fps: Env steps per second over the whole run, without the time before its first batch.
+        fps: Env steps per second over the whole run, without the time before the last command's first batch.
         extras: Means of the last report.
         error: What made a failed run fail.
         phases: Share of every phase in the time of each kind of worker, 0 to 1.
