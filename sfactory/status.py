@@ -23,7 +23,15 @@ from rich.text import Text
 from sfactory.config.command_line import Switch, flag_as_word
 from sfactory.errors import telling_errors
 from sfactory.files import json_values
-from sfactory.runs.run_files import SUMMARY, exported, is_held, is_number, read_json, require_run
+from sfactory.runs.run_files import (
+    SUMMARY,
+    exported,
+    is_held,
+    is_number,
+    newest_checkpoint,
+    read_json,
+    require_run,
+)
 from sfactory.runs.run_state import RunState, read_status
 from sfactory.telemetry.console import new_console
 from sfactory.telemetry.metrics import METRICS
@@ -58,7 +66,8 @@ class RunStatus:
         word: starting, living, killed (its process has ended without writing a summary), exported (no run, but a policy
             of one), or the status of its summary: completed, interrupted or failed.
         state: The last state of a run that is living or was killed, else None.
-        summary: Summary of a run that has ended, or what an exported policy has of it; else empty.
+        summary: Summary of a run that has ended; of one that was killed, and of an exported policy, what the newest
+            checkpoint has of it; else empty.
     """
 
     word: str
@@ -92,14 +101,12 @@ def status(run: str | Path) -> RunStatus:
     held, state, summary = is_held(folder), read_status(folder), read_json(folder / SUMMARY)
     if "status" in summary:  # also while a run that has ended is evaluated; the next one removes it when it begins
         return RunStatus(summary["status"], summary=summary)
-    if state is not None:
-        return RunStatus("living" if held else "killed", state)
     if held:
-        return RunStatus("starting")
-    if found := exported(folder):
-        known = {name: found.get(name) for name in ("env_steps", "frames", "wall_s")}
-        return RunStatus("exported", summary=known | {"episode_return_mean": found.get("episode_return")})
-    return RunStatus("killed")
+        return RunStatus("starting" if state is None else "living", state)
+    saved = newest_checkpoint(folder)
+    known = {name: saved.get(name, 0) for name in ("env_steps", "frames", "wall_s")}
+    known["episode_return_mean"] = saved.get("episode_return")
+    return RunStatus("exported" if exported(folder) else "killed", state, known)
 
 
 @telling_errors

@@ -49,7 +49,8 @@ class Run:
         folder: The run folder.
         status: As of ``sfactory status``; damaged if its configuration cannot be read at all. One of an sfactory with
             other fields can.
-        env_steps, steps: Env steps done, as the run's summary says if it has ended, and to do in all.
+        env_steps, steps: Env steps done, as the run's summary says if it has ended, and its newest checkpoint if it was
+            killed; and to do in all.
         episode_return: Mean return of the last episodes in training, None if none has ended.
         fps: Env steps per second over the whole run.
         changed: Seconds since the epoch of the last report, or of the run's beginning.
@@ -119,7 +120,7 @@ def _described(folder: Path) -> Run:
     except SfactoryError:
         return Run(str(folder), "damaged", changed=changed)
     told = {name: value for name, value in found.summary.items() if is_number(value)}
-    last = _last_figures(metrics) | told  # a run that has lost its learner reported more than it has
+    last = _last_figures(metrics) | told  # which may have less than was reported
     env_steps, wall_s = int(last.get("env_steps", 0)), last.get("wall_s")
     fps = told.get("fps", env_steps / wall_s if wall_s else None)
     episode_return = last.get("episode_return_mean")

@@ -55,10 +55,15 @@ def is_number(value: object) -> TypeGuard[float]:
 def exported(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """What an exported policy says of itself: the description of its newest checkpoint, which has no trainer state for
     a run to go on with; empty if the folder holds no such policy, but a run."""
-    newest = max((Path(folder) / CHECKPOINTS).glob("checkpoint_*.json"), default=None)
-    description = {} if newest is None else read_json(newest)
+    description = newest_checkpoint(folder)
     files = description.get("files")
     return description if isinstance(files, dict) and TRAINER not in files else {}
+
+
+def newest_checkpoint(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the newest checkpoint in a run folder says of itself; empty if there is none."""
+    newest = max((Path(folder) / CHECKPOINTS).glob("checkpoint_*.json"), default=None)
+    return {} if newest is None else read_json(newest)
 
 
 def read_config(folder: str | os.PathLike[str]) -> Config:

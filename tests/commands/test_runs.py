@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from short_runs import short_run
 from sfactory.commands import main
 from sfactory.commands.runs import list_runs
 from sfactory.errors import ConfigError
+from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.report_page import write_page
 from sfactory.runs.run_files import read_config
 from sfactory.runs.run_folder import open_run
@@ -48,15 +50,33 @@ def test_the_command_shows_a_table_or_one_object_a_line(runs, capsys):
 
 def test_a_run_that_was_continued_until_no_episode_has_ended_has_the_return_of_before(tmp_path):
     run = short_run(tmp_path / "run", "CartPole-v1")
-    (run / "summary.json").unlink()  # as when a run goes on
+    (run / "summary.json").unlink()
     (before,) = list_runs(run)
     names, *_, last = (run / "metrics.csv").read_text().splitlines()
     row = dict(zip(names.split(","), last.split(","), strict=True))
     row |= {"env_steps": "9000", "episode_return_mean": ""}
     with (run / "metrics.csv").open("a") as file:
         file.write(",".join(row.values()) + "\n")
-    (found,) = list_runs(run)
+    with open_run(read_config(run)):  # it goes on
+        (found,) = list_runs(run)
     assert (found.env_steps, found.episode_return) == (9000, before.episode_return)
+
+
+def test_a_killed_run_is_listed_with_what_it_would_go_on_with(tmp_path, capsys):
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    (run / "summary.json").unlink()
+    saved = CheckpointStore(run / "checkpoints").load_latest()
+    names, *_, last = (run / "metrics.csv").read_text().splitlines()
+    row = dict(zip(names.split(","), last.split(","), strict=True)) | {"env_steps": "9000", "wall_s": "500"}
+    with (run / "metrics.csv").open("a") as file:
+        file.write(",".join(row.values()) + "\n")
+    (found,) = list_runs(run)
+    assert (found.status, found.env_steps) == ("killed", saved.env_steps)
+    assert found.fps == pytest.approx(saved.env_steps / saved.wall_s)
+    assert main(["status", str(run)]) == 0
+    assert f"killed  {saved.env_steps} env steps" in capsys.readouterr().out
+    shutil.rmtree(run / "checkpoints")
+    assert [(found.status, found.env_steps) for found in list_runs(run)] == [("killed", 0)], "it would begin anew"
 
 
 @pytest.mark.parametrize("saved", [0, 64])
@@ -125,5 +145,6 @@ def test_an_edited_summary_hides_no_run(tmp_path, summary):
     (run / "summary.json").write_text(summary)
     assert main(["report", str(run)]) == 0
     (run / "metrics.csv").unlink()
+    shutil.rmtree(run / "checkpoints")
     assert main(["runs", str(tmp_path)]) == 0
     assert [found.env_steps for found in list_runs(tmp_path)] == [0]
