@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tyro
@@ -21,9 +21,11 @@ from sfactory.config.command_line import Switch, flag_as_word
 from sfactory.config.fields import Checkpoint
 from sfactory.config.policy_options import Folder, Integer, PolicyOptions
 from sfactory.errors import ConfigError, counted, telling_errors
-from sfactory.player import Evaluation, Player
-from sfactory.runs.checkpoint import Snapshot
 from sfactory.telemetry.console import new_console
+
+if TYPE_CHECKING:  # what imports torch is imported where an interrupt is handled
+    from sfactory.player import Evaluation, Player
+    from sfactory.runs.checkpoint import Snapshot
 
 DESCRIPTION = "Play episodes with the policy of a run folder, in fresh environments, and report what they returned."
 LONGER = 10
@@ -74,6 +76,8 @@ def evaluate(
         CheckpointError: If the run's files are damaged.
         EnvironmentFault: If an environment raises or breaks its API.
     """
+    from sfactory.player import Player
+
     _check_numbers(episodes, parallel, max_steps, video)
     player = Player.of_run(
         run, env=env, env_kwargs=env_kwargs, seed=seed, checkpoint=checkpoint, device=device, model=model, trust=trust,
@@ -133,6 +137,8 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.eval
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options = tyro.cli(Options, args=flag_as_word("--run", args), prog=prog, description=DESCRIPTION)
     _check_numbers(options.episodes, options.parallel, options.max_steps, options.video)
+    from sfactory.player import Player
+
     player = Player.of_run(
         options.run, env=options.env, env_kwargs=options.env_kwargs, seed=options.seed, checkpoint=options.checkpoint,
         device=options.device, trust=options.trust, render_mode=_mode(options.video),
