@@ -122,6 +122,10 @@ def telling_errors(main: Callable[P, int]) -> Callable[P, int]:
                 return 128 + signal.SIGPIPE
             print(f"error: {error}", file=sys.stderr)
             return 1
+        except SystemExit as end:
+            if isinstance(end.__context__, BrokenPipeError):  # so ends rich, with 1, where nobody reads
+                return 128 + signal.SIGPIPE
+            raise
         except KeyboardInterrupt:
             return 130
 

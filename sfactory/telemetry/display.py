@@ -109,7 +109,7 @@ class Display:
         without."""
         try:
             yield
-        except OSError:
+        except (OSError, SystemExit):  # by which rich ends a program that nobody reads
             self.mode, self._live = "none", None
             with contextlib.suppress(OSError):
                 discard_output()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import ENVIRONMENT
 from short_runs import short_run
 
 import sfactory
@@ -77,6 +79,8 @@ SCRIPT = "import sys; from sfactory.commands import main; sys.exit(main(sys.argv
         ["-c", SCRIPT, "runs", ".", "--json"],
         ["-c", SCRIPT, "runs", "--help"],
         ["-c", SCRIPT, "--help"],
+        ["-c", SCRIPT, "runs", "."],
+        ["-m", "sfactory.train", "--help"],
         ["-m", "sfactory.train", "CartPole-v1", "--show-config"],
         ["-m", "sfactory.profile", "--help-all"],
     ],
@@ -90,6 +94,26 @@ def test_a_command_whose_reader_has_ended_ends_silently(arguments: list[str], tm
         command = [sys.executable, *arguments]
         done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_run_goes_on_when_the_reader_of_its_live_display_has_ended(tmp_path: Path) -> None:
+    flags = ["--steps", "128", "--serial", "--envs-per-worker", "4", "--rollout", "8", "--batch-size", "64"]
+    flags += ["--preset", "none", "--device", "cpu", "--log.display", "live", "--run", str(tmp_path / "run")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as output:
+        command = [sys.executable, "-m", "sfactory.train", "CartPole-v1", *flags]
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
+
+
+def test_an_interrupt_while_torch_is_imported_shows_no_traceback(tmp_path: Path) -> None:
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n")
+    command = [sys.executable, "-m", "sfactory.eval", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_a_broken_pipe_to_something_else_is_told(capsys: pytest.CaptureFixture[str]) -> None:
