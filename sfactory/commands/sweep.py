@@ -23,7 +23,7 @@ from sfactory.commands.sweeps.space_file import parse_space, read_space
 from sfactory.commands.sweeps.study import StudyTrials, telling_of_database
 from sfactory.commands.sweeps.summary import BEST, table, write_summary
 from sfactory.commands.sweeps.trials import Note, Trial, Trials
-from sfactory.config import changed, from_dict, load_yaml, resolve
+from sfactory.config import changed, from_dict, load_yaml, numbers_as_text, resolve
 from sfactory.config.sources import working_directory_kept
 from sfactory.errors import ConfigError, counted, shown, telling_errors
 from sfactory.files import write_atomically
@@ -79,7 +79,8 @@ def _sweep(options: Options, console: Console) -> int:
     if options.summary:  # also while a process sweeps there
         found = _trials(space, folder).all()
         return _conclude(space, folder, rescored(space, folder, found) if again else found, console, note)
-    _check_runs(space, elsewhere=options.slurm)
+    for text in _check_runs(space, elsewhere=options.slurm):
+        note(text)
     shares = core_shares(space.parallel, space.trials * len(space.seeds)) if not options.slurm else []
     lock = _open_folder(folder, fixed)
     try:
@@ -121,13 +122,16 @@ def _opening(space: Space, folder: Path, trials: Trials, shares: Sequence[Sequen
 
 
 @working_directory_kept()
-def _check_runs(space: Space, elsewhere: bool) -> None:
+def _check_runs(space: Space, elsewhere: bool) -> list[str]:
     """Make the plan of a run with the first value of each field, and of one with every other choice of an environment,
     of its arguments, of a model and of loss terms, so that what is wrong with them is told before any begins.
 
     Args:
         space: What is searched.
         elsewhere: They run on other machines, which may have the devices that this one lacks.
+
+    Returns:
+        What may be another value than was meant.
 
     Raises:
         ConfigError: If a run cannot work.
@@ -139,8 +143,10 @@ def _check_runs(space: Space, elsewhere: bool) -> None:
         {name: value} for name, dimension in space.search.items() if PLANNED.match(name) for value in dimension.ends[1:]
     ]
     problems: list[str] = []
+    notes: list[str] = []
     for change in [{}, *others]:
         config = from_dict(space.values({**first, **change}))
+        notes += numbers_as_text(config)
         try:
             config = resolve(config)
             if elsewhere:
@@ -153,6 +159,7 @@ def _check_runs(space: Space, elsewhere: bool) -> None:
             problems += [f"search.{name} {shown(value)}: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(*problems)
+    return list(dict.fromkeys(notes))
 
 
 def _begun_with(folder: Path, space: Space, summary: bool) -> bool:

@@ -6,7 +6,17 @@ from sfactory.config.env_source import env_name
 from sfactory.config.fields import Config, EvalConfig, LogConfig, LossConfig, ModelConfig, OptimConfig, RuntimeConfig
 from sfactory.config.fitting import fitted, fitted_with_free_batch_size
 from sfactory.config.showing import annotated_yaml
-from sfactory.config.sources import flattened, from_dict, load_yaml, merged, preset_value, resolve, to_dict
+from sfactory.config.sources import (
+    alike,
+    flattened,
+    from_dict,
+    load_yaml,
+    merged,
+    numbers_as_text,
+    preset_value,
+    resolve,
+    to_dict,
+)
 
 __all__ = [
     "Config",
@@ -16,6 +26,7 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "RuntimeConfig",
+    "alike",
     "annotated_yaml",
     "changed",
     "check_types",
@@ -27,6 +38,7 @@ __all__ = [
     "given_values",
     "load_yaml",
     "merged",
+    "numbers_as_text",
     "preset_value",
     "resolve",
     "to_dict",

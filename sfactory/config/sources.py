@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import numbers
 import os
+import re
 import typing
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ from sfactory.errors import ConfigError
 T = TypeVar("T")
 GROUPS = frozenset(f.name for f in dataclasses.fields(Config) if dataclasses.is_dataclass(types_of(Config)[f.name]))
 """Fields of a config that are groups of fields."""
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+"""A number with an exponent."""
 
 
 def merged(config: T, values: Mapping[str, Any], *, only_unset: bool = False, path: str = "") -> T:
@@ -156,6 +159,27 @@ def preset_value(config: Config, name: str) -> Any:
 def to_dict(config: Any) -> dict[str, Any]:
     """A config as nested plain values for YAML and JSON; callables become their qualified names."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values of configs mean the same. Of plain ones NaN is NaN, and true is not 1, as it is in Python."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and type(one) is type(other):
+        return len(one) == len(other) and all(map(alike, one, other))
+    nan = one != one and other != other
+    return isinstance(one, bool) == isinstance(other, bool) and bool(nan or one == other)
+
+
+def numbers_as_text(config: Config) -> list[str]:
+    """Sentences about arguments of an environment or a model that YAML has read as text: 1e-3, without a point, where
+    no type of a field says what is meant."""
+    arguments = flattened({"env_kwargs": config.env_kwargs, "model": {"kwargs": config.model.kwargs}}, whole=True)
+    return [
+        f"{name} is the text {value!r}: YAML takes only what has a point and a signed exponent, as 1.0e-3, for a number"
+        for name, value in arguments.items()
+        if isinstance(value, str) and _EXPONENT.fullmatch(value)
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sfactory.config import Config, flattened
+from sfactory.config import Config, alike, flattened
 from sfactory.config.declaring import Rule, settings_of
 from sfactory.config.env_source import EnvSource
 from sfactory.envs.interface import EnvSpec
@@ -131,7 +131,7 @@ def _source_differences(saved: EnvSource, now: EnvSource) -> tuple[list[str], li
 def _differences(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The saved and the asked value of each field that both configs have and in which they differ, by dotted name."""
     old, new = flattened(saved), flattened(asked)
-    return {name: (old[name], new[name]) for name in sorted(old.keys() & new.keys()) if old[name] != new[name]}
+    return {name: (old[name], new[name]) for name in sorted(old.keys() & new.keys()) if not alike(old[name], new[name])}
 
 
 def markdown() -> str:

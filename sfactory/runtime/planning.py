@@ -10,7 +10,17 @@ from typing import TypeVar
 import torch
 
 import sfactory
-from sfactory.config import Config, changed, check_types, devices, env_name, fitted, given_values, preset_value
+from sfactory.config import (
+    Config,
+    changed,
+    check_types,
+    devices,
+    env_name,
+    fitted,
+    given_values,
+    numbers_as_text,
+    preset_value,
+)
 from sfactory.config.declaring import given_names
 from sfactory.config.fitting import MOST_BATCHES
 from sfactory.config.sources import at, working_directory
@@ -185,6 +195,7 @@ def notes_on(plan: Plan) -> list[str]:
         )
     if text := plan.env.observation.ignored:
         notes.append(f"the policy does not see {', '.join(text)} of the observation, which is text")
+    notes += numbers_as_text(config)
     on_cpu = devices.learner_device(config).type == "cpu"
     if config.runtime.kernels != "off" and on_cpu and not _kernels_are_compiled():
         notes.append(

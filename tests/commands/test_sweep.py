@@ -24,7 +24,7 @@ from sfactory.commands.runs import list_runs
 from sfactory.commands.sweeps.listed import ListedTrials
 from sfactory.commands.sweeps.runs import BEGINS, GUARD, Reports, Run, curve, score, unscored
 from sfactory.commands.sweeps.scheduler import core_shares, write_config
-from sfactory.commands.sweeps.space import Dimension, Objective, Space
+from sfactory.commands.sweeps.space import Dimension, Objective, Pruning, Space
 from sfactory.commands.sweeps.space_file import read_space
 from sfactory.commands.sweeps.study import StudyTrials
 from sfactory.commands.sweeps.trials import Trial
@@ -105,6 +105,8 @@ def rows(sweep: Path) -> dict[str, dict[str, str]]:
         ),
         ({"sampler": "tpe", "trials": 2, "prune": {"first": 256}}, "prune.first is 256, and runs have 256 env steps"),
         ({"prune": True}, "prune needs sampler tpe"),
+        ({"prune": {}}, "prune needs sampler tpe"),
+        ({"sampler": "tpe", "trials": 2, "prune": 0}, "prune is 0; it must be a mapping"),
         ({"sampler": "tpe", "trials": 2, "prune": {"factor": 1}}, "prune.factor is 1"),
     ],
 )
@@ -285,6 +287,41 @@ def test_the_evaluation_at_the_end_is_the_value_of_a_run_without_others(tmp_path
     assert math.isnan(score(tmp_path, Objective()))
     (tmp_path / "metrics.csv").write_text("env_steps,eval_env_steps,eval_return_mean\n128,100,3\n256,200,5\n")
     assert score(tmp_path, objective) == 5
+
+
+@pytest.mark.parametrize("prune", [None, True, {}])
+def test_trials_are_pruned_unless_the_space_says_no(tmp_path: Path, prune: Any) -> None:
+    assert space_of(tmp_path, **SMALL, trials=2, prune=prune).prune == Pruning()
+    assert space_of(tmp_path, **SMALL, trials=2, prune=False).prune is None
+
+
+@pytest.mark.parametrize("more", [{}, {"sampler": "random", "trials": 2}, {"sampler": "tpe", "trials": 2}])
+@pytest.mark.parametrize(
+    ("begun", "now", "other"),
+    [
+        ({"search": {"env_kwargs.x": [1, 2]}}, {"search": {"env_kwargs.x": [True, 2]}}, "search"),
+        ({"base": BASE | {"env_kwargs": {"x": 1}}}, {"base": BASE | {"env_kwargs": {"x": True}}}, "base"),
+    ],
+)
+def test_true_is_not_taken_for_1_when_a_sweep_goes_on(
+    tmp_path: Path, begun: dict[str, Any], now: dict[str, Any], other: str, more: dict[str, Any], capsys: Any
+) -> None:
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    kept = read_space(space_file(tmp_path, **SMALL | begun | more))[1]
+    (sweep / "space.yaml").write_text(yaml.safe_dump(kept))
+    file = space_file(tmp_path, **SMALL | now | more)
+    assert main(["sweep", str(file), "--folder", str(sweep)]) == 2
+    assert f"begun with other values of {other} " in capsys.readouterr().err
+
+
+def test_a_number_that_yaml_takes_for_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = space_file(tmp_path, base=BASE)
+    file.write_text(file.read_text() + "search: {env_kwargs.sutton_barto_reward: [1e-3, 1.0e-2, 'yes']}\n")
+    assert main(["sweep", str(file), "--folder", str(tmp_path / "sweep"), "--slurm"]) == 0
+    shown = capsys.readouterr().out
+    assert "env_kwargs.sutton_barto_reward is the text '1e-3': YAML takes only" in shown and "as 1.0e-3" in shown
+    assert shown.count(" is the text ") == 1
 
 
 # What is reported

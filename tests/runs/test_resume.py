@@ -127,6 +127,23 @@ def test_a_moved_folder_and_an_overwritten_one_are_no_changes(tmp_path, caplog):
     assert caplog.text == ""
 
 
+def test_nan_is_the_same_as_nan_and_true_is_not_1(tmp_path):
+    def begun(value):
+        config = merged(Config(run=str(tmp_path)), BASE | {"env_kwargs": {"x": {"y": [value, 2.0]}}})
+        with begun_run(config) as run:
+            (run.path / METRICS).write_text("header\n")
+
+    begun(float("nan"))
+    begun(float("nan"))
+    with pytest.raises(ConfigError, match="env_kwargs: "):
+        begun(1)
+    shutil.rmtree(tmp_path)
+    begun(1)
+    begun(1.0)
+    with pytest.raises(ConfigError, match="env_kwargs: "):
+        begun(True)
+
+
 def test_a_damaged_config_of_a_run_is_not_compared_blindly(tmp_path):
     with begun_run(merged(Config(run=str(tmp_path)), BASE)) as run:
         (run.path / METRICS).write_text("header\n")

@@ -214,6 +214,12 @@ class Told(gymnasium.Env):
         return {"place": np.zeros(2, np.float32), "task": {"mission": "go"}}, {}
 
 
+def test_a_number_that_yaml_takes_for_text_is_told() -> None:
+    kwargs = from_dict({"env": "CartPole-v1", "env_kwargs": {"sutton_barto_reward": "1e-3"}, "steps": 200_000})
+    (note,) = notes_on(make_plan(resolve(kwargs)))
+    assert note.startswith("env_kwargs.sutton_barto_reward is the text '1e-3': ") and "1.0e-3" in note
+
+
 def test_text_that_is_left_out_is_told() -> None:
     notes = notes_on(make_plan(resolve(Config(env=Told))))
     assert "the policy does not see task/mission of the observation, which is text" in notes

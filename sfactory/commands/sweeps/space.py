@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import yaml
 
-from sfactory.config import Config, flattened, from_dict
+from sfactory.config import Config, alike, flattened, from_dict
 from sfactory.config.declaring import settings_of
 from sfactory.errors import ConfigError
 from sfactory.runs.curves import EVALUATIONS, interquartile_mean
@@ -54,8 +54,7 @@ class Dimension:
 
     def label_of(self, value: Any) -> Plain:
         """What stands for a value: its label among the choices, or itself."""
-        same = (label for label, choice in self.labels.items() if type(choice) is type(value) and choice == value)
-        return next(same, value)
+        return next((label for label, choice in self.labels.items() if alike(choice, value)), value)
 
     @property
     def ends(self) -> tuple[Any, ...]:
@@ -191,13 +190,13 @@ class Space:
             config = from_dict(space.base)
             base = {name: operator.attrgetter(name)(config) for name in flattened(space.base)}
             search = {
-                name: dataclasses.replace(dimension, choices=choices(space, name, dimension))
+                name: dataclasses.asdict(dimension) | {"choices": choices(space, name, dimension)}
                 for name, dimension in space.search.items()
             }
             return {"base": base, "search": search, "sampler": space.sampler}
 
         mine, others = meant(self), meant(other)
-        return [key for key, value in mine.items() if others[key] != value]
+        return [key for key, value in mine.items() if not alike(others[key], value)]
 
     def listed(self) -> list[dict[str, Any]]:
         """The configurations of a grid, or those drawn at random, which are the same every time."""

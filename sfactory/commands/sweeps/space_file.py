@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sfactory.commands.sweeps.space import Dimension, Objective, Pruning, Space, parsed
-from sfactory.config import Config, check_types, from_dict, load_yaml, resolve
+from sfactory.config import Config, alike, check_types, from_dict, load_yaml, resolve
 from sfactory.config.checking import LARGEST
 from sfactory.config.declaring import settings_of, types_of
 from sfactory.config.sources import working_directory_kept
@@ -134,7 +134,7 @@ def _space(
 
 def _pruning(raw: Mapping[str, Any], sampler: str, problems: list[str]) -> Pruning | None:
     asked = raw.get("prune", sampler == "tpe")
-    if not asked:
+    if asked is False:
         return None
     if sampler != "tpe":
         problems.append(f"prune needs sampler tpe, which compares trials while they run, not {sampler}; leave it out")
@@ -147,7 +147,7 @@ def _is_list_of_seeds(seeds: Any) -> bool:
 
 
 def _mapping(raw: Mapping[str, Any], key: str, problems: list[str]) -> dict[str, Any]:
-    value = raw.get(key) or {}
+    value = raw.get(key, {})
     if isinstance(value, dict):
         return value
     problems.append(f"{key} is {shown(value)}; it must be a mapping")
@@ -209,7 +209,7 @@ def _dimension(name: Any, spec: Any, problems: list[str]) -> Dimension | None:
     choices = spec.get("choice") if isinstance(spec, dict) else spec
     if isinstance(choices, list) and choices and (isinstance(spec, list) or len(spec) == 1):
         meant = [parsed(name, choice) for choice in choices]
-        if again := [choice for at, choice in enumerate(meant) if _is_among(choice, meant[:at])]:
+        if again := [choice for at, choice in enumerate(meant) if any(alike(choice, other) for other in meant[:at])]:
             problems.append(f"search.{name} has {shown(again[0])} more than once; leave one out")
         return Dimension(name, tuple(choices))
     interval = _interval(name, spec, hint, problems) if isinstance(spec, dict) else None
@@ -219,11 +219,6 @@ def _dimension(name: Any, spec: Any, problems: list[str]) -> Dimension | None:
             "like), or {log: [low, high]}"
         )
     return interval
-
-
-def _is_among(value: Any, others: Iterable[Any]) -> bool:
-    """Whether it is one of them; true is not 1, while 1 and 1.0 are the same."""
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in others)
 
 
 def _type_of(name: Any) -> Any:
