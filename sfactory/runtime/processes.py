@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import math
 import multiprocessing
 import os
 import signal
@@ -36,6 +37,9 @@ multiprocessing's, which holds the server's socket and the workers' temporary fi
 LONGEST_SOCKET = 107
 """Bytes of the longest path of a socket in a folder, unix(7)."""
 PIPE_BYTES = 1 << 20
+MEASURE_EVERY = 100
+"""Memory is measured again after so many times as long as it took, since the kernel looks at each page: some 7 ms for
+each process."""
 DYING_S = 5.0
 """Seconds that a killed server may take to die."""
 RUNNER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
@@ -208,6 +212,7 @@ class WorkerProcesses:
         self.ended = False
         self._processes: dict[str, BaseProcess] = {}
         self._readers: dict[str, connection.Connection] = {}
+        self._resident, self._measure_at = 0, -math.inf
         self.folders: dict[str, Path] = {}
 
     def __enter__(self) -> WorkerProcesses:
@@ -274,14 +279,15 @@ class WorkerProcesses:
         return {name: code for name, code in codes.items() if code is not None}
 
     def resident_bytes(self) -> int:
-        """Resident memory of this process and all workers in bytes. What they can share counts once: as in the process
-        that has the most of it."""
-        own = shared = 0
-        for pid in (os.getpid(), *self.pids().values()):
-            with contextlib.suppress(psutil.Error):
-                memory = psutil.Process(pid).memory_info()
-                own, shared = own + memory.rss - memory.shared, max(shared, memory.shared)
-        return own + shared
+        """Resident memory of this process, the server and all workers in bytes, as last measured. What several processes
+        share is divided among them, so that it counts once."""
+        if (begin := time.monotonic()) >= self._measure_at:
+            self._resident = 0
+            for pid in {os.getpid(), server_pid() or os.getpid(), *self.pids().values()}:
+                with contextlib.suppress(psutil.Error):
+                    self._resident += psutil.Process(pid).memory_full_info().pss
+            self._measure_at = begin + MEASURE_EVERY * (time.monotonic() - begin)
+        return self._resident
 
     def kill(self, names: Collection[str]) -> None:
         """Kill workers, with everything that their environments have started, and remove them from this collection. A

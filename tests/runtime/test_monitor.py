@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
+import numpy as np
 import pytest
 from small_plans import small_plan
 
@@ -55,15 +58,34 @@ def test_slots_that_the_learner_holds_back_are_not_called_free(monitor: Monitor)
 
 
 def test_memory_that_processes_share_counts_once(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {os.getpid(): (300, 100), 2: (500, 400), 3: (450, 390)}
+    """Also what they have from the process that they were forked from, and have not written to."""
+    monkeypatch.setattr("sfactory.runtime.processes.MEASURE_EVERY", 0)
+    inherited, shared = np.ones(64 * 2**20, np.uint8), mmap.mmap(-1, 64 * 2**20)
+    shared.write(inherited)
+    alone = monitor._load()["rss_mb"]
+    with contextlib.ExitStack() as forked:
+        pids = {f"rollout-{i}": forked.enter_context(another_process(inherited, shared)) for i in range(4)}
+        monkeypatch.setattr(monitor.processes, "pids", lambda: pids)
+        assert alone - 16 < monitor._load()["rss_mb"] < alone + 64
 
-    def process(pid: int) -> SimpleNamespace:
-        rss, shared = (size * 2**20 for size in sizes[pid])
-        return SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=rss, shared=shared))
 
-    monkeypatch.setattr(psutil, "Process", process)
-    monkeypatch.setattr(monitor.processes, "pids", lambda: {"learner": 2, "rollout-0": 3})
-    assert monitor._load()["rss_mb"] == 200 + 100 + 60 + 400
+@contextlib.contextmanager
+def another_process(*read: np.ndarray | mmap.mmap) -> Iterator[int]:
+    """A process forked from this one, which has read some memory."""
+    ready, told = os.pipe()
+    if (pid := os.fork()) == 0:
+        for memory in read:
+            np.frombuffer(memory, np.uint8).max()
+        os.write(told, b".")
+        signal.pause()
+    os.read(ready, 1)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ready)
+        os.close(told)
 
 
 def test_a_worker_that_fails_after_the_learner_is_done_does_not_fail_the_run(monitor: Monitor) -> None:
