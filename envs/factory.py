@@ -269,7 +269,7 @@ def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], error: BaseExcept
     if isinstance(error, SfactoryError) or is_interrupt(error):
         raise error
     if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):
-        remedy = remedy_for(f"{maker} {getattr(maker, '__module__', '')} {error}")
+        remedy = remedy_for(name, f"{maker} {getattr(maker, '__module__', '')} {error}", error)
         raise ConfigError(f"{name} needs a package that cannot be imported: {error}; {remedy}") from error
     if isinstance(error, TypeError):
         _check_arguments(name, load_env_creator(maker) if isinstance(maker, str) else maker, kwargs, error)

@@ -6,8 +6,10 @@ import contextlib
 import difflib
 import importlib.util
 import pkgutil
+import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -25,16 +27,16 @@ ON_DEVICE = {
 }
 """Module and class of sfactory's own environments on the device."""
 _ID_PACKAGES = {
-    "MiniGrid-": "minigrid",
-    "BabyAI-": "minigrid",
-    "ALE/": "ale_py",
-    "Vizdoom": "vizdoom.gymnasium_wrapper",
-    "NetHack": "nle",
-    "MiniHack-": "minihack",
-    "Crafter": "sfactory.envs.crafter",
-    "dm_control/": "shimmy",
+    r"MiniGrid-": "minigrid",
+    r"BabyAI-": "minigrid",
+    r"ALE/|\w+NoFrameskip-v": "ale_py",
+    r"Vizdoom": "vizdoom.gymnasium_wrapper",
+    r"NetHack": "nle",
+    r"MiniHack-": "minihack",
+    r"Crafter": "sfactory.envs.crafter",
+    r"dm_control/": "shimmy",
 }
-"""Packages that register ids with these prefixes when they are imported."""
+"""Packages that register ids with these beginnings when they are imported."""
 _EXTRAS = {
     "ale_py": "atari",
     "vizdoom": "vizdoom",
@@ -50,6 +52,7 @@ _EXTRAS = {
     "crafter": "crafter",
     "shimmy": "dm-control",
     "dm_control": "dm-control",
+    "pkg_resources": "nethack",
 }
 """The extra of sfactory that installs a package."""
 
@@ -117,7 +120,7 @@ def find_spec(env: str) -> registration.EnvSpec:
 def _latest(name: str) -> str:
     """The latest version of an id without one; any other name unchanged."""
     for beginning, package in _ID_PACKAGES.items():
-        if name.startswith(beginning) and name not in gymnasium.registry:
+        if re.match(beginning, name) and name not in gymnasium.registry:
             _register_package(package, name)
     if name not in gymnasium.registry:
         with contextlib.suppress(gymnasium.error.Error):
@@ -129,7 +132,6 @@ def _latest(name: str) -> str:
 
 def _unknown(env: str, module: str, name: str) -> str:
     """Explanation of an unknown name of an environment. Its module, if it names one, has been imported before."""
-    known = [*_registered, *gymnasium.registry]
     if module:
         found = vars(sys.modules[module])
         if name in found and callable(getattr(found[name], "parallel_env", None)):
@@ -137,7 +139,7 @@ def _unknown(env: str, module: str, name: str) -> str:
         if name in found:
             return f"env is {env!r}, but {name} of the module {module} is {shown(found[name])}, which cannot be called"
         near = difflib.get_close_matches(name, [key for key, value in found.items() if callable(value)], 3)
-        near = [f"{module}:{key}" for key in near] or difflib.get_close_matches(name, known, 3)
+        near = [f"{module}:{key}" for key in near] or _near(name)
         hint = f"did you mean {' or '.join(near)}?" if near else "correct its name"
         return f"no environment is called {env!r}: the module {module} has no {name}, and registers no such id; {hint}"
     if _looks_like_a_module(env):
@@ -145,12 +147,52 @@ def _unknown(env: str, module: str, name: str) -> str:
         return (
             f"env is {env!r}, which is the name of a module; name what makes the environment in it, too: {env}:{maker}"
         )
-    near = difflib.get_close_matches(name, known, 3)
+    near = _near(name)
     hint = f"did you mean {' or '.join(near)}?" if near else "no known id is like it."
     return (
         f"no environment is called {env!r}; {hint} An id that a package registers when it is imported is written "
         f"module:{name}"
     )
+
+
+def _near(name: str) -> list[str]:
+    """At most three ids that are like a name, capitals, namespaces and versions aside, as ``--env`` takes them. Those
+    of packages that are installed are known, too."""
+    makers = {known: known for known in (*_registered, *gymnasium.registry)}
+    for package in dict.fromkeys(_ID_PACKAGES.values()):
+        with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):  # not installed, or not working
+            gymnasium.register_envs(importlib.import_module(package))
+        for new in gymnasium.registry.keys() - makers.keys():
+            alone = any(re.match(beginning, new) for beginning in _ID_PACKAGES)
+            makers[new] = new if alone else f"{package}:{new}"
+    latest: dict[str, str] = {}
+    for known in sorted(makers, key=_version):
+        latest[_unversioned(known)] = known
+    bases: dict[str, list[str]] = {}
+    for known in latest.values():
+        bases.setdefault(_base(known), []).append(known)
+    like: list[str] = []
+    for base in difflib.get_close_matches(_base(name), bases, 3, 0.65):
+        like += sorted(bases[base], key=lambda known: (-_version(known), -_likeness(name, known)))
+    return [makers[known] for known in like[:3]]
+
+
+def _base(name: str) -> str:
+    """An id without namespace and version, in small letters."""
+    return _unversioned(name.rpartition("/")[2]).casefold()
+
+
+def _unversioned(name: str) -> str:
+    return re.sub(r"-v\d+$", "", name)
+
+
+def _likeness(name: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, name.casefold(), other.casefold()).ratio()
+
+
+def _version(name: str) -> int:
+    found = re.search(r"-v(\d+)$", name)
+    return int(found[1]) if found else -1
 
 
 def _looks_like_a_module(name: str) -> bool:
@@ -205,12 +247,17 @@ def _register_package(package: str, env: str) -> None:
     gymnasium.register_envs(module)
 
 
-def remedy_for(clues: str) -> str:
-    """What to do where something could not be imported: installs a package that the text names and that is missing."""
-    clues = clues.lower()
-    named = (package for package in _EXTRAS if package.lower() in clues)
-    missing = next((package for package in named if importlib.util.find_spec(package) is None), None)
-    return _install(missing) if missing else "install what it needs"
+def remedy_for(name: str, clues: str, error: Exception) -> str:
+    """What to do where something could not be imported: installs a package that the error or the text `clues` names and
+    that is missing, or names the latest version of the id `name`."""
+    named = [package for package in _EXTRAS if package.lower() in clues.lower()]
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        named.append(error.name.partition(".")[0])
+    if missing := next((package for package in named if importlib.util.find_spec(package) is None), None):
+        return _install(missing)
+    versions = [known for known in gymnasium.registry if _unversioned(known) == _unversioned(name)]
+    newest = max(versions, key=_version, default=name)
+    return "install what it needs" if newest == name else f"use {newest}, or install what it needs"
 
 
 def _install(package: str) -> str:

@@ -326,6 +326,9 @@ def test_games_have_modes_and_can_be_filmed(backend: str) -> None:
     ("request_", "message"),
     [
         (EnvRequest("ALE/Pongg-v5", {}), "did you mean .*ALE/Pong-v5"),
+        (EnvRequest("Pong-v5", {}), "did you mean ALE/Pong-v5 or "),
+        (EnvRequest("pong", {}), "did you mean ALE/Pong-v5 or "),
+        (EnvRequest("PongNoFrameSkip-v4", {}), "did you mean PongNoFrameskip-v4 or "),
         (EnvRequest("ALE/Pong-v5", {"noops": 3}), "env_kwargs .* do not fit"),
         (EnvRequest("ALE/Pong-v5", {"noops": 3}, backend="gymnasium"), "env_kwargs .* do not fit"),
         (EnvRequest("ALE/Pong-v5", {"mode": 3}, backend="vector"), "'mode' .* env_backend auto"),

@@ -18,7 +18,7 @@ from environments import Careless
 from faults import Panic
 from gymnasium import spaces
 
-from sfactory.envs import EnvRequest, Outcome, env_seed, general, make_group, probe, register_env, resolve_env
+from sfactory.envs import EnvRequest, Outcome, env_seed, general, make_group, probe, register_env, registry, resolve_env
 from sfactory.envs.factory import make_environments
 from sfactory.envs.interface import EnvSpec, Group
 from sfactory.envs.observations import ObservationWriter, new_step_buffers
@@ -478,6 +478,9 @@ class DeepMind:
     [
         ("CartPol-v1", {}, ["'CartPol-v1'", "did you mean CartPole-v1", "? An id that", "module:CartPol-v1"]),
         ("CartPole-v9", {}, ["did you mean", "CartPole-v1"]),
+        ("CARTPOLE", {}, ["did you mean CartPole-v1 or "]),
+        ("LunarLander-v1", {}, ["did you mean LunarLander-v3 or "]),
+        ("HalfCheetah-v3", {}, ["use HalfCheetah-v5, or install what it needs"]),
         (
             "qqqqqq",
             {},
@@ -617,6 +620,34 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, entr
     gymnasium.register("Absent-v0", entry_point=entry_point)
     try:
         assert f'pip install -e ".[{extra}]"' in problem("Absent-v0")
+    finally:
+        del gymnasium.registry["Absent-v0"]
+
+
+def test_ids_of_packages_that_nothing_has_imported_are_suggested_too(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "late_games.py").write_text(
+        "import gymnasium\n"
+        "for name in ('Late/Bouncing-v1', 'Late/Bouncing-v2', 'Rolling-v3'):\n"
+        "    gymnasium.register(name, entry_point='late_games:Game')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(registry._ID_PACKAGES, "Late/", "late_games")
+    before = dict(gymnasium.registry)
+    try:
+        assert "did you mean Late/Bouncing-v2" in problem("bouncing-v1")
+        for name in gymnasium.registry.keys() - before.keys():
+            del gymnasium.registry[name]
+        monkeypatch.delitem(sys.modules, "late_games")
+        assert "did you mean late_games:Rolling-v3" in problem("Rolling-v0")
+    finally:
+        for name in gymnasium.registry.keys() - before.keys():
+            del gymnasium.registry[name]
+
+
+def test_a_missing_package_that_is_of_no_extra_is_named():
+    gymnasium.register("Absent-v0", entry_point="no_such_package_x.games:Game")
+    try:
+        assert "pip install no_such_package_x" in problem("Absent-v0")
     finally:
         del gymnasium.registry["Absent-v0"]
 
