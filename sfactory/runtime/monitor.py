@@ -94,7 +94,7 @@ class Monitor:
         self.reporter.begin(snapshot, wall_s)
         if self.restarts:
             self._past = self._totals()
-        self.wires = make_wires(self._plan, self._plan.config.serial, wall_s)
+        self.wires = make_wires(self._plan, self._plan.config.serial, self.reporter.wall_s)
         self._first_steps.clear()
         # When, and the workers' counters then.
         self._last_report = self._last_status = (time.monotonic(), self.wires.control.snapshot())

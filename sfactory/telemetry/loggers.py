@@ -22,7 +22,7 @@ from sfactory.config import Config, env_name, flattened, to_dict
 from sfactory.config.importing import load_object
 from sfactory.errors import ConfigError, installing, said
 from sfactory.files import LOGGER_ID, run_name, write_atomically
-from sfactory.telemetry.metrics import Report, scalars
+from sfactory.telemetry.metrics import Report, scalars_by_steps
 
 MOST_PARAMS = 100
 """Parameters in one request, of MLflow."""
@@ -71,7 +71,8 @@ class WandbLogger:
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, report: Report) -> None:
-        self._run.log({"env_steps": report.env_steps, **dict(scalars(report))})
+        for env_steps, tagged in scalars_by_steps(report).items():
+            self._run.log({"env_steps": env_steps, **dict(tagged)})
 
     def close(self, status: str = "completed") -> None:
         import wandb
@@ -97,7 +98,8 @@ class TrackioLogger:
         self._run = trackio.init(project=project, name=name, config=to_dict(config), resume="allow", embed=False)
 
     def write(self, report: Report) -> None:
-        self._run.log(dict(scalars(report)), step=report.env_steps)
+        for env_steps, tagged in scalars_by_steps(report).items():
+            self._run.log(dict(tagged), step=env_steps)
 
     def close(self) -> None:
         self._run.finish()
@@ -126,7 +128,11 @@ class MlflowLogger:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        metrics = [Metric(_mlflow_key(tag), value, now, report.env_steps) for tag, value in scalars(report)]
+        metrics = [
+            Metric(_mlflow_key(tag), value, now, env_steps)
+            for env_steps, tagged in scalars_by_steps(report).items()
+            for tag, value in tagged
+        ]
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, status: str = "completed") -> None:

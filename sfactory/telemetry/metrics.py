@@ -94,7 +94,8 @@ class Report:
     episode_length_mean: float = metric("episodes.length_mean", "env steps", section="episode", label="length")
     """Mean length."""
     eval_env_steps: float = metric("evaluation.env_steps", "env steps", section="eval", tensorboard=False)
-    """Env steps of the weights whose evaluation came in since the last report; the next five columns describe it."""
+    """Env steps of the weights whose evaluation came in since the last report; the next five columns describe it.
+    TensorBoard and loggers show them over these env steps."""
     eval_return_mean: float = metric("evaluation.return_mean", section="eval", label="evaluation")
     """Mean return of an evaluation's episodes."""
     eval_return_std: float = metric("evaluation.return_std", section="eval")
@@ -192,12 +193,23 @@ class Report:
 
 METRICS = tuple(Metric(f.name, **f.metadata) for f in dataclasses.fields(Report) if f.metadata)
 """All metrics, in the order of the columns of metrics.csv."""
+_OF_EVALUATIONS = {each.tag for each in METRICS if each.section == "eval"}
 
 
 def scalars(report: Report) -> list[tuple[str, float]]:
-    """The tags and values that TensorBoard and loggers show: what is known, over env steps."""
+    """The tags and values that TensorBoard and loggers show: what is known."""
     named = {each.tag: getattr(report, each.name) for each in METRICS if each.tensorboard}
     return [(tag, value) for tag, value in (named | extras_by_name(report)).items() if not math.isnan(value)]
+
+
+def scalars_by_steps(report: Report) -> dict[int, list[tuple[str, float]]]:
+    """The scalars by the env steps over which TensorBoard and loggers show them: first an evaluation's by those of its
+    weights, then all others by the report's."""
+    found: dict[int, list[tuple[str, float]]] = {}
+    for tag, value in sorted(scalars(report), key=lambda entry: entry[0] not in _OF_EVALUATIONS):
+        steps = int(report.eval_env_steps) if tag in _OF_EVALUATIONS else report.env_steps
+        found.setdefault(steps, []).append((tag, value))
+    return found
 
 
 def extras_by_name(report: Report) -> dict[str, float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from sfactory.config import Config
 from sfactory.errors import ConfigError
 from sfactory.files import METRICS_FILE, append_whole, write_atomically
-from sfactory.telemetry.metrics import METRICS, REQUIRED, Report, extras_by_name, scalars
+from sfactory.telemetry.metrics import METRICS, REQUIRED, Report, extras_by_name, scalars_by_steps
 from sfactory.telemetry.tensorboard import EventFile
 
 _COLUMNS = tuple(each.name for each in METRICS if each.csv)
@@ -58,7 +58,7 @@ class MetricsWriter:
         append_whole(self._csv, _csv_text(self._columns, self._unwritten), header)
         self._unwritten.clear()
         if self._events is not None:
-            self._events.write(scalars(report), report.env_steps)
+            self._events.write(scalars_by_steps(report))
 
     def _add_columns(self, names: Sequence[str]) -> None:
         """Write the file anew with further columns, of which it has at most :data:`MOST_COLUMNS`."""

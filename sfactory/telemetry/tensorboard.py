@@ -8,7 +8,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sfactory.errors import ConfigError
@@ -43,16 +43,20 @@ class EventFile:
         self._path = Path(folder) / name
         self._begin = self._record(file_version="brain.Event:2")
         if env_steps or any(Path(folder).glob(f"{EVENTS}.*")):
-            self._begin += self._record(step=env_steps, session_log=SessionLog(status=SessionLog.START))
+            start = SessionLog(status=SessionLog.START)
+            self._begin += self._record(step=env_steps + 1, session_log=start)  # it hides this step, too
 
-    def write(self, scalars: Iterable[tuple[str, float]], env_steps: int) -> None:
-        """Add values by their tags; they are in the file when this returns.
+    def write(self, scalars: Mapping[int, Iterable[tuple[str, float]]]) -> None:
+        """Add values by their env steps and tags; they are in the file when this returns.
 
         Raises:
             OSError: For example if the disk is full; the file is then as it was.
         """
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
-        append_whole(self._path, self._record(step=env_steps, summary=self._summary(value=values)), self._begin)
+        records = b""
+        for env_steps, tagged in scalars.items():
+            values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in tagged]
+            records += self._record(step=env_steps, summary=self._summary(value=values))
+        append_whole(self._path, records, self._begin)
 
     def _record(self, **contents: object) -> bytes:
         buffer = io.BytesIO()

@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,8 @@ from small_plans import small_plan
 
 from sfactory.data.arena import FILLING, FINISHED
 from sfactory.runs.run_folder import open_run
+from sfactory.runtime import monitor as runtime_monitor
+from sfactory.runtime import reporting
 from sfactory.runtime.monitor import Monitor
 from sfactory.telemetry.events import Failure, TrainingEnded
 
@@ -45,6 +48,16 @@ def test_counters_go_on_when_the_workers_are_replaced(monitor: Monitor) -> None:
     count(monitor, 1, 0)
     load = monitor._load()
     assert (load["env_faults"], load["queue_full_waits"], load["restarts"]) == (10, 4, 2)
+
+
+def test_checkpoints_count_the_seconds_that_reports_count(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From when a command begins to report: TensorBoard's import takes a while."""
+    begun: list[float] = []
+    write, make = reporting.MetricsWriter, runtime_monitor.make_wires
+    monkeypatch.setattr(reporting, "MetricsWriter", lambda *args: time.sleep(0.02) or write(*args))
+    monkeypatch.setattr(runtime_monitor, "make_wires", lambda *args: begun.append(args[-1]) or make(*args))
+    monitor.begin(None, 100.0)
+    assert begun[0] >= 100.02
 
 
 def test_slots_that_the_learner_holds_back_are_not_called_free(monitor: Monitor) -> None:

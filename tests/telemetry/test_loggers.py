@@ -7,6 +7,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -279,6 +280,25 @@ def test_runs_that_begin_at_once_share_mlflows_experiment(tmp_path: Path, monkey
     monkeypatch.setattr(MlflowClient, "get_experiment_by_name", not_yet)
     hand_over(tmp_path, "mlflow", notes=notes.append)
     assert not notes and len(asked) == 2
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
+def test_services_show_an_evaluation_over_the_env_steps_of_its_weights(name: str) -> None:
+    pytest.importorskip(name)
+    logger: Any = loggers.BUILT_IN[name]()
+    shown: list[tuple[str, int]] = []
+
+    def log(row: dict[str, float], step: int | None = None) -> None:
+        shown.extend((tag, row["env_steps"] if step is None else step) for tag in row)
+
+    def log_batch(run_id: str, metrics: list[Any]) -> None:
+        shown.extend((metric.key, metric.step) for metric in metrics)
+
+    logger._run, logger._client, logger._id = SimpleNamespace(log=log), SimpleNamespace(log_batch=log_batch), "1"
+    logger.write(dataclasses.replace(SECOND, eval_env_steps=384.0, eval_return_mean=30.0))
+    assert ("eval/eval_return_mean", 384) in shown
+    assert {steps for tag, steps in shown if tag.startswith("episode/")} == {512}
+    assert shown[-1][1] == 512, "the newest figures are of the report"
 
 
 def test_the_command_refuses_an_unknown_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from sfactory.config import Config, LogConfig
 from sfactory.errors import ConfigError
 from sfactory.losses import BatchStats, LossStats
 from sfactory.telemetry.events import Episodes, Evaluated, Progress, by_name
-from sfactory.telemetry.metrics import METRICS, Report
+from sfactory.telemetry.metrics import METRICS, Report, scalars, scalars_by_steps
 from sfactory.telemetry.metrics_file import MOST_COLUMNS, MetricsWriter
 from sfactory.telemetry.recent import EpisodeStatistics, EpisodeWindow, ProgressWindow, Speed, Speedometer
 from sfactory.telemetry.summary import Summary
@@ -182,6 +182,38 @@ def test_tensorboard_has_the_reports_over_env_steps_and_hides_what_a_crash_lost(
     assert [(event.step, event.value) for event in events.Scalars("speed/fps")] == [(100, 5.0), (250, 7.0)]
     assert [event.step for event in events.Scalars("extra/success")] == [100]
     assert not {"learner/loss", "extra/gone", "progress/env_steps"} & set(events.Tags()["scalars"])
+
+
+def test_tensorboard_keeps_the_last_report_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    """It was made at the env steps of the checkpoint."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for begin, steps in ((0, 100), (100, 200), (200, 300)):
+        writer = MetricsWriter(tmp_path, Config(), env_steps=begin)
+        writer.write(Report(wall_s=1.0, env_steps=steps, frames=steps, fps=5.0))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("speed/fps")] == [100, 200, 300]
+
+
+def test_an_evaluation_is_shown_over_the_env_steps_of_its_weights(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = MetricsWriter(tmp_path, Config())
+    known = {"eval_return_mean": 7.0, "eval_length_mean": 9.0}
+    reports = [
+        Report(wall_s=1.0, env_steps=100, frames=100, fps=5.0),
+        Report(wall_s=2.0, env_steps=200, frames=200, fps=5.0, eval_env_steps=50.0, **known),
+        Report(wall_s=3.0, env_steps=300, frames=300, fps=5.0, eval_env_steps=300.0, **known),
+    ]
+    for report in reports:
+        writer.write(report)
+    assert [list(scalars_by_steps(report)) for report in reports] == [[100], [50, 200], [300]]
+    for report in reports:
+        shown = [entry for tagged in scalars_by_steps(report).values() for entry in tagged]
+        assert sorted(shown) == sorted(scalars(report))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("eval/eval_return_mean")] == [50, 300]
+    assert [event.step for event in events.Scalars("speed/fps")] == [100, 200, 300]
 
 
 def test_tensorboard_hides_a_run_that_has_left_no_checkpoint(tmp_path: Path) -> None:
