@@ -279,8 +279,8 @@ class WorkerProcesses:
         return {name: code for name, code in codes.items() if code is not None}
 
     def resident_bytes(self) -> int:
-        """Resident memory of this process, the server and all workers in bytes, as last measured. What several processes
-        share is divided among them, so that it counts once."""
+        """Resident memory of this process, the server and all workers in bytes, as last measured. What several of them
+        share counts once."""
         if (begin := time.monotonic()) >= self._measure_at:
             self._resident = 0
             for pid in {os.getpid(), server_pid() or os.getpid(), *self.pids().values()}:
