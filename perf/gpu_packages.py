@@ -139,7 +139,8 @@ def suits(wheel: str) -> bool:
 def fetch(site: Path, package: str) -> None:
     """Install a package by pip, where there is one and a network."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--retries", "1", "--timeout", "10", "--target", site]
+    # A package in two parts, as mujoco is, has both in one folder, which pip else leaves as the first part made it.
+    command += ["--retries", "1", "--timeout", "10", "--upgrade", "--target", site]
     texts = [path.read_text() for path in site.glob("*.dist-info/METADATA")]
     subprocess.run([*command, pinned(package, texts)], capture_output=True)
 

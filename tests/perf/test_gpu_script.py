@@ -357,6 +357,25 @@ def test_a_machine_with_python_alone_and_no_network_gets_what_there_is(tmp_path:
     assert "No module named" in stages["learner"]["result"]["left_out"] and stages["learner"]["status"] == "left out"
 
 
+def test_a_package_in_two_parts_is_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As mujoco: the folder of the first part comes whole with the second."""
+    pytest.importorskip("pip")
+    parts = {"whole": {"both/__init__.py": ""}, "core": {"both/__init__.py": "", "both/core.py": ""}}
+    for name, files in parts.items():
+        info = f"{name}-1.0.dist-info"
+        files |= {f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"}
+        files |= {f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
+        with zipfile.ZipFile(tmp_path / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            for path, text in files.items():
+                wheel.writestr(path, text)
+            wheel.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in (*files, f"{info}/RECORD")))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for name in parts:
+        gpu_packages.fetch(tmp_path / "site", name)
+    assert (tmp_path / "site" / "both" / "core.py").exists()
+
+
 WITH_THE_TABLE_ALONE = """
 import re, shlex, sys
 from importlib import metadata
