@@ -129,10 +129,10 @@ def _check_one_hot(plan: Plan) -> None:
 def memory_needed(plan: Plan, model: Model) -> int:
     """Bytes that a run takes besides its environments and activations: trajectories, the learner's batch, weights with
     their gradients and optimizer state, and processes."""
-    config = plan.config
-    batch = arena_bytes(
-        segment_fields(plan.env, model.state_size), segments_per_batch(config, plan.rows), config.rollout, plan.rows
-    )
+    config, segments = plan.config, segments_per_batch(plan.config, plan.rows)
+    on_gpu = devices.learner_device(config).type == "cuda"
+    batches = int(not on_gpu) if plan.on_device else 2 if on_gpu else int(segments > 1)  # else it is a view of its slot
+    batch = arena_bytes(segment_fields(plan.env, model.state_size), batches * segments, config.rollout, plan.rows)
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     kept = 7 * plan.evaluates  # published twice, in the evaluator, and a candidate with its optimizer's state
     if config.serial:

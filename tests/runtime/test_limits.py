@@ -21,10 +21,12 @@ from whole_runs import config_for, summary
 
 from sfactory import train
 from sfactory.config import ModelConfig, RuntimeConfig
+from sfactory.data.batch import Assembler
 from sfactory.errors import ConfigError
 from sfactory.model import build_model
 from sfactory.runtime import limits
 from sfactory.runtime.planning import make_plan
+from sfactory.runtime.wires import make_wires
 
 SMALL = ["--preset", "none", "--workers", "1", "--envs-per-worker", "8", "--rollout", "16", "--batch-size", "128",
          "--device", "cpu", "--log.no-tensorboard", "--steps", "1024"]  # fmt: skip
@@ -200,6 +202,18 @@ def test_the_tightest_memory_limit_counts_whoever_sets_it(tmp_path, monkeypatch)
     assert limits.free_memory() == (2000 - 900 + 300, f"the memory limit of {tmp_path / 'old' / 'memory'}")
     use_cgroups(monkeypatch, tmp_path / "none", "0::/", {})
     assert limits.free_memory().by == "this machine"
+
+
+@pytest.mark.parametrize("segments", [1, 2, 4])
+def test_the_memory_of_a_batch_is_counted_as_far_as_it_has_its_own(segments, tmp_path):
+    plan, model = plan_for(tmp_path, serial=True, env_backend="gymnasium", batch_size=64 * segments)
+    arena, device = make_wires(plan, local=True).arena, torch.device("cpu")
+    held = 0
+    if not (assembler := Assembler(arena, segments, device)).is_view:
+        held = sum(array.nbytes for array in assembler._kept.arrays)
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    counted = limits.memory_needed(plan, model) - limits.trajectory_bytes(plan, model) - 7 * weights
+    assert plan.rows == 4 and held <= counted <= 1.5 * held
 
 
 def test_too_little_memory_is_told_with_the_figures(tmp_path, monkeypatch):
