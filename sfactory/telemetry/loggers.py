@@ -328,5 +328,6 @@ def _need(module: str) -> None:
     Raises:
         ConfigError: If it is not.
     """
-    if importlib.util.find_spec(module) is None:
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:  # a folder of that name, such as of its records, is no package
         raise ConfigError(f"log.loggers has {module}, which is not installed; {installing(module)}")

@@ -144,6 +144,13 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         hand_over(tmp_path, "wandb")
 
 
+def test_a_folder_of_records_is_not_taken_for_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wandb_records").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"log\.loggers has wandb_records, which is not installed"):
+        loggers._need("wandb_records")
+
+
 def test_a_run_keeps_its_id_until_it_is_begun_anew(tmp_path: Path) -> None:
     run = short_run(tmp_path / "run", "CartPole-v1")
     assert kept_id(run, "service", lambda: "first") == kept_id(run, "service", lambda: "second") == "first"
