@@ -307,6 +307,7 @@ def test_a_missing_package_is_named(cartpole: Path, monkeypatch: pytest.MonkeyPa
         (["RUN", "--format", "hf", "--out", "RUN"], "the folder that is exported; name another one"),
         (["RUN", "--format", "hf", "--out", __file__], "writes a folder, and"),
         (["RUN", "--format", "torch", "--out", "RUN"], "writes a file, and"),
+        (["RUN", "--out", "policy.pt2"], "policy.pt2 is the name of a file for --format torch, and this is --form"),
         (["RUN", "--out", f"{__file__}/deep/policy.onnx"], f"{__file__} is a file; name another place with --out"),
     ],
 )

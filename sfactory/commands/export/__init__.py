@@ -67,7 +67,8 @@ def export(
         The file, and the largest relative difference between its outputs and the policy's on random observations.
 
     Raises:
-        ConfigError: If there is no such run or format, a package is missing, or the model cannot be traced.
+        ConfigError: If there is no such run or format, `out` is named like a file of the other format, a package is
+            missing, or the model cannot be traced.
         SfactoryError: If the file would compute something else than the policy. An earlier one is left as it is.
     """
     if format not in FORMATS:
@@ -76,6 +77,12 @@ def export(
         )
     name, make_file = FORMATS[format]
     path = _target(run, out, name)
+    suffixes = {Path(usual).suffix: each for each, (usual, _) in FORMATS.items()}
+    if (meant := suffixes.get(path.suffix, format)) != format:
+        raise ConfigError(
+            f"{path} is the name of a file for --format {meant}, and this is --format {format}; say --format {meant}, "
+            "or name another file with --out"
+        )
     policy = PortablePolicy(load_policy(run, checkpoint, model=model, trust=trust))
     about = {"sfactory": sfactory.__version__, "env": env_name(read_config(run).env), "checkpoint": checkpoint}
     data, played = make_file(policy, about)
