@@ -41,10 +41,8 @@ class EventFile:
         self._event, self._summary, self._record_writer = Event, Summary, RecordWriter
         name = f"{EVENTS}.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_numbers)}"
         self._path = Path(folder) / name
-        self._begin = self._record(file_version="brain.Event:2")
-        if env_steps or any(Path(folder).glob(f"{EVENTS}.*")):
-            start = SessionLog(status=SessionLog.START)
-            self._begin += self._record(step=env_steps + 1, session_log=start)  # it hides this step, too
+        start = SessionLog(status=SessionLog.START)  # hides what is there from its step on, unless it is the first one
+        self._begin = self._record(file_version="brain.Event:2") + self._record(step=env_steps + 1, session_log=start)
 
     def write(self, scalars: Mapping[int, Iterable[tuple[str, float]]]) -> None:
         """Add values by their env steps and tags; they are in the file when this returns.

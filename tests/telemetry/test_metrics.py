@@ -184,6 +184,18 @@ def test_tensorboard_has_the_reports_over_env_steps_and_hides_what_a_crash_lost(
     assert not {"learner/loss", "extra/gone", "progress/env_steps"} & set(events.Tags()["scalars"])
 
 
+def test_tensorboards_server_hides_what_a_crash_lost(tmp_path: Path) -> None:
+    """Also with --load_fast false, which takes the first START of a folder for the run's."""
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    for begin, reported in ((0, (100, 200, 300)), (200, (250,))):
+        writer = MetricsWriter(tmp_path, Config(), env_steps=begin)
+        for steps in reported:
+            writer.write(Report(wall_s=1.0, env_steps=steps, frames=steps, fps=5.0))
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Tensors("speed/fps")] == [100, 200, 250]
+
+
 def test_tensorboard_keeps_the_last_report_of_a_run_that_goes_on(tmp_path: Path) -> None:
     """It was made at the env steps of the checkpoint."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
