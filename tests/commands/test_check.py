@@ -62,6 +62,51 @@ def test_environments_that_train_well_have_no_problem(env, tmp_path):
     assert not [finding for found in findings.values() for finding in found if finding.level == "problem"]
 
 
+class PairWithALateOne(broken.Pair):
+    """The right agent comes a step after the left one, and step() then tells what it observes alone."""
+
+    def reset(self, seed=None, options=None):
+        self.waits, self.late, (observations, infos) = 1, "right", super().reset(seed, options)
+        self.agents = ["left"]
+        self.first = observations["right"]
+        return {"left": observations["left"]}, {"left": infos["left"]}
+
+    def step(self, actions):
+        observations, *rest = super().step(actions)
+        self.waits -= 1
+        if self.waits == 0:
+            self.agents.append(self.late)
+            observations |= {self.late: self.first}
+        return observations, *rest
+
+
+class PairWithOneThatReturns(PairWithALateOne):
+    """The agent that comes late ends at once, and comes again once."""
+
+    def reset(self, seed=None, options=None):
+        self.returns = 2
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        observations, rewards, terminations, *rest = super().step(actions)
+        if "right" in actions:
+            terminations["right"], self.returns = True, self.returns - 1
+            self.agents = [agent for agent in self.agents if agent != "right"]
+            self.waits = self.returns
+            self.first, _ = self.envs["right"].reset()
+        return observations, rewards, terminations, *rest
+
+
+@pytest.mark.parametrize("env", [PairWithALateOne, PairWithOneThatReturns])
+def test_agents_that_come_late_or_again_are_no_problem(env, tmp_path):
+    findings, facts = inspected(env, tmp_path)
+    assert facts is not None and facts.rows == 2
+    assert not [finding for found in findings.values() for finding in found if finding.level == "problem"], findings
+    others = [finding.message for finding in findings.get("PettingZoo's checker", [])]
+    assert len(others) == (env is PairWithOneThatReturns)
+    assert all("agent cannot be revived once dead" in message for message in others)
+
+
 class Far(broken.Sound):
     """Takes actions from 10 on, which no policy begins with."""
 
