@@ -17,6 +17,8 @@ from sfactory.envs.seeds import env_seed
 from sfactory.errors import EnvironmentFault, shown
 from sfactory.spaces import MASK_KEY
 
+_FRAMESKIP = ("frame_skip", "frameskip", "_frameskip")
+"""Attributes by which environments and wrappers say how often they repeat an action."""
 StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
@@ -38,14 +40,20 @@ def read_spec(env: gymnasium.Env, request: EnvRequest) -> EnvSpec:
 
 
 def frameskip(env: gymnasium.Env) -> int:
-    """Simulator frames per env step. MuJoCo's ``frame_skip`` counts integration steps, so it is 1 there."""
-    base = env.unwrapped
-    if any("mujoco" in cls.__module__ for cls in type(base).__mro__):
-        return 1
-    for name in ("frame_skip", "frameskip", "_frameskip"):
-        if isinstance(frames := getattr(base, name, None), int | np.integer):
-            return max(1, int(frames))
-    return 1
+    """Simulator frames per env step: those of the environment's own steps, times those of each wrapper that repeats
+    actions. MuJoCo's ``frame_skip`` counts integration steps, so it is 1 there."""
+    frames, layer = 1, env
+    while isinstance(layer, gymnasium.Wrapper):  # _skip: MaxAndSkipObservation
+        frames, layer = frames * _frames_of(layer, (*_FRAMESKIP, "_skip")), layer.env
+    if any("mujoco" in cls.__module__ for cls in type(layer).__mro__):
+        return frames
+    return frames * _frames_of(layer, _FRAMESKIP)
+
+
+def _frames_of(layer: gymnasium.Env, names: Sequence[str]) -> int:
+    """What an environment or a wrapper says, by the first of these names that is a number; 1 if none is."""
+    values = (getattr(layer, name, None) for name in names)
+    return max(1, int(next((value for value in values if isinstance(value, int | np.integer)), 1)))
 
 
 class SingleGroup:

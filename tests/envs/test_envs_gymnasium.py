@@ -701,6 +701,37 @@ def test_frameskip_is_read_but_not_that_of_mujoco():
     assert general.probe(request(Skipping)).frameskip == 1
 
 
+class Repeating(gymnasium.Wrapper):
+    frame_skip = 3
+
+
+@pytest.mark.parametrize(
+    ("wrap", "frames"),
+    [
+        (Repeating, 3),
+        (lambda env: gymnasium.wrappers.TimeLimit(Repeating(gymnasium.wrappers.MaxAndSkipObservation(env, 2)), 9), 6),
+        (lambda env: gymnasium.wrappers.TimeLimit(env, 9), 1),
+    ],
+)
+def test_the_frameskip_of_wrappers_counts(wrap, frames):
+    def repeats_itself(frame_skip=1):
+        env = Counting()
+        env.frame_skip = frame_skip
+        return wrap(env)
+
+    assert general.probe(request(repeats_itself)).frameskip == frames
+    assert general.probe(request(repeats_itself, frame_skip=5)).frameskip == 5 * frames
+
+
+def test_frames_of_gymnasiums_own_atari_preprocessing_count():
+    pytest.importorskip("ale_py")
+
+    def preprocessed():
+        return gymnasium.wrappers.AtariPreprocessing(gymnasium.make("ALE/Pong-v5", frameskip=1), frame_skip=4)
+
+    assert general.probe(request(preprocessed)).frameskip == 4
+
+
 def test_mujoco_tells_a_warning_once_and_writes_no_file(tmp_path, monkeypatch, capfd):
     pytest.importorskip("mujoco")
     monkeypatch.chdir(tmp_path)
