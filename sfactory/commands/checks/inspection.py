@@ -199,7 +199,7 @@ def _with_newcomers_told(env: Any) -> Any:
         if not isinstance(result, tuple) or len(result) != 5 or not all(isinstance(part, dict) for part in result):
             return result
         newcomers = [agent for agent in env.agents if agent not in actions]
-        nothing = (0.0, False, False, {})
+        nothing: tuple[Any, ...] = (0.0, False, False, {})
         told = (dict.fromkeys(newcomers, value) | part for value, part in zip(nothing, result[1:], strict=True))
         return (result[0], *told)
 
