@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import multiprocessing
 import sys
@@ -19,6 +20,7 @@ from sfactory.config import env_name
 from sfactory.envs.faults import close_quietly, is_interrupt
 from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.registry import find_spec, remedy_for
+from sfactory.envs.rendering import check_window
 from sfactory.errors import ConfigError, SfactoryError, said, shown
 from sfactory.spaces import ActionSpec, ObservationSpec
 
@@ -149,12 +151,13 @@ def make_environment(request: EnvRequest, count: int) -> Any:
     Raises:
         ConfigError: If the id, the callable or its arguments are wrong.
     """
+    check_window(request)
     kwargs = dict(request.kwargs)
     if request.render_mode is not None:
         kwargs["render_mode"] = request.render_mode
     if isinstance(request.env, str):
         return _make_by_id(request, kwargs, count)
-    env = _make_by_call(request.env, kwargs, count)
+    env = _make_by_call(request, kwargs, count)
     if request.backend == "vector" and not is_vector(env):
         raise ConfigError(
             f"env_backend is vector, but {env_name(request.env)} returned a {type(env).__name__}, which is no "
@@ -191,8 +194,9 @@ def _make_by_id(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
     except BaseException as error:
         given = {"num_envs": count, **spec.kwargs, **kwargs} if vector else {**spec.kwargs, **kwargs}
-        given.pop("max_episode_steps", None)
-        _explain(spec.id, maker, given, error)
+        if not vector:  # gymnasium.make takes it
+            given.pop("max_episode_steps", None)
+        _explain(spec.id, maker, given, request, error)
 
 
 def _own_vector_serves(spec: registration.EnvSpec, kwargs: Mapping[str, Any]) -> bool:
@@ -225,8 +229,8 @@ def _show_mujoco_warning(message: str) -> None:
         warnings.warn(f"MuJoCo: {message}", stacklevel=1)
 
 
-def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
-    name = env_name(maker)
+def _make_by_call(request: EnvRequest, kwargs: dict[str, Any], count: int) -> Any:
+    maker, name = request.env, env_name(request.env)
     if not callable(maker):
         remedy = "name a Gymnasium id, or pass a callable that makes an environment, such as its class or lambda: ..."
         if isinstance(maker, types.ModuleType) and callable(getattr(maker, "parallel_env", None)):
@@ -237,7 +241,7 @@ def _make_by_call(maker: Any, kwargs: dict[str, Any], count: int) -> Any:
     try:
         env = maker(**kwargs)
     except BaseException as error:
-        _explain(name, maker, kwargs, error)
+        _explain(name, maker, kwargs, request, error)
     if isinstance(env, gymnasium.Env) or is_vector(env) or is_parallel(env):
         return env
     remedy = "it must return a gymnasium.Env, a gymnasium.vector.VectorEnv or a PettingZoo parallel environment"
@@ -263,23 +267,24 @@ def _parameters(maker: Any) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], error: BaseException) -> NoReturn:
+def _explain(name: str, maker: Any, kwargs: Mapping[str, Any], request: EnvRequest, error: BaseException) -> NoReturn:
     """Raise the ConfigError that says why `maker`, a callable or ``module:attribute``, raised `error` when called with
-    `kwargs`."""
+    `kwargs` for `request`."""
     if isinstance(error, SfactoryError) or is_interrupt(error):
         raise error
     if isinstance(error, ImportError | gymnasium.error.DependencyNotInstalled):
         remedy = remedy_for(name, f"{maker} {getattr(maker, '__module__', '')} {error}", error)
         raise ConfigError(f"{name} needs a package that cannot be imported: {error}; {remedy}") from error
     if isinstance(error, TypeError):
-        _check_arguments(name, load_env_creator(maker) if isinstance(maker, str) else maker, kwargs, error)
+        maker = load_env_creator(maker) if isinstance(maker, str) else maker
+        _check_arguments(name, maker, kwargs, request.render_mode is not None, error)
     trace = "".join(traceback.format_exception(error)).rstrip()
     raise ConfigError(
         f"{name} could not be made with env_kwargs {dict(kwargs)}: {type(error).__name__}: {said(error)}\n{trace}"
     ) from error
 
 
-def _check_arguments(name: str, maker: Any, kwargs: Mapping[str, Any], error: TypeError) -> None:
+def _check_arguments(name: str, maker: Any, kwargs: Mapping[str, Any], for_video: bool, error: TypeError) -> None:
     """Raise ConfigError if `maker` does not take the arguments `kwargs`."""
     try:
         inspect.signature(maker).bind(**kwargs)
@@ -287,9 +292,14 @@ def _check_arguments(name: str, maker: Any, kwargs: Mapping[str, Any], error: Ty
         return
     except TypeError as misfit:
         takes = _parameters(maker)
-        if "render_mode" in kwargs and "render_mode" not in takes:
+        if for_video and "render_mode" not in takes:
             raise ConfigError(
                 f"{name} does not take render_mode, which a video needs; let it take render_mode and pass it on"
             ) from error
-        listed = ", ".join(takes) or "nothing"
-        raise ConfigError(f"env_kwargs {dict(kwargs)} do not fit {name}: {misfit}; it takes {listed}") from error
+        unknown = {key: value for key, value in kwargs.items() if key not in takes}
+        near = [known for key in unknown for known in difflib.get_close_matches(key, takes, 1)]
+        hint = f"; did you mean {' and '.join(near)}?" if near else ""
+        raise ConfigError(
+            f"env_kwargs {unknown or dict(kwargs)} do not fit {name}: {misfit}; it takes "
+            f"{', '.join(takes) or 'nothing'}{hint}"
+        ) from error

@@ -44,7 +44,10 @@ def probe(request: EnvRequest) -> EnvSpec:
     """
     with probing(_make(request, [0])) as env:
         spec = vector.read_spec(env, request)
-        return dataclasses.replace(spec, family="envpool", frameskip=env.frameskip, protocol=_protocol(request))
+        fps = 60 / env.frameskip if env.is_atari else spec.render_fps
+        return dataclasses.replace(
+            spec, family="envpool", frameskip=env.frameskip, render_fps=fps, protocol=_protocol(request)
+        )
 
 
 def make_group(request: EnvRequest, spec: EnvSpec, count: int, first_index: int, seed: int) -> VectorGroup:
@@ -105,8 +108,10 @@ class PooledEnvironments(VectorWrapper):
         super().__init__(env)
         self._pool = env
         self._all = np.arange(env.num_envs, dtype=np.int32)
-        is_mujoco = any("mujoco" in cls.__module__ for cls in type(env).__mro__)
-        self.frameskip = 1 if is_mujoco else int(env.config.get("frame_skip", 1))  # MuJoCo's counts integration steps
+        modules = " ".join(cls.__module__ for cls in type(env).__mro__)
+        self.is_atari = "atari" in modules
+        # MuJoCo's counts integration steps
+        self.frameskip = 1 if "mujoco" in modules else int(env.config.get("frame_skip", 1))
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, _ = self.env.reset(options=options)

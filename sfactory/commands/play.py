@@ -22,11 +22,11 @@ from sfactory.envs.factory import is_vector, make_environment
 from sfactory.envs.families import atari, vizdoom
 from sfactory.envs.faults import close_quietly
 from sfactory.envs.interface import EnvRequest
+from sfactory.envs.rendering import has_display
 from sfactory.errors import ConfigError, counted, shown, telling_errors
 from sfactory.eval import exit_status
 from sfactory.player import Evaluation, Player, request_of
 from sfactory.runs.run_files import read_config
-from sfactory.runs.video import has_display
 from sfactory.runtime.interrupts import stopping
 from sfactory.telemetry.console import new_console
 

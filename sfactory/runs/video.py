@@ -9,12 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from sfactory.envs.rendering import has_display
 from sfactory.errors import ConfigError, EnvironmentFault, installing
-
-
-def has_display() -> bool:
-    """Whether there is a screen to open a window on."""
-    return any(os.environ.get(display) for display in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def prepare_rendering() -> None:

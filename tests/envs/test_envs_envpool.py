@@ -73,6 +73,7 @@ def test_an_atari_id_means_the_same_game_as_elsewhere() -> None:
                 other.action,
                 4,
             )
+            assert pool.spec.render_fps == other.render_fps
             for action in np.random.default_rng(0).integers(0, 6, 30):
                 pool.step(np.full(3, action))
             sticks = len({row.tobytes() for row in pool.obs}) > 1

@@ -508,6 +508,16 @@ class DeepMind:
         ),
         ("no_such_module_x:Thing-v0", {}, ["no_such_module_x", "install"]),
         ("CartPole-v1", {"gravty": 3}, ["env_kwargs", "gravty", "sutton_barto_reward"]),
+        (
+            "CartPole-v1",
+            {"render_mode": "human"},
+            ["render_mode is human", "no display", "leave it out", "sfactory play"],
+        ),
+        (
+            "LunarLander-v3",
+            {"continous": True},
+            ["env_kwargs {'continous': True} do", "; it takes render_mode, cont", "; did you mean continuous?"],
+        ),
         (Counting, {"speed": 1}, ["env_kwargs", "speed", "Counting", "takes nothing"]),
         (Raising, {}, ["Raising", "OSError: no such level", "Traceback"]),
         (lambda: 5, {}, ["returned 5", "gymnasium.Env"]),
@@ -524,7 +534,11 @@ class DeepMind:
         (Deep, {}, ["environment 0 (Deep)", "KeyError", "reset()"]),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(env: Any, kwargs: dict[str, Any], parts: list[str]):
+def test_mistakes_are_told_before_anything_starts(
+    env: Any, kwargs: dict[str, Any], parts: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    for display in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(display, raising=False)
     message = problem(env, **kwargs)
     for part in parts:
         assert part in message
