@@ -33,13 +33,18 @@ _NO_LIMIT = 2**31 - 1
 """Env steps of an episode that ends by itself alone; fits into the int32 by which vector environments count."""
 
 
-def read_spaces(observation: Any, action: Any, request: EnvRequest) -> tuple[ObservationSpec, ActionSpec]:
+def read_spaces(
+    observation: Any, action: Any, request: EnvRequest, prefix: str = ""
+) -> tuple[ObservationSpec, ActionSpec]:
     """The specs of an environment's two spaces.
+
+    Args:
+        prefix: Of the names of the attributes that hold them: ``single_`` in a vector environment.
 
     Raises:
         ConfigError: If one is not a Gymnasium space or is not supported.
     """
-    for what, space in (("observation_space", observation), ("action_space", action)):
+    for what, space in ((f"{prefix}observation_space", observation), (f"{prefix}action_space", action)):
         if not isinstance(space, gymnasium.Space):
             raise ConfigError(f"{env_name(request.env)}: {what} is {shown(space)}; it must be a gymnasium.spaces.Space")
     try:

@@ -38,7 +38,7 @@ def read_spec(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> EnvSpec:
     """
     _autoreset_mode(env, request)
     spaces = [declared(env, name, request) for name in ("single_observation_space", "single_action_space")]
-    observation, action = read_spaces(spaces[0], spaces[1], request)
+    observation, action = read_spaces(spaces[0], spaces[1], request, "single_")
     _, info = check_reset(environment_name(request, 0), lambda: env.reset(seed=0))
     masked = observation.mask_path is not None or MASK_KEY in info
     return EnvSpec(
@@ -220,6 +220,12 @@ class VectorGroup:
             raise environment_fault(self._group_name, "step()", error) from error
         try:
             observation, reward, terminated, truncated, info = result
+        except (ValueError, TypeError) as error:
+            raise EnvironmentFault(
+                f"{self._group_name}: step() returned {shown(result)}; it must return the five values observation, "
+                "reward, terminated, truncated, info"
+            ) from error
+        try:
             told = [
                 self._row_array(value, target)
                 for value, target in zip((reward, terminated, truncated), outcome, strict=True)

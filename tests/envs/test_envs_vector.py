@@ -168,6 +168,8 @@ class Arrays(VectorEnv):
         obs = self._see()
         if self.bad == "nan":
             obs[1, 2] = np.nan
+        if self.bad == "four":
+            return obs, reward, terminated, info
         return (obs[:, :1] if self.bad == "shape" else obs), reward, terminated, over, info
 
     def _see(self) -> np.ndarray:
@@ -200,6 +202,7 @@ def test_batched_finals_are_those_of_truncated_rows_only():
     [
         ("raise", ["vector environment 10 to 12 (Arrays)", "step()", "nothing goes", "Traceback"]),
         ("reward", ["vector environment 10 to 12", "arrays of 3 entries"]),
+        ("four", ["vector environment 10 to 12 (Arrays): step() returned (array", "it must return the five values"]),
         ("final", ["environment 11", "final_obs"]),
         ("nan", ["environment 11", "nan at [2]"]),
         ("shape", ["(3, 1)", "(3, 4)"]),
@@ -244,6 +247,17 @@ def test_an_unknown_autoreset_mode_is_refused():
 
     with pytest.raises(ConfigError, match=r"autoreset_mode.*AutoresetMode\.NEXT_STEP"):
         general.probe(EnvRequest(Unsaid, {}))
+
+
+def test_a_vector_environment_without_the_spaces_of_one_environment_is_told_which_is_missing():
+    class Batched(Arrays):
+        def __init__(self, num_envs: int = 1) -> None:
+            super().__init__(num_envs)
+            self.observation_space = spaces.Box(-np.inf, np.inf, (num_envs, 4))
+            del self.single_observation_space
+
+    with pytest.raises(ConfigError, match="Batched: single_observation_space is None; it must be"):
+        general.probe(EnvRequest(Batched, {}))
 
 
 def numbered(num_envs: int = 1) -> SyncVectorEnv:
