@@ -90,15 +90,20 @@ def test_checkpoints_are_written_again_once_there_is_room(tmp_path, capsys):
 
 
 def fill_for_some_reports(folder, pattern: str) -> Steps:
-    """Let a file of the run folder have no room for 50 bytes more, from the fourth report to the tenth."""
+    """Let a file of the run folder have no room for 50 bytes more, from the fourth report of some training to the
+    tenth."""
     stack = contextlib.ExitStack()
     steps = Steps(
-        lambda report: len(steps.seen) > 3,
+        lambda report: of_training() > 3,
         lambda report: stack.enter_context(small_files(next(folder.glob(pattern)).stat().st_size + 50)),
-        lambda report: len(steps.seen) > 10,
+        lambda report: of_training() > 10,
         lambda report: stack.close(),
-        lambda report: len(steps.seen) > 15,
+        lambda report: of_training() > 15,
     )
+
+    def of_training() -> int:
+        return sum(env_steps > 0 for env_steps in steps.seen)
+
     return steps
 
 
