@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -74,7 +75,7 @@ def test_several_programs_add_up() -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_the_kernel_compiles_for_gpus(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_compiles_for_gpus(capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To machine code, which needs no GPU."""
     if not triton_is_there():
         pytest.skip("needs triton, which comes with torch for CUDA")
@@ -83,6 +84,7 @@ def test_the_kernel_compiles_for_gpus(capability: int, monkeypatch: pytest.Monke
     from triton.compiler import ASTSource
 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = importlib.reload(importlib.import_module("sfactory.kernels.triton_loss")).loss_and_gradients
     constants = {"SURROGATE": True, "BOUNDS_SHIFT": True, "CLIPS_VALUES": True, "SUMS": losses.SUMS, "BLOCK": BLOCK}
     kinds = {"valid": "*u8", "totals": "*fp64", "sums": "*fp64", "count": "i32"}
