@@ -107,7 +107,8 @@ hopper, lunarlander and cartpole-lstm ([docs/lag.md](../docs/lag.md)). Peers hav
 zoo (`python -m perf.learning --peer`); their seconds include start and evaluation. A seed's score is the mean of 50
 evaluation episodes (20 before November 2026) by the most probable actions, in Atari by drawn ones, as where the
 published scores come from; a cell is the interquartile mean over seeds (the mean of fewer than four), with its 95 %
-bootstrap interval and the number of seeds. Seconds are of a shared machine, often beside other runs.
+bootstrap interval and the number of seeds. Seconds are of a shared machine, often beside other runs. The last column
+has the commit of the runs, or the first and the last of several between which what trains has not changed.
 `sfactory plot perf/data/learning/hopper-*.csv` draws the curves.
 """
 COMPARED = "evaluation, 400 episodes"
@@ -354,7 +355,7 @@ def references(runs: Sequence[Row]) -> list[str]:
         older = ["by the most probable actions"] if each.sampled and "evaluation" in distinct(found, "measure") else []
         commits = distinct(found, "commit")
         span = " to ".join(dict.fromkeys([*commits[:1], *commits[-1:]]))
-        origin = ", ".join(filter(None, [span, *distinct(found, "machine")[-1:], *older]))
+        origin = ", ".join([span, *distinct(found, "machine")[-1:], *older])
         rows.append([each.name, each.env_name, f"{each.steps:,}", expected, *cells, origin])
     header = (
         "reference", "environment", "env steps", "expected", "score", "seconds", "--sync",

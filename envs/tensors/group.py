@@ -189,8 +189,8 @@ class TensorGroup:
         if found is None and truncated.any():
             raise EnvironmentFault(
                 f"{self.name}: info has no final_obs, and row {int(truncated.nonzero()[0])} was truncated; an "
-                "environment on the device with autoreset SAME_STEP gives the last observations of all rows at every "
-                "step that truncates one, and without a wait for the device at every step"
+                "environment on the device with autoreset SAME_STEP must give the last observations of all rows at "
+                "each step that truncates one; giving them at every step saves a wait for the device"
             )
         return found
 

@@ -73,8 +73,8 @@ def mps_daemon() -> Iterator[dict[str, str]]:
 
 
 def _numbered_anew() -> dict[str, str]:
-    """The GPUs that a process which uses the daemon sees, where the user has named some: the daemon, which has that
-    from the user, too, numbers these from 0, and the user's numbers would be looked for among them once more."""
+    """The variable by which the daemon's clients see GPUs, where the user has set it. The daemon has chosen by it
+    already and numbers its GPUs from 0, so that clients must not choose by the user's numbers once more."""
     named = os.environ.get(VISIBLE)
     return {VISIBLE: ",".join(map(str, range(torch.cuda.device_count())))} if named else {}
 
