@@ -353,7 +353,7 @@ def references(runs: Sequence[Row]) -> list[str]:
         beside = [peer_score(scores_of(runs, each, peer)) for peer in HERE]
         cells = [score(found) or "not run", summary(numbers(found, "seconds")), score(sync), *beside, each.peer]
         older = ["by the most probable actions"] if each.sampled and "evaluation" in distinct(found, "measure") else []
-        commits = distinct(found, "commit")
+        commits = sorted(distinct(found, "commit"), key=distinct(runs, "commit").index)
         span = " to ".join(dict.fromkeys([*commits[:1], *commits[-1:]]))
         origin = ", ".join([span, *distinct(found, "machine")[-1:], *older])
         rows.append([each.name, each.env_name, f"{each.steps:,}", expected, *cells, origin])
