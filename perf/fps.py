@@ -26,8 +26,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from perf.results import record
 from perf.runs import Report, exit_at_signals, training
+from perf.tables import record
 from sfactory.config.command_line import from_command_line
 from sfactory.config.lag import slot_count
 from sfactory.profiling.ceiling import Ceiling, measure_ceiling

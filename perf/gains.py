@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.fps import PONG, WORKLOADS, measure
-from perf.results import record
 from perf.runs import exit_at_signals
+from perf.tables import record
 
 HOPPER = "--env Hopper-v5"
 CASES = {

@@ -27,7 +27,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from perf import results
+from perf import tables
 from perf.peer_tasks import TASKS
 from perf.peers import NAMES, VENVS, run_driver
 from perf.references import REFERENCES, Reference
@@ -59,7 +59,7 @@ def score_of(reference: Reference, seed: int, args: argparse.Namespace) -> tuple
     score, seconds = found["score"], found["seconds"]
     if args.record and not found.get("recorded", True):  # an older file does not say, and may have been
         keep_curve(run / "metrics.csv", CURVES / f"{run.name}.csv")
-        results.record("learning", [row_of(reference, seed, args, score, seconds)], "perf.learning")
+        tables.record("learning", [row_of(reference, seed, args, score, seconds)], "perf.learning")
         kept.write_text(json.dumps(found | {"recorded": True}))
     return score, seconds
 

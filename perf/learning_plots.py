@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from perf import results
+from perf import learning_results, tables
 from perf.learning import CURVES, curve_name
 from perf.references import BY_NAME, REFERENCES
 from sfactory.commands.plot import band_of
@@ -42,11 +42,11 @@ Curves = Mapping[str, Mapping[str, Sequence[Curve]]]
 
 def read(folder: Path) -> Curves:
     """The curves of the scores that LEARNING.md shows, as far as they have been kept."""
-    runs, found = results.read("learning"), {}
+    runs, found = tables.read("learning"), {}
     for each in REFERENCES:
         by_trainer = {}
         for kind, trainer in TRAINERS.items():
-            seeds = [row["seed"] for row in results.scores_of(runs, each, trainer)]
+            seeds = [row["seed"] for row in learning_results.scores_of(runs, each, trainer)]
             paths = [folder / f"{curve_name(each, kind, seed)}.csv" for seed in seeds]
             by_trainer[trainer] = [read_curve(path) for path in paths if path.exists()]
         if by_trainer := {trainer: curves for trainer, curves in by_trainer.items() if curves}:
@@ -56,7 +56,7 @@ def read(folder: Path) -> Curves:
 
 def with_peers(curves: Curves) -> Curves:
     """The references that a peer has learned, too."""
-    return {name: by_trainer for name, by_trainer in curves.items() if set(results.HERE) & set(by_trainer)}
+    return {name: by_trainer for name, by_trainer in curves.items() if set(learning_results.HERE) & set(by_trainer)}
 
 
 def draw(curves: Curves, out: Path) -> None:

@@ -51,8 +51,8 @@ from perf.peer_scripts.window import KEPT, RECENT
 from perf.peer_settings import PEERS, WORKLOADS, Setting
 from perf.peer_tasks import SCORES, TASKS, Score
 from perf.references import BY_NAME
-from perf.results import record
 from perf.runs import ROOT, Report, Run, exit_at_signals, training
+from perf.tables import record
 
 SCRIPTS = Path(__file__).resolve().parent / "peer_scripts"
 NAMES = {"sample-factory": "Sample Factory", "stable-baselines3": "SB3", "pufferlib": "PufferLib", "rllib": "RLlib"}

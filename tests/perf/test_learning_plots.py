@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from perf import learning_plots, results
+from perf import learning_plots, learning_results, tables
 from perf.references import BY_NAME, REFERENCES
 
 
 def test_every_curve_is_of_a_score_that_is_shown() -> None:
-    curves, runs = learning_plots.read(learning_plots.CURVES), results.read("learning")
+    curves, runs = learning_plots.read(learning_plots.CURVES), tables.read("learning")
     assert set(curves) <= set(BY_NAME)
     for trainer in ("sfactory", "sfactory --sync"):
-        shown = [row["seed"] for row in results.scores_of(runs, BY_NAME["hopper"], trainer)]
+        shown = [row["seed"] for row in learning_results.scores_of(runs, BY_NAME["hopper"], trainer)]
         assert [curve.name.rsplit("-", 1)[1] for curve in curves["hopper"][trainer]] == shown
 
 
