@@ -19,11 +19,13 @@ METHOD = """\
 `python -m perf.results` makes this file of perf/data/learning.csv; `make learn` fills that, and goes on where it was
 interrupted. Presets alone, with seeds that tuned nothing, but that `loss.tv_limit` was chosen on seeds 11 and 12 of
 hopper, lunarlander and cartpole-lstm ([docs/lag.md](../docs/lag.md)). Peers have the settings of their documentation or
-zoo (`python -m perf.learning --peer`); their seconds include start and evaluation. A seed's score is the mean of 50
-evaluation episodes (20 before November 2026) by the most probable actions, in Atari by drawn ones, as where the
-published scores come from; a cell is the interquartile mean over seeds (the mean of fewer than four), with its 95 %
-bootstrap interval and the number of seeds. Seconds are of a shared machine, often beside other runs. The last column
-has the commit of the runs, or the first and the last of several between which what trains has not changed.
+zoo (`python -m perf.learning --peer`); their seconds include start and evaluation. Sample Factory documents MuJoCo for
+10,000,000 env steps, and of Gymnasium's other tasks CartPole-v1 alone, whose setting is taken for them all. A seed's
+score is the mean of 50 evaluation episodes (20 before November 2026) by the most probable actions, in Atari by drawn
+ones, as where the published scores come from; a cell is the interquartile mean over seeds (the mean of fewer than
+four), with its 95 % bootstrap interval and the number of seeds. Seconds are of a shared machine, often beside other
+runs. The last column has the commit of the runs, or the first and the last of several between which what trains has
+not changed.
 `sfactory plot perf/data/learning/hopper-*.csv` draws the curves.
 """
 COMPARED = "evaluation, 400 episodes"
