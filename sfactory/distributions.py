@@ -95,13 +95,14 @@ def make_distribution(action: ActionSpec, name: Any = "auto") -> Distribution:
     """The action distribution that ``model.distribution`` means.
 
     Raises:
-        ConfigError: If it cannot be made, or is no :class:`Distribution`.
+        ConfigError: If it cannot be made, is no :class:`Distribution`, or its width is no positive integer.
     """
     if name == "auto":
         return ActionDistribution(action)
     role = f"model.distribution {name}"
     try:
         made = load_object(name, "model.distribution")(action)
+        width = made.width if isinstance(made, Distribution) else None
     except ConfigError:
         raise
     except Exception as error:
@@ -110,6 +111,8 @@ def make_distribution(action: ActionSpec, name: Any = "auto") -> Distribution:
         raise ConfigError(
             f"{role} made a {type(made).__name__}; it must be a subclass of {Distribution.__module__}.Distribution"
         )
+    if not isinstance(width, int) or width < 1:
+        raise ConfigError(f"{role}: width is {width!r}; it must be a positive integer")
     return made
 
 
@@ -228,6 +231,12 @@ class ActionDistribution(Distribution):
     def _categorical_kl(self, params_old: Tensor, params_new: Tensor, mask: Tensor | None) -> Tensor:
         old, new = self._log_probs(params_old, mask), self._log_probs(params_new, mask)
         return (old.exp() * (old - new)).sum((-2, -1))
+
+
+def parametrized_as_built_in(distribution: Distribution) -> bool:
+    """Whether the parameters of a distribution are logits, means and log standard deviations, as the built-in one's."""
+    built_in = ActionDistribution(distribution.action)
+    return isinstance(distribution, ActionDistribution) and distribution.width == built_in.width
 
 
 def _categorical_entropy(log_probs: Tensor) -> Tensor:

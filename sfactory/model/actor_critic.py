@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sfactory.config import ModelConfig
 from sfactory.config.importing import load_object
-from sfactory.distributions import ActionDistribution, Distribution, make_distribution
+from sfactory.distributions import Distribution, make_distribution, parametrized_as_built_in
 from sfactory.errors import ConfigError
 from sfactory.model.contracts import checked_core, checked_model, construct
 from sfactory.model.cores import Core, GRUCore, LSTMCore
@@ -132,7 +132,7 @@ def _normalizer_of(observation: ObservationSpec, config: ModelConfig) -> Observa
 
 def _policy_head(in_features: int, distribution: Distribution, config: ModelConfig) -> nn.Module:
     """Features to the parameters of the policy's distribution."""
-    if isinstance(distribution, ActionDistribution):
+    if parametrized_as_built_in(distribution):
         return PolicyHead(in_features, distribution.action, config.adaptive_std, config.initial_log_std)
     return orthogonal(nn.Linear(in_features, distribution.width), 0.01)
 

@@ -103,10 +103,7 @@ def _check_buffers(config: Config, model: Model) -> None:
 
 def _check_distribution(config: Config, distribution: Distribution) -> None:
     action, rows, role = distribution.action, 2, f"model.distribution {config.model.distribution}"
-    width = _called(role, lambda: distribution.width)
-    if not isinstance(width, int) or width < 1:
-        raise ConfigError(f"{role}: width is {width!r}; it must be a positive integer")
-    params = torch.zeros(rows, width, requires_grad=True)
+    params = torch.zeros(rows, distribution.width, requires_grad=True)
     drawn = _called(f"{role}: sample", lambda: distribution.sample(params.detach(), None, torch.Generator()))
     if not isinstance(drawn, tuple) or len(drawn) != 3:
         raise ConfigError(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from sfactory.config import Config, given_values
 from sfactory.config.presets import preset_for
+from sfactory.distributions import make_distribution, parametrized_as_built_in
 from sfactory.envs.interface import EnvSpec
 from sfactory.model.actor_critic import CORES
 from sfactory.model.encoders import IMAGE_ENCODERS, KNOWN
@@ -54,7 +55,7 @@ def _idle_in_model(config: Config, env: EnvSpec) -> Iterator[tuple[str, tuple[st
     gaussian = "model.adaptive_std", "model.initial_log_std"
     if not env.action.continuous:
         yield "actions are not continuous", ("model.squash", *gaussian)
-    elif model.distribution != "auto":
+    elif not parametrized_as_built_in(make_distribution(env.action, model.distribution)):
         yield "model.distribution is not the Gaussian one", gaussian
 
 

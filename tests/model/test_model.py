@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sfactory.config import ModelConfig
 from sfactory.config.importing import load_object
+from sfactory.distributions import ActionDistribution
 from sfactory.errors import ConfigError
 from sfactory.model import (
     Core,
@@ -24,6 +25,7 @@ from sfactory.model import (
     build_uninitialized,
 )
 from sfactory.model.encoders import NatureCNN
+from sfactory.model.heads import PolicyHead
 from sfactory.spaces import ActionSpec, Leaf, ObservationSpec
 
 STEPS, ROWS = 6, 3
@@ -522,6 +524,25 @@ def test_a_whole_model_is_given_its_keyword_arguments() -> None:
 def test_wrong_parts_say_what_is_wrong(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _model(OBSERVATIONS["vector"], **config)
+
+
+class Tempered(ActionDistribution):
+    """Has a temperature besides."""
+
+    @property
+    def width(self) -> int:
+        return super().width + 1
+
+
+class Sharper(ActionDistribution):
+    """Has the parameters of the built-in one."""
+
+
+@pytest.mark.parametrize(("distribution", "width"), [(Tempered, 8), (Sharper, 7)])
+def test_the_policy_gives_as_many_parameters_as_a_distribution_takes(distribution: Any, width: int) -> None:
+    model = _model(OBSERVATIONS["vector"], distribution=distribution)
+    assert model(_observations(model.observation, ROWS))[0].shape == (ROWS, width)
+    assert isinstance(model.policy, PolicyHead) == (distribution is Sharper)
 
 
 def test_load_object_gives_nested_names_and_callables() -> None:

@@ -132,6 +132,10 @@ class Bare(Distribution):
     width = 2
 
 
+class Unmeasured(Distribution):
+    pass
+
+
 @pytest.mark.parametrize(
     ("distribution", "said"),
     [
@@ -140,6 +144,7 @@ class Bare(Distribution):
         (Long, "categorical actions of sample is a int64 tensor (2, 1); it must be a int32 tensor"),
         (Constant, "log_prob carries no gradient"),
         (Bare, "NotImplementedError"),
+        (Unmeasured, "NotImplementedError"),
         (dict, "model.distribution"),
     ],
 )
