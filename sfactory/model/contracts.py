@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,10 @@ step, and one at the last, which goes on with a stored state before."""
 
 
 def construct(make: Callable[..., Any], role: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a user's factory.
+    """Call a user's factory; gives its module in float32, in which all weights are trained.
 
     Raises:
-        ConfigError: If it raises or makes something that is not a module.
+        ConfigError: If it raises, makes something that is not a module, or gives that complex parameters.
     """
     try:
         made = make(*args, **kwargs)
@@ -39,7 +39,12 @@ def construct(make: Callable[..., Any], role: str, /, *args: Any, **kwargs: Any)
         raise ConfigError(f"{role} could not be made: {type(error).__name__}: {error}\n{trace}") from error
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{role} made a {type(made).__name__}; it must make a torch.nn.Module")
-    return made
+    if names := [name for name, parameter in made.named_parameters() if parameter.is_complex()]:
+        raise ConfigError(
+            f"{role} has complex parameters, {', '.join(names)}, and weights are trained as real numbers; keep their "
+            "real and imaginary parts, which torch.complex joins"
+        )
+    return made.float()
 
 
 def checked_encoder(encoder: Any, role: str, leaf: Leaf) -> nn.Module:
@@ -49,8 +54,9 @@ def checked_encoder(encoder: Any, role: str, leaf: Leaf) -> nn.Module:
         ConfigError: If not.
     """
     _require(encoder, role, out_features=int)
-    with _trying(encoder, role):
-        features = encoder(_observations(leaf))
+    x = _observations(leaf)
+    with _trying(encoder, role, x):
+        features = encoder(x)
     _require_shape(
         role, f"two observations {leaf.name} {leaf.shape}", features, (_ROWS, encoder.out_features), "(2, out_features)"
     )
@@ -66,7 +72,7 @@ def checked_core(core: Any, role: str, in_features: int) -> Core:
     """
     _require(core, role, out_features=int, state_size=int, unroll=Callable)
     x, zeros = torch.ones(_ROWS, in_features), torch.zeros(_ROWS, core.state_size)
-    with _trying(core, role):
+    with _trying(core, role, x):
         answer = core(x, zeros)
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise ConfigError(f"{role} returned a {type(answer).__name__} from forward; it must return (output, state)")
@@ -75,7 +81,7 @@ def checked_core(core: Any, role: str, in_features: int) -> Core:
     inputs = torch.stack([x, -x, x])
     with _trying(core, role):
         stepped = _step_by_step(lambda t, state: core(inputs[t], state), answer[1])
-    with _trying(core, f"{role}.unroll"):
+    with _trying(core, f"{role}.unroll", inputs, _FIRST, answer[1]):
         outputs = core.unroll(inputs, _FIRST, answer[1])
     _require_same(role, "outputs", stepped[0], outputs)
     return core
@@ -90,7 +96,7 @@ def checked_model(model: Any, role: str, observation: ObservationSpec, width: in
     """
     _require(model, role, state_size=int, unroll=Callable)
     obs = tuple(map(_observations, observation.leaves))
-    with _trying(model, role):
+    with _trying(model, role, *obs):
         answer = model(obs, torch.zeros(_ROWS, model.state_size) if model.state_size else None)
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise ConfigError(
@@ -104,10 +110,11 @@ def checked_model(model: Any, role: str, observation: ObservationSpec, width: in
     inputs = tuple(torch.stack([leaf, leaf.flip(0), leaf]) for leaf in obs)
     with _trying(model, role):
         params, values = _step_by_step(lambda t, state: model(tuple(leaf[t] for leaf in inputs), state), state)
-    with _trying(model, f"{role}.unroll"):
-        unrolled_params, unrolled_values, *_ = model.unroll(inputs, _FIRST, state)
+    with _trying(model, f"{role}.unroll", *inputs, _FIRST, *([] if state is None else [state])):
+        unrolled_params, unrolled_values, *others = model.unroll(inputs, _FIRST, state)
     _require_same(role, "parameters", params, unrolled_params)
     _require_same(role, "values", values, unrolled_values)
+    _require_auxiliary(f"{role}.unroll", others)
     return model
 
 
@@ -133,9 +140,10 @@ def _require(module: nn.Module, role: str, **attributes: Any) -> None:
 
 
 @contextlib.contextmanager
-def _trying(module: nn.Module, role: str) -> Iterator[None]:
-    """Within it a module is in evaluation mode, and whatever it raises becomes a ConfigError."""
-    training = module.training
+def _trying(module: nn.Module, role: str, *given: Tensor) -> Iterator[None]:
+    """Within it a module is in evaluation mode, and whatever it raises becomes a ConfigError, as does a change of what
+    it is given."""
+    training, before = module.training, [tensor.clone() for tensor in given]
     module.eval()
     try:
         with torch.no_grad():
@@ -146,12 +154,39 @@ def _trying(module: nn.Module, role: str) -> Iterator[None]:
         ) from error
     finally:
         module.train(training)
+    require_unchanged(role, before, given)
+
+
+def require_unchanged(role: str, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+    """Raise ConfigError if what user code was given is no longer what it was: others read it, too."""
+    for old, new in zip(before, after, strict=True):
+        if not bool((old.eq(new) | (old.ne(old) & new.ne(new))).all()):
+            raise ConfigError(
+                f"{role} changes its input in place, where it is the memory of the samples themselves; write x = x - 1 "
+                "instead of x -= 1, and x.exp() instead of x.exp_()"
+            )
 
 
 def _require_shape(role: str, given: str, result: Any, shape: tuple[int, ...], meaning: str) -> None:
     got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
     if got != shape:
         raise ConfigError(f"{role} turned {given} into {got}; it must be {meaning} = {shape}")
+
+
+def _require_auxiliary(role: str, others: list[Any]) -> None:
+    """See to what `unroll` gives besides parameters and values."""
+    if others and not (len(others) == 1 and isinstance(others[0], Mapping)):
+        kinds = ", ".join(type(other).__name__ for other in others)
+        raise ConfigError(
+            f"{role} returned {kinds} besides parameters and values; a third value must be a mapping of names to "
+            "tensors [T, B, ...]"
+        )
+    for name, tensor in (others[0] if others else {}).items():
+        got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        if not isinstance(tensor, Tensor) or tensor.shape[:2] != _FIRST.shape:
+            raise ConfigError(
+                f"{role} gave {got} as {name!r} of three steps of two rows; it must be a tensor (3, 2, ...)"
+            )
 
 
 def _require_same(role: str, what: str, stepped: Tensor, unrolled: Any) -> None:

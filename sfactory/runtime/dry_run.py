@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sfactory.config import Config
+from sfactory.config import Config, changed
 from sfactory.data.batch import Batch, Targets, column_dim
 from sfactory.data.examples import example_batch
 from sfactory.distributions import ActionDistribution, Distribution
@@ -17,11 +17,12 @@ from sfactory.errors import ConfigError
 from sfactory.learner import batch_source
 from sfactory.model import build_uninitialized
 from sfactory.model.actor_critic import CORES
+from sfactory.model.contracts import require_unchanged
 from sfactory.model.critic_units import CriticUnits
 from sfactory.model.encoders import KNOWN
 from sfactory.model.interface import Model
 from sfactory.model.networks import Outputs, TorchNetwork
-from sfactory.objective import ESTIMATORS, Objective, advantage_estimator
+from sfactory.objective import ESTIMATORS, Estimator, Objective, advantage_estimator
 from sfactory.telemetry.metrics import METRICS
 
 T = TypeVar("T")
@@ -44,19 +45,20 @@ def check_extensions(config: Config, model: Model, masked: bool) -> None:
             _check_masks(config, model.distribution)
     if config.batch_source != "none":
         _check_batch_source(config, model)
-    if config.loss.estimator in ("auto", *ESTIMATORS) and config.loss.terms == "none":
+    loss = config.loss
+    if loss.estimator in ("auto", *ESTIMATORS) and loss.terms == "none":
         return
-    batch = example_batch(model.observation, model.action, model.state_size)
-    objective = Objective(config, model.distribution, CriticUnits(model, normalize=False))
+    batch, role = example_batch(model.observation, model.action, model.state_size), f"loss.estimator {loss.estimator}"
+    watched = changed(config, loss=changed(loss, estimator=_watched(role, advantage_estimator(config))))
+    objective = Objective(watched, model.distribution, CriticUnits(model, normalize=False))
     columns = batch.all_columns
     outputs = TorchNetwork(model, _CPU, None, compiled=False).outputs(batch, columns)
     densities = objective.evaluate_actions(outputs, batch, columns)
-    role = f"loss.estimator {config.loss.estimator}"
     estimates = _called(role, lambda: objective.estimate(densities, batch, columns))
     _require(role, "value targets", estimates.returns, tuple(batch.reward.shape), "[T, B]")
     _require(role, "advantages", estimates.advantages, tuple(batch.reward.shape), "[T, B]")
     targets, _ = objective.targets([estimates])
-    if config.loss.terms != "none":
+    if loss.terms != "none":
         _check_terms(config, objective, batch, targets, outputs)
 
 
@@ -184,7 +186,9 @@ def _check_terms(config: Config, objective: Objective, batch: Batch, targets: Ta
     role, samples = f"loss.terms {config.loss.terms}", batch.samples(targets, single=False)
     columns = batch.all_columns
     densities = objective.evaluate_actions(outputs, samples, columns)
+    before = batch.copy().tensors()
     terms = _called(role, lambda: objective.terms(densities, samples, targets, columns))
+    require_unchanged(role, [*before.values()], [*batch.tensors().values()])
     if not isinstance(terms, Mapping) or not terms or not all(isinstance(name, str) for name in terms):
         raise ConfigError(f"{role} returned {_described(terms)}; it must return a mapping of names to tensors [T, B]")
     for name, term in terms.items():
@@ -196,6 +200,19 @@ def _check_terms(config: Config, objective: Objective, batch: Batch, targets: Ta
         raise ConfigError(
             f"loss.term_coefs names {', '.join(sorted(unknown))}, but {role} gives {', '.join(terms) or 'no term'}"
         )
+
+
+def _watched(role: str, estimator: Estimator) -> Estimator:
+    """An estimator that may not change what it is given."""
+
+    def watched(*arguments: Any) -> tuple[Tensor, Tensor]:
+        given = [argument for argument in arguments if isinstance(argument, Tensor)]
+        before = [tensor.clone() for tensor in given]
+        found = estimator(*arguments)
+        require_unchanged(role, before, given)
+        return found
+
+    return watched
 
 
 def _called(role: str, function: Callable[[], T]) -> T:

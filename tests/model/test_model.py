@@ -483,6 +483,61 @@ class Dropping(OwnModel):
         return nn.functional.dropout(params, training=self.training), value, None
 
 
+class Shifting(OwnEncoder):
+    """Changes what it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= 1.0
+        return super().forward(x)
+
+
+class ShiftingUnroll(OwnCore):
+    def unroll(self, x: Tensor, first: Tensor, state: Tensor) -> Tensor:
+        outputs = super().unroll(x, first, state)
+        state.mul_(0.9)
+        return outputs
+
+
+class Imaginary(OwnCore):
+    def __init__(self, in_features: int) -> None:
+        super().__init__(in_features)
+        self.poles = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+
+class Doubled(OwnEncoder):
+    """Computes in float64 throughout."""
+
+    def __init__(self, leaf: Leaf) -> None:
+        super().__init__(leaf)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.double())
+
+
+class Loose(OwnModel):
+    """A further output without a name."""
+
+    def unroll(self, *inputs: Any) -> tuple[Tensor, ...]:
+        params, value = super().unroll(*inputs)
+        return params, value, value
+
+
+class Flattened(OwnModel):
+    """A further output without the time."""
+
+    def unroll(self, *inputs: Any) -> tuple[Any, ...]:
+        params, value = super().unroll(*inputs)
+        return params, value, {"more": value.flatten()}
+
+
+def test_parameters_are_those_that_are_trained_in_float32() -> None:
+    def make(leaf: Leaf) -> nn.Module:
+        return OwnEncoder(leaf).double()
+
+    assert {p.dtype for p in _model(OBSERVATIONS["vector"], encoder=make).parameters()} == {torch.float32}
+
+
 def test_a_module_is_tried_in_evaluation_mode_and_trained_afterwards() -> None:
     assert _model(OBSERVATIONS["vector"], model=Dropping).training
 
@@ -516,6 +571,12 @@ def test_a_whole_model_is_given_its_keyword_arguments() -> None:
         ({"model": FlatUnroll}, r"unroll turned three steps of two rows into \(6,\); it must be \(3, 2"),
         ({"model": FailingUnroll}, "unroll failed on a batch of two observations.*KeyError"),
         ({"model": OwnModel, "kwargs": {"width": 7}}, "unexpected keyword argument 'width'"),
+        ({"encoder": Shifting}, "changes its input in place"),
+        ({"core": ShiftingUnroll}, "unroll changes its input in place"),
+        ({"core": Imaginary}, "complex parameters, poles, .* real and imaginary parts, which torch.complex joins"),
+        ({"encoder": Doubled}, "failed on a batch of two observations.*dtype"),
+        ({"model": Loose}, "unroll returned Tensor besides .* a third value must be a mapping of names to tensors"),
+        ({"model": Flattened}, r"unroll gave \(6,\) as 'more' .* it must be a tensor \(3, 2, ...\)"),
         ({"core": Remembering}, "unroll gave the outputs .* for step 0"),
         ({"core": Forgetting}, "unroll gave the outputs .* for step 0"),
         ({"core": Unbroken}, "unroll gave the outputs .* for step 2"),

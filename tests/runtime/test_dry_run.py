@@ -68,6 +68,7 @@ TERMS = {
     "not finite": (lambda samples, config: {"x": samples.value / 0}, "x is not finite"),
     "without a gradient": (lambda samples, config: {"x": samples.value.detach()}, "x carries no gradient"),
     "of a metric's name": (lambda samples, config: {"kl": samples.value}, "kl is the name of a metric"),
+    "in place": (lambda samples, config: {"x": samples.value - samples.reward.clamp_(-1e-3, 1e-3)}, "in place"),
     "of an output that is not": (lambda samples, config: {"x": samples.auxiliary["head"]}, "KeyError: 'head'"),
 }
 
@@ -90,6 +91,7 @@ ESTIMATORS = {
     "of another shape": (lambda *inputs: (inputs[2][0], inputs[2]), "value targets is a float32 tensor (4,)"),
     "of another dtype": (lambda *inputs: (inputs[2], inputs[2].double()), "advantages is a float64 tensor"),
     "not finite": (lambda *inputs: (inputs[2], inputs[2] / 0), "advantages is not finite"),
+    "in place": (lambda *inputs: (inputs[0].exp_(), inputs[2]), "in place"),
 }
 
 
