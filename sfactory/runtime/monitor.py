@@ -271,7 +271,8 @@ class Monitor:
             return
         try:
             for callback in self._callbacks:
-                self._cancelled |= callback(report) is False
+                answer = callback(report)
+                self._cancelled |= isinstance(answer, bool | np.bool_) and not answer
         except BaseException as error:  # sys.exit(), too, ends a run that is saved
             self.fail_with(error)
 

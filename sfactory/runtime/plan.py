@@ -14,6 +14,7 @@ import numpy as np
 from sfactory.config import Config, changed
 from sfactory.config.lag import slot_count
 from sfactory.envs.interface import TENSORS, EnvSpec
+from sfactory.errors import ConfigError
 
 EVALUATOR = "evaluator"
 """Name of the worker that evaluates beside training."""
@@ -118,6 +119,9 @@ class PickledPlan:
     complete.
 
     Environments that the user's program has registered with Gymnasium by their class or a function travel with it.
+
+    Raises:
+        ConfigError: If something that it carries cannot be pickled.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -127,7 +131,15 @@ class PickledPlan:
             if callable(spec.entry_point) or callable(spec.vector_entry_point)
         ]
         without_loggers = changed(plan.config, log=changed(plan.config.log, loggers=()))  # they work in the runner
-        self._data = cloudpickle.dumps((dataclasses.replace(plan, config=without_loggers), registered))
+        try:
+            self._data = cloudpickle.dumps((dataclasses.replace(plan, config=without_loggers), registered))
+        except Exception as error:
+            raise ConfigError(
+                f"the run cannot be sent to its worker processes: {type(error).__name__}: {error}. Something that its "
+                "environment, env_kwargs or another part carries cannot be pickled: let the environment make locks, "
+                "open files and connections itself, tell it a file's name in place of a multiprocessing.Value, or "
+                "train in one process (serial)"
+            ) from error
 
     def open(self) -> Plan:
         """Unpickle the plan and register its environments with Gymnasium in this process."""

@@ -39,7 +39,7 @@ from sfactory.runtime.dry_run import check_extensions, crossed_ends
 from sfactory.runtime.idle_settings import notes_on_idle_settings
 from sfactory.runtime.limits import check_limits, check_model
 from sfactory.runtime.mps import mps_problem
-from sfactory.runtime.plan import Plan
+from sfactory.runtime.plan import PickledPlan, Plan
 from sfactory.runtime.step_time import LONG_STEP_S, WAITING, measure_step_time
 
 T = TypeVar("T")
@@ -112,6 +112,8 @@ def make_plan(config: Config) -> Plan:
     check_extensions(config, model, env.masked)
     check_limits(plan, model)
     _check_batch(config)
+    if not config.serial:
+        PickledPlan(plan)
     return plan
 
 

@@ -114,6 +114,15 @@ def test_a_worker_that_fails_before_does(monitor: Monitor) -> None:
     assert monitor.summarize().status == "failed"
 
 
+@pytest.mark.parametrize(("answer", "ends"), [(False, True), (np.mean([1.0]) > 2, True), (None, False), (0, False)])
+def test_a_callback_ends_the_run_by_false_of_python_or_of_numpy(
+    answer: object, ends: bool, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "_callbacks", [lambda report: answer])
+    monitor._report()
+    assert monitor.ending == ends
+
+
 @pytest.fixture
 def told(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Notes of the monitor, on a machine that has nothing else to do."""

@@ -372,6 +372,17 @@ def test_a_bonus_that_continuous_actions_do_not_get_is_refused():
     make_plan(resolve(Config(env="Pendulum-v1", loss=loss, model=ModelConfig(distribution=Uniform))))
 
 
+def test_what_cannot_be_sent_to_worker_processes_is_told_before_anything_starts(tmp_path: Path):
+    def make(level: object) -> gymnasium.Env:
+        return gymnasium.make("CartPole-v1")
+
+    shared = {"level": multiprocessing.Value("i", 0)}
+    with pytest.raises(ConfigError, match=r"cannot be sent .*inheritance.*a file's name in place of a multiproc"):
+        train(config_for(tmp_path, make, env_kwargs=shared))
+    assert not (tmp_path / "run").exists()
+    assert make_plan(resolve(config_for(tmp_path, make, env_kwargs=shared, serial=True))).config.serial
+
+
 def test_a_daemonic_process_is_told_to_run_in_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     with pytest.raises(ConfigError, match=r"use serial \(--serial\)"):
