@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,7 @@ from sfactory.runtime.plan import EVALUATOR, Plan
 from sfactory.runtime.planning import SLOW_STEP_S, note_on_slow_steps
 from sfactory.runtime.processes import WorkerProcesses
 from sfactory.runtime.reporting import Reporter, Result, Status
+from sfactory.runtime.step_time import programs_s
 from sfactory.runtime.wires import Wires, make_wires
 from sfactory.telemetry.events import (
     Episodes,
@@ -307,11 +309,13 @@ class Monitor:
         functions are compiled."""
         if self._told_of_speed:
             return
-        since_first = np.zeros(4)
+        since_first = np.zeros(5)
+        pids = self.processes.pids() if self.processes.names else dict.fromkeys(self.wires.control.names, os.getpid())
         for name in self._sampling():
             columns = ("rows", "environment", "cpu_s", "crowded_s")
-            now = np.array([self.wires.control.total(name, column) for column in columns])
-            if now[0]:
+            counted = [self.wires.control.total(name, column) for column in columns]
+            if counted[0] and name in pids:
+                now = np.array([*counted, programs_s(pids[name])])
                 since_first += now - self._first_steps.setdefault(name, now)
         rows, seconds, *computing_s = since_first.tolist()
         if not rows or seconds < min(STEPS_WATCHED_S, SLOW_STEP_S * rows):

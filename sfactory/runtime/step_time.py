@@ -105,11 +105,21 @@ def _measure(plan: Plan) -> StepTime:
         group.close()
 
 
+def programs_s(pid: int) -> float:
+    """Seconds in which the programs that a process has started have computed, with those that have ended, or have
+    waited for a core; 0 where there is no such process."""
+    computed = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        ended = process.cpu_times()
+        computed += ended.children_user + ended.children_system
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                times = child.cpu_times()
+                computed += times.user + times.system + processor_wait_s(child.pid)
+    return computed
+
+
 def _now() -> tuple[float, float]:
-    """Monotonic seconds, and seconds in which this process and its children have computed or waited for a core."""
-    computed = sum(os.times()[:4]) + processor_wait_s()  # with children that have ended
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            times = child.cpu_times()
-            computed += times.user + times.system
-    return time.monotonic(), computed
+    """Monotonic seconds, and seconds in which this process and its programs have computed or waited for a core."""
+    return time.monotonic(), time.process_time() + processor_wait_s() + programs_s(os.getpid())

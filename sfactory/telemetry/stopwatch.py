@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, process_time
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -66,10 +66,11 @@ _PHASES = slice(_COLUMN[PHASES[0]], _COLUMN[PHASES[0]] + len(PHASES))
 _SIZES = slice(_COLUMN["size_0"], _COLUMN["size_0"] + SIZE_CLASSES)
 
 
-def processor_wait_s() -> float:
-    """Seconds for which this thread has waited while others had the processor; 0 where the system does not tell."""
+def processor_wait_s(thread: int | Literal["thread-self"] = "thread-self") -> float:
+    """Seconds for which this thread, or that of a number, has waited while others had the processor; 0 where the system
+    does not tell."""
     try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        return int(Path(f"/proc/{thread}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 

@@ -259,6 +259,21 @@ def test_a_step_that_waits_by_itself_takes_that_time_too(tmp_path, monkeypatch):
     assert facts.cpu_share < 1 and facts.env_step_s >= facts.step.mean
 
 
+class Elsewhere(broken.Sound):
+    """Has a program that computes for 20 ms in each step."""
+
+    def step(self, action):
+        program = "import time\nwhile time.process_time() < 0.02: pass"
+        subprocess.run([sys.executable, "-S", "-c", program], check=True)
+        return super().step(action)
+
+
+def test_a_step_that_a_program_computes_does_not_wait(tmp_path):
+    _, facts = inspected(Elsewhere, tmp_path)
+    worked = facts.cpu_share * facts.step.mean * facts.running_share
+    assert facts.cpu_share == 1 or worked >= 0.02
+
+
 FACTS = Facts(
     "single", 1, 1, 1000, Spread.of([1e-5]), Spread.of([1e-5]), 1.0, 50, 20.0, 1.0, 1.0, 0.0, 1.0, -1.0, 1.0, 0.0, 0.5,
     1.0, 1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import signal
@@ -128,6 +129,7 @@ def told(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Notes of the monitor, on a machine that has nothing else to do."""
     notes: list[str] = []
     monkeypatch.setattr("sfactory.telemetry.stopwatch.processor_wait_s", lambda: 0.0)
+    monkeypatch.setattr("sfactory.runtime.monitor.programs_s", lambda pid: 0.0)
     monkeypatch.setattr(monitor.reporter, "note", notes.append)
     return notes
 
@@ -171,6 +173,16 @@ def test_steps_that_wait_are_told_with_the_workers_that_could_wait_at_once(
         step(monitor, 0, 4 * 0.005, computing, crowded)
     assert len(told) == notes
     assert all(f"raise --workers to {groups_of_one}" in note and "an env step takes 0.005 s" in note for note in told)
+
+
+def test_steps_that_a_program_computes_do_not_wait(
+    monitor: Monitor, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = itertools.count(0.0, 4 * 0.005)
+    monkeypatch.setattr("sfactory.runtime.monitor.programs_s", lambda pid: next(computed))
+    for _ in range(200):
+        step(monitor, 0, 4 * 0.005, 0.02)
+    assert told == []
 
 
 def test_quick_steps_are_not_told_however_little_they_compute(monitor: Monitor, told: list[str]) -> None:

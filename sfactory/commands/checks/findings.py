@@ -72,8 +72,8 @@ class Facts:
         agents: Agents of one environment.
         steps: Env steps that were played.
         step, reset: Durations of one call.
-        cpu_share: Share of a step's time in which it was at work, where it waits at all; 1 where it never gives the
-            processor away.
+        cpu_share: Share of a step's time in which it, or a program that the environment has started, was at work, where
+            it waits at all; 1 where it never gives the processor away.
         episodes: How many ended.
         episode_length: Their mean length in env steps.
         episode_return, episode_return_std: Of their returns.

@@ -50,7 +50,7 @@ class Subject(Protocol):
         spec: Its spaces and properties.
         rows: Agents that one step moves.
         step_s, reset_s: Seconds of every call of step() and reset().
-        cpu_s: Seconds of processor time in step().
+        cpu_s: Seconds of this process's processor time in step().
     """
 
     kind: str
