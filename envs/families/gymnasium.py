@@ -69,7 +69,7 @@ class SingleGroup:
 
     Attributes:
         last_picture: What the first environment rendered at its termination in the last step, before it was reset;
-            None if it did not terminate, or is not rendered.
+            None if it did not terminate, is not rendered, or has no picture of its end.
     """
 
     def __init__(

@@ -148,6 +148,10 @@ class DoomGame(gymnasium.Wrapper):
             truncated = self._game.get_episode_time() >= self._limit
         return self._shrink(observation), reward, terminated, truncated, info
 
+    def render(self) -> Any:
+        """A picture; None after a termination, of which the simulator has none but a black one."""
+        return None if self.env.unwrapped.state is None else self.env.render()
+
     def close(self) -> None:
         try:
             super().close()

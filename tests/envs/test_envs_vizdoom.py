@@ -154,6 +154,15 @@ def test_a_killed_monster_terminates_the_episode() -> None:
         assert play.buffers.active.all()
 
 
+def test_no_black_picture_is_shown_of_an_episodes_end() -> None:
+    rng = np.random.default_rng(0)
+    with Play(BASIC, 1, render_mode="rgb_array") as play:
+        while not play.step(rng.integers(0, 4, 1)).terminated.any():
+            assert play.group.render()[0].any()
+        assert play.group.last_picture is None
+        assert play.group.render()[0].any()
+
+
 def test_games_differ_by_their_index_in_the_run_and_not_by_their_group() -> None:
     with Play(BASIC, 3) as whole, Play(BASIC, 2, first_index=1) as part:
         for action in (1, 2, 3):
