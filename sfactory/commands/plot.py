@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import textwrap
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ LINES = "-", "--", ":", "-."
 """Kinds of lines, which tell groups apart where there are more than colours."""
 PANEL = 4.8, 3.2
 """Inches."""
+LEGEND_LINE, LEGEND_WIDTH = 0.18, 64
+"""Inches by which a line of the legend makes the figure higher, and characters of one below each panel."""
 _LONG_S = 2 * 3600.0, 300.0
 """Seconds from which a time is told in hours, and in minutes."""
 
@@ -208,7 +211,8 @@ def _config_labels(curves: Sequence[Curve]) -> list[str]:
     """The environment of each curve with the settings in which the curves of that environment differ."""
     labels = []
     for curve in curves:
-        alike = [other.settings for other in curves if other.env == curve.env]
+        # files have no settings, which other curves would then not differ in
+        alike = [o.settings for o in curves if o.env == curve.env and bool(o.settings) == bool(curve.settings)]
         shared = set.intersection(*map(set, alike))  # an older run lacks newer settings
         names = sorted(name for name in shared if not IGNORED.match(name))
         differing = [name for name in names if any(s[name] != alike[0][name] for s in alike[1:])]
@@ -308,9 +312,12 @@ def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
 
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
     counts = _run_counts(panels)
+    told = {label: _legend_text(label, count, LEGEND_WIDTH * columns) for label, count in counts.items()}
+    lines = sum(text.count("\n") + 1 for text in told.values())
+    size = PANEL[0] * columns, PANEL[1] * rows + LEGEND_LINE * lines
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
     colours = len(rcParams["axes.prop_cycle"])
     styles = {label: _style(number, colours) for number, label in enumerate(counts)}
     unit, scale = _time_unit(panels) if x == "time" else ("", 1.0)
@@ -328,10 +335,7 @@ def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
         one.grid(alpha=0.3, linewidth=0.5)
     for unused in list(figure.axes)[len(panels) :]:
         unused.set_axis_off()
-    handles = [
-        Line2D([], [], label=f"{label} ({count} runs)" if count > 1 else label, **styles[label])
-        for label, count in counts.items()
-    ]
+    handles = [Line2D([], [], label=text, **styles[label]) for label, text in told.items()]
     legend = figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=8)
     for text in legend.get_texts():  # a name with dollar signs is no formula
         text.set_parse_math(False)
@@ -347,6 +351,11 @@ def _draw(panels: dict[str, list[Band]], x: str, files: Sequence[Path]) -> None:
 def _style(number: int, colours: int) -> dict[str, Any]:
     """How the lines of a group are drawn."""
     return {"color": f"C{number % colours}", "linestyle": LINES[number // colours % len(LINES)]}
+
+
+def _legend_text(label: str, count: int, width: int) -> str:
+    """What the legend says of a group, in lines of at most so many characters."""
+    return textwrap.fill(f"{label} ({count} runs)" if count > 1 else label, width)
 
 
 def _run_counts(panels: dict[str, list[Band]]) -> dict[str, int]:

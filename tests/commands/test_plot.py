@@ -43,6 +43,11 @@ def test_a_group_is_called_by_its_environment_and_what_differs() -> None:
     assert list(grouped(curves, "config")) == ["A, optim.lr 0.1", "A, optim.lr 0.2", "B"]
 
 
+def test_a_file_named_like_an_environment_hides_no_settings_of_its_runs() -> None:
+    runs = [curve(str(i), env="A", **{"optim.lr": rate}) for i, rate in enumerate((0.1, 0.2))]
+    assert list(grouped([*runs, curve("A-7")], "config")) == ["A, optim.lr 0.1", "A, optim.lr 0.2", "A"]
+
+
 def test_files_are_seeds_of_one_name() -> None:
     curves = [curve(name) for name in ("hopper-71", "hopper-72", "hopper-sync-71")]
     assert list(grouped(curves, "config")) == ["hopper", "hopper-sync"]
@@ -144,6 +149,24 @@ def test_more_groups_than_colours_have_other_lines(tmp_path: Path, style: str) -
     drawn = (tmp_path / "out.svg").read_text()
     styles = re.findall(r'<path d="[^"]*"[^>]* style="fill: none; ([^"]*stroke-width: 1.5[^"]*)"', drawn)
     assert len(set(styles)) == 12
+
+
+@pytest.mark.parametrize("names", [[f"run{i}" for i in range(40)], [f"a-{'long-' * 30}name-{i}" for i in range(3)]])
+def test_the_legend_of_many_groups_and_of_long_names_is_whole(
+    names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure_module = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    monkeypatch.setattr(figure_module.Figure, "savefig", lambda figure, *args, **kwargs: drawn.append(figure))
+    runs = files(tmp_path, **{name: [(10, 1), (20, 2)] for name in names})
+    assert main(["plot", *runs, "--group", "none", "--out", str(tmp_path / "out.png")]) == 0
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    extents = [text.get_window_extent() for text in figure.legends[0].get_texts()]
+    assert len(extents) == len(names)
+    for extent in extents:
+        assert extent.x1 <= figure.bbox.x1 and figure.bbox.y0 <= extent.y0 and extent.y1 <= figure.bbox.y1
+        assert extent.y1 <= figure.axes[0].get_window_extent().y0
 
 
 def test_dollar_signs_and_missing_glyphs_in_names_are_no_matter(tmp_path: Path, recwarn: Any) -> None:
