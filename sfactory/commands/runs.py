@@ -151,18 +151,13 @@ def _table(runs: Sequence[Run]) -> Table:
             f"{run.env_steps:,}{share}",
             _number(run.episode_return, ".2f"),
             _number(run.fps, ",.0f"),
-            _coloured(run.status),
+            Text(run.status, style=COLOURS.get(run.status, "red")),
         )
     return table
 
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def _coloured(word: str) -> str:
-    colour = COLOURS.get(word, "red")
-    return f"[{colour}]{word}[/]" if colour else word
 
 
 if __name__ == "__main__":

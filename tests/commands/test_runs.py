@@ -136,6 +136,7 @@ def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path, capsys):
     [
         '{"env_steps": "many", "wall_s": [1], "status": ["x"]}',
         '{"env_steps": NaN}',
+        '{"status": "no [/markup]"}',
         '{"phases": ["learner"], "machine": "fast"}',
         '{"phases": {"learner": {"update": "long"}, "policy": 1}}',
     ],

@@ -646,6 +646,13 @@ def test_a_summary_tells_what_has_failed(tmp_path: Path, summary: str, log: str,
     assert (rows(sweep)["1"]["state"], rows(sweep)["1"]["reason"]) == (state, reason)
 
 
+def test_brackets_in_the_name_of_an_objective_are_shown_as_they_are(tmp_path: Path, capsys: Any) -> None:
+    _, sweep = begun_grid(tmp_path, "{}")
+    file = space_file(tmp_path, **SMALL, objective={"metric": "extra/[b] [/y]"})
+    assert main(["sweep", str(file), "--folder", str(sweep), "--summary"]) == 1
+    assert "[b] [/y]" in capsys.readouterr().out
+
+
 def test_a_sweep_that_goes_on_can_be_summarized(tmp_path: Path) -> None:
     file, sweep = begun_grid(tmp_path, "{}")
     lock = os.open(sweep / ".lock", os.O_RDWR)

@@ -65,7 +65,9 @@ def write_results(space: Space, folder: Path, trials: Sequence[Trial]) -> Trial 
 
 def table(space: Space, trials: Sequence[Trial]) -> Table:
     """The best trials, for the terminal."""
-    shown = Table("trial", "state", space.objective.metric, *space.search)
+    shown = Table()
+    for name in ("trial", "state", space.objective.metric, *space.search):
+        shown.add_column(Text(name))
     for trial in best_first(space, trials)[:SHOWN]:
         value = "" if trial.value is None else f"{trial.value:,.4g}"
         chosen = (value_text(trial.chosen.get(name)) for name in space.search)
