@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import os
@@ -809,6 +810,25 @@ def test_a_run_that_does_not_listen_yet_ends_with_its_sweep() -> None:
         assert guard.stdout.readline() == b"begun\n"
         guard.stdin.close()
         assert guard.wait() == 128 + signal.SIGTERM
+
+
+def test_a_run_whose_guard_is_killed_ends() -> None:
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-m", GUARD, "-c", child], env=commands.ENVIRONMENT, **pipes) as guard:
+        run = psutil.Process(int(guard.stdout.readline()))
+
+        def has_ended() -> bool:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                return run.status() == psutil.STATUS_ZOMBIE
+            return True
+
+        guard.kill()
+        try:
+            assert wait_until(has_ended, PATIENCE_S)
+        finally:
+            if not has_ended():
+                run.kill()
 
 
 @pytest.mark.timeout(600)

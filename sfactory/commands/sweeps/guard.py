@@ -2,11 +2,13 @@
 
 Each byte on standard input asks the process to end, by SIGTERM. The end of standard input does so, too, unless it was
 asked before: it tells that the sweep is gone, however it ended. (The kernel's signal at a parent's death does not
-serve: it comes once for each thread of the parent, and the second SIGTERM ends a run at once, unsaved.)
+serve: it comes once for each thread of the parent, and the second SIGTERM ends a run at once, unsaved. It does serve
+where this process itself is killed, which has one thread.)
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -15,11 +17,16 @@ import sys
 from collections.abc import Sequence
 
 POLL_S = 0.1
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal that a process gets when its parent ends."""
 
 
 def main(args: Sequence[str]) -> int:
     """Run a Python process to its end; gives its exit status."""
-    process = subprocess.Popen([sys.executable, *args], stdin=subprocess.DEVNULL)
+    prctl = ctypes.CDLL(None).prctl
+    process = subprocess.Popen(
+        [sys.executable, *args], stdin=subprocess.DEVNULL, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    )
     asked = gone = False
     while process.poll() is None:
         if gone:
