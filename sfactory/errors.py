@@ -77,6 +77,12 @@ def said(error: BaseException) -> str:
         return f"<{type(error).__name__} that cannot be shown>"
 
 
+def printable(text: str) -> str:
+    """Text of a stranger's file, or of its name, as a terminal may have it: control characters, which could retitle the
+    window or write to the clipboard, are written out, as ``\\x1b``; line breaks stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: ``1 batch``, ``2,000 batches``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
@@ -114,13 +120,13 @@ def telling_errors(main: Callable[P, int]) -> Callable[P, int]:
             finally:
                 print(end="", flush=True)
         except SfactoryError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
             return error.exit_status
         except OSError as error:
             if isinstance(error, BrokenPipeError) and _nobody_reads_output():
                 discard_output()
                 return 128 + signal.SIGPIPE
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
             return 1
         except SystemExit as end:
             if isinstance(end.__context__, BrokenPipeError):  # so ends rich, with 1, where nobody reads

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sfactory.config.command_line import Switch, flag_as_word
-from sfactory.errors import telling_errors
+from sfactory.errors import printable, telling_errors
 from sfactory.files import json_values
 from sfactory.runs.run_files import (
     SUMMARY,
@@ -152,13 +152,12 @@ def _view(run: str, found: RunStatus) -> RenderableType:
             *([f"{told['fps']:,.0f} env steps/s"] if "fps" in told else []),
             *([str(error)] if (error := found.summary.get("error")) else []),
         ]
-        return Text(f"{run}: {found.word}  " + ", ".join(ends))
+        return Text(printable(f"{run}: {found.word}  " + ", ".join(ends)))
     old = f", as of {found.age_s:.0f} s ago" if found.word == "killed" or found.age_s > OLD_S else ""
     table = Table("process", "pid", "state", "CPU s", "MiB", title=Text(f"{run}: {found.word}, pid {state.pid}{old}"))
     for process in state.processes:
-        table.add_row(
-            process.name, str(process.pid or ""), process.sentence, f"{process.cpu_s:.1f}", f"{process.rss_mb:.0f}"
-        )
+        told = (process.name, str(process.pid or ""), process.sentence, f"{process.cpu_s:.1f}", f"{process.rss_mb:.0f}")
+        table.add_row(*map(Text, map(printable, told)))
     counts: dict[str, Mapping[str, float]] = {
         "slots": state.slots,
         "waiting messages": state.queues,

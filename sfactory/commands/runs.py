@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sfactory.config.command_line import Switch
-from sfactory.errors import ConfigError, SfactoryError, telling_errors
+from sfactory.errors import ConfigError, SfactoryError, printable, telling_errors
 from sfactory.runs.curves import last_known, read_table
 from sfactory.runs.run_files import CONFIG, METRICS, is_number, saved_values
 from sfactory.status import status
@@ -146,12 +146,12 @@ def _table(runs: Sequence[Run]) -> Table:
     for run in runs:
         share = f" ({min(1, run.env_steps / run.steps):.0%})" if run.steps else ""
         table.add_row(
-            Text(run.folder),
-            Text(run.env),
+            Text(printable(run.folder)),
+            Text(printable(run.env)),
             f"{run.env_steps:,}{share}",
             _number(run.episode_return, ".2f"),
             _number(run.fps, ",.0f"),
-            Text(run.status, style=COLOURS.get(run.status, "red")),
+            Text(printable(run.status), style=COLOURS.get(run.status, "red")),
         )
     return table
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
+import sys
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -42,14 +42,14 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty if there is no such file, or none that can be read."""
     try:
         values = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value of a JSON file, which anyone may have edited, is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value of a JSON file, which anyone may have edited, is a finite number that a float can be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def exported(folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -97,5 +97,5 @@ def read_status(folder: Path) -> RunState | None:
     try:
         values = json.loads((folder / STATUS).read_text())
         return RunState(**values | {"processes": [ProcessState(**process) for process in values["processes"]]})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None

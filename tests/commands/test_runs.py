@@ -139,6 +139,9 @@ def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path, capsys):
         '{"status": "no [/markup]"}',
         '{"phases": ["learner"], "machine": "fast"}',
         '{"phases": {"learner": {"update": "long"}, "policy": 1}}',
+        '{"status": "[/bold]"}',
+        f'{{"env_steps": 1{"0" * 400}}}',
+        "[" * 200_000,
     ],
 )
 def test_an_edited_summary_hides_no_run(tmp_path, summary):
@@ -149,3 +152,18 @@ def test_an_edited_summary_hides_no_run(tmp_path, summary):
     shutil.rmtree(run / "checkpoints")
     assert main(["runs", str(tmp_path)]) == 0
     assert [found.env_steps for found in list_runs(tmp_path)] == [0]
+    assert main(["status", str(run)]) == 0
+
+
+def test_a_strangers_words_do_not_control_the_terminal(tmp_path, capsys):
+    retitle = "\x1b]0;title\x1b\\"
+    run = short_run(tmp_path / "run", "CartPole-v1")
+    for name, old in (("config.yaml", "env: CartPole-v1"), ("summary.json", '"status": "completed"')):
+        text = (run / name).read_text()
+        key = old.partition(":")[0]
+        (run / name).write_text(text.replace(old, f"{key}: {json.dumps('x' + retitle)}"))
+    for command, expected in ((["runs", str(tmp_path)], 0), (["status", str(run)], 0), (["eval", str(run)], 2)):
+        assert main(command) == expected
+        told = capsys.readouterr()
+        assert "\x1b" not in told.out + told.err
+        assert "x\\x1b]0;title" in (told.out + told.err).replace("\\\\", "\\")
