@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sfactory.config import Config, changed
-from sfactory.data.batch import Batch, Targets, column_dim
+from sfactory.data.batch import Batch, Samples, column_dim
 from sfactory.data.examples import example_batch
 from sfactory.distributions import ActionDistribution, Distribution
 from sfactory.errors import ConfigError
@@ -21,7 +21,7 @@ from sfactory.model.contracts import require_unchanged
 from sfactory.model.critic_units import CriticUnits
 from sfactory.model.encoders import KNOWN
 from sfactory.model.interface import Model
-from sfactory.model.networks import Outputs, TorchNetwork
+from sfactory.model.networks import TorchNetwork
 from sfactory.objective import ESTIMATORS, Estimator, Objective, advantage_estimator
 from sfactory.telemetry.metrics import METRICS
 
@@ -51,15 +51,16 @@ def check_extensions(config: Config, model: Model, masked: bool) -> None:
     batch, role = example_batch(model.observation, model.action, model.state_size), f"loss.estimator {loss.estimator}"
     watched = changed(config, loss=changed(loss, estimator=_watched(role, advantage_estimator(config))))
     objective = Objective(watched, model.distribution, CriticUnits(model, normalize=False))
-    columns = batch.all_columns
-    outputs = TorchNetwork(model, _CPU, None, compiled=False).outputs(batch, columns)
-    densities = objective.evaluate_actions(outputs, batch, columns)
+    columns, network = batch.all_columns, TorchNetwork(model, _CPU, None, compiled=False)
+    densities = objective.evaluate_actions(network.outputs(batch, columns), batch, columns)
     estimates = _called(role, lambda: objective.estimate(densities, batch, columns))
     _require(role, "value targets", estimates.returns, tuple(batch.reward.shape), "[T, B]")
     _require(role, "advantages", estimates.advantages, tuple(batch.reward.shape), "[T, B]")
     targets, _ = objective.targets([estimates])
     if loss.terms != "none":
-        _check_terms(config, objective, batch, targets, outputs)
+        # as Learner makes minibatches of them
+        samples = batch.samples(targets, single=model.state_size == 0 and config.updates_per_batch > 1)
+        _check_terms(config, objective, samples, network)
 
 
 def crossed_ends(config: Config) -> list[str]:
@@ -181,20 +182,22 @@ def _check_batch_source(config: Config, model: Model) -> None:
                 )
 
 
-def _check_terms(config: Config, objective: Objective, batch: Batch, targets: Targets, outputs: Outputs) -> None:
+def _check_terms(config: Config, objective: Objective, samples: Samples, network: TorchNetwork) -> None:
     """Call the loss terms once, and see to what they give."""
-    role, samples = f"loss.terms {config.loss.terms}", batch.samples(targets, single=False)
-    columns = batch.all_columns
-    densities = objective.evaluate_actions(outputs, samples, columns)
-    before = batch.copy().tensors()
-    terms = _called(role, lambda: objective.terms(densities, samples, targets, columns))
-    require_unchanged(role, [*before.values()], [*batch.tensors().values()])
+    role, shape = f"loss.terms {config.loss.terms}", tuple(samples.first.shape)
+    meaning = "[T, B]" if shape[0] > 1 else "[T, B], where T is 1 as the samples of a model without memory are single,"
+    columns = slice(0, shape[1])
+    densities = objective.evaluate_actions(network.outputs(samples, columns), samples, columns)
+    given = [*samples.obs, samples.first, samples.reward, samples.categorical, samples.continuous]
+    before = [tensor.clone() for tensor in given]
+    terms = _called(role, lambda: objective.terms(densities, samples, samples.targets, columns))
+    require_unchanged(role, before, given)
     if not isinstance(terms, Mapping) or not terms or not all(isinstance(name, str) for name in terms):
         raise ConfigError(f"{role} returned {_described(terms)}; it must return a mapping of names to tensors [T, B]")
     for name, term in terms.items():
         if name in {metric.name for metric in METRICS}:
             raise ConfigError(f"{role}: {name} is the name of a metric; choose another one")
-        _require(role, name, term, tuple(targets.valid.shape), "[T, B]")
+        _require(role, name, term, shape, meaning)
         _require_gradient(f"{role}: {name}", term)
     if unknown := config.loss.term_coefs.keys() - terms.keys():
         raise ConfigError(

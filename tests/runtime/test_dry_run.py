@@ -80,6 +80,21 @@ def test_loss_terms_that_break_their_contract(terms: Any, said: str) -> None:
     assert text.startswith("loss.terms")
 
 
+def smoothness(samples: Any, config: Config) -> dict[str, Tensor]:
+    """Of the value along time."""
+    change = (samples.value[1:] - samples.value[:-1]).square()
+    return {"smoothness": torch.cat((change, 0 * change[-1:]))}
+
+
+def test_a_term_over_time_is_told_that_samples_without_memory_are_single() -> None:
+    """Else it would be summed over no samples, and be 0."""
+    text = problem(loss=LossConfig(terms=smoothness), epochs=2)
+    assert "smoothness is a float32 tensor (0, 12); it must be" in text and "single, = (1, 12)" in text
+    model = ModelConfig(core="gru")
+    with_memory = Config(env="CartPole-v1", preset="none", loss=LossConfig(terms=smoothness), epochs=2, model=model)
+    assert make_plan(with_memory).config.epochs == 2
+
+
 def test_a_coefficient_needs_its_term() -> None:
     text = with_terms(lambda samples, config: {"near": samples.value}, term_coefs={"far": 2.0})
     assert "loss.term_coefs names far" in text and "gives near" in text
