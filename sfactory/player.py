@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import itertools
 import json
 import math
@@ -191,6 +192,9 @@ class Player:
                     group = make_group(self._request, spec, len(shares) + idle, first_index, self._seed)
                     with contextlib.closing(group), self._expecting_faults():
                         self._play(group, np.pad(shares, (0, idle)), deterministic, max_steps, tally, viewer)
+                    del group
+                    if viewer is not None:  # MuJoCo's pictures turn black if those of an earlier simulation go later
+                        gc.collect()
                     first_index += len(shares)
                 played += games
                 games = -(-(episodes - tally.episodes) * played // tally.episodes) if tally.episodes else 0

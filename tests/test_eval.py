@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -255,6 +256,23 @@ def test_a_video_shows_each_episode_to_its_last_picture(drawn, tmp_path, caplog)
         shades = iio.imread(file).mean(axis=(1, 2, 3))
         np.testing.assert_allclose(shades, [0, 60, 120, 180, 240], atol=6)
         assert iio.immeta(file)["fps"] == 12
+
+
+def test_environments_that_have_been_drawn_are_gone_before_the_next_one_is(drawn, tmp_path):
+    """A simulation of MuJoCo that is collected later takes what the next one draws with."""
+    pytest.importorskip("imageio_ffmpeg")
+    shown: list[weakref.ref[gym.Env]] = []
+
+    class InACircle(Drawn):
+        def render(self):
+            self.itself = self
+            if all(other() is not self for other in shown):
+                assert all(other() is None for other in shown)
+                shown.append(weakref.ref(self))
+            return super().render()
+
+    evaluate(drawn, 3, env=InACircle, video=tmp_path / "videos", max_steps=2)
+    assert len(shown) == 3
 
 
 def test_a_video_stays_in_its_folder_wherever_the_environment_goes(drawn, tmp_path, monkeypatch):
