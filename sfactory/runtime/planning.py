@@ -302,7 +302,9 @@ def _kernels_are_compiled() -> bool:
     written."""
     kept = os.environ.get("NUMBA_CACHE_DIR")
     folders = [Path(kept)] if kept else [Path(sfactory.__file__).parent / "kernels", Path.home() / ".cache" / "numba"]
-    return any(next(folder.rglob("dense.*.nbi"), None) for folder in folders)
+    # of small networks of dense layers the one, of all others the other
+    learners = ("dense.*.nbi", "objective.*.nbi")
+    return any(next(folder.rglob(kept), None) for folder in folders for kept in learners)
 
 
 def note_on_slow_steps(plan: Plan, step_s: float, computing: float) -> str | None:

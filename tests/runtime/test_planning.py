@@ -44,6 +44,13 @@ def test_the_first_run_says_that_kernels_are_compiled(compiled: Path):
     assert [note for note in notes_on(plan) if "kernels are compiled" in note]
 
 
+def test_the_second_run_does_not_say_so_of_a_model_with_images_either(compiled: Path):
+    for kernel in compiled.rglob("*.nbi"):
+        kernel.rename(kernel.with_name("objective.f-1.py311.1.nbi"))
+    plan = make_plan(resolve(Config(env="CartPole-v1", steps=200_000)))
+    assert not [note for note in notes_on(plan) if "kernels are compiled" in note]
+
+
 def test_a_batch_that_is_much_longer_than_the_run_is_refused():
     with pytest.raises(ConfigError, match="batch_size 11,264 is more than 10 times steps 1,000: "):
         make_plan(resolve(Config(env="CartPole-v1", steps=1000, batch_size=11 * 1024)))
