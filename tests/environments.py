@@ -46,6 +46,22 @@ class Counting(gym.Env):
         return np.array([self.episode, self.count, self.length], np.float32)
 
 
+class Drawn(Counting):
+    """Is drawn by what MUJOCO_GL said when the first one was made, as DeepMind Control is when it is imported."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    drawn_by: str | None = None
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode = render_mode
+        Drawn.drawn_by = Drawn.drawn_by or os.environ.get("MUJOCO_GL", "a window")
+
+    def render(self):
+        assert self.drawn_by == "egl"
+        return np.zeros((8, 8, 3), np.uint8)
+
+
 class Careless(Counting):
     """Changes what is not its own, as simulators do: the working directory, NumPy's errors and torch's gradients.
 

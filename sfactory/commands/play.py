@@ -27,6 +27,7 @@ from sfactory.errors import ConfigError, counted, shown, telling_errors
 from sfactory.eval import exit_status
 from sfactory.player import Evaluation, Player, request_of
 from sfactory.runs.run_files import read_config
+from sfactory.runs.video import prepare_rendering
 from sfactory.runtime.interrupts import stopping
 from sfactory.telemetry.console import new_console
 
@@ -86,6 +87,7 @@ def _player(options: Options) -> tuple[Player, str]:
     too_few = options.max_steps is not None and options.max_steps < 1
     if options.episodes < 1 or too_few or (options.fps or 0) < 0:
         raise ConfigError("episodes and max-steps must be at least 1, and fps 0 or more")
+    prepare_rendering()
     request = request_of(read_config(options.run), options.env, options.env_kwargs, options.trust)
     mode = "rgb_array" if options.video else render_mode(options.where, request)
     player = Player.of_run(

@@ -95,7 +95,10 @@ def _play(options: Options) -> None:
     """Evaluate and record what the options ask for."""
     from sfactory.eval import evaluate
     from sfactory.policy import load_snapshot
+    from sfactory.runs.video import prepare_rendering
 
+    if options.video:
+        prepare_rendering()
     folder = Path(options.run)
     snapshot = load_snapshot(folder, options.checkpoint)  # of a run that goes on, too, all that follows is of this one
     shared: dict[str, Any] = {

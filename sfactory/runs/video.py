@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -15,11 +16,22 @@ from sfactory.errors import ConfigError, EnvironmentFault, installing
 
 def prepare_rendering() -> None:
     """Let MuJoCo and SDL (pygame) render without a window where there is no display. MuJoCo's own default fails there;
-    SDL prints an error that is none."""
+    SDL prints an error that is none. To be called before the first environment is made, also one that is not rendered:
+    DeepMind Control chooses when it is imported."""
     if not has_display():
-        os.environ.setdefault("MUJOCO_GL", "egl")
+        if _has_egl():
+            os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+
+
+def _has_egl() -> bool:
+    """Whether there is the library without which what is told to render by it cannot even be imported."""
+    try:
+        ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def check_video() -> None:

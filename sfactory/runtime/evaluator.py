@@ -20,6 +20,7 @@ from sfactory.player import Player, rendering
 from sfactory.policy import Policy
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runs.run_files import VIDEOS
+from sfactory.runs.video import prepare_rendering
 from sfactory.runtime.plan import EVALUATOR, Plan
 from sfactory.runtime.training import Stopped
 from sfactory.runtime.wires import Wires
@@ -55,8 +56,10 @@ class Evaluator:
         self._seed = _seed_of(plan)
         self._policy = _WatchedPolicy(self, plan, model, self._seed)
         self._request = EnvRequest.of(plan.config, plan.env_source, threads=1)
-        self._player = self._make_player(self._request)
         self._records = plan.config.eval.video_every > 0
+        if self._records:
+            prepare_rendering()
+        self._player = self._make_player(self._request)
         self._watch.lap("starting")
 
     def poll(self, timeout: float) -> None:
@@ -123,6 +126,7 @@ def play_last(plan: Plan, run: Path, store: CheckpointStore) -> None:
     Raises:
         EnvironmentFault: If an environment raises or breaks its API while it is evaluated.
     """
+    prepare_rendering()
     snapshot, seed, sampled = store.load_latest(), _seed_of(plan), plan.config.eval.sampled
     assert snapshot is not None  # of the run that has just ended
     model = build_uninitialized(plan.env.observation, plan.env.action, plan.config.model)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from environments import Drawn
 from short_runs import short_run
 
 from sfactory.commands import main
@@ -23,6 +24,20 @@ def test_a_final_evaluation_and_a_video_come_into_the_page(tmp_path: Path) -> No
     assert "<h2>Evaluation</h2>" in page and 'src="data:video/mp4;base64,' in page
     short_run(run, "CartPole-v1", overwrite=True)
     assert not (run / "videos").exists() and not (run / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize("command", [["report", "--episodes", "1", "--video"], ["play"]], ids=" ".join)
+def test_pictures_need_no_display_wherever_environments_are_made_before(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    run = short_run(tmp_path / "run", Drawn)
+    for variable in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("sfactory.runs.video._has_egl", lambda: True)
+    monkeypatch.setattr("sfactory.commands.play.on_terminal", lambda: True)
+    monkeypatch.setattr(Drawn, "drawn_by", None)
+    assert main([*command, str(run), "--env", "environments:Drawn", "--max-steps", "2"]) == 0
 
 
 def test_a_folder_that_cannot_be_written_to_is_told_before_anything_is_played(
