@@ -34,6 +34,7 @@ from sfactory.config.lag import max_lag
 from sfactory.data.arena import FILLING, FINISHED, FREE
 from sfactory.data.weights import WeightPublisher
 from sfactory.errors import ConfigError
+from sfactory.files import ELSEWHERE
 from sfactory.rollout import RolloutWorker
 from sfactory.runs.checkpoint import CheckpointStore
 from sfactory.runtime import monitor
@@ -475,9 +476,14 @@ def test_nothing_outlives_a_killed_runner_and_the_same_command_goes_on(tmp_path,
         with running(tmp_path) as command:
             assert any(process.name() == "sleep" for process in command.left())
             assert len(os.listdir(temporary)) == 1
+            shared = tmp_path / "shared memory of an environment's program"
+            shared.touch()
+            (folder,) = Path(temporary).rglob("sfactory-rollout-0-*")
+            (folder / ELSEWHERE).write_text(f"{shared}\n")
             os.kill(command.pid, signal.SIGKILL)
             assert command.left_after(5) == []
         assert os.listdir(temporary) == []
+        assert not shared.exists()
         with running(tmp_path) as command:
             command.interrupt()
             assert command.wait(20) == 130

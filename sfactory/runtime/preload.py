@@ -21,16 +21,17 @@ import contextlib
 import ctypes
 import gc
 import os
-import shutil
 import signal
 import warnings
+from pathlib import Path
 
 import psutil
 
+from sfactory.files import remove_temporary_folder
 from sfactory.runtime.processes import SERVER_FOLDER, kill_tree, not_collecting
 
 if (folder := os.environ.pop(SERVER_FOLDER, None)) is not None:  # first, since the imports take long
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(remove_temporary_folder, Path(folder))
 with not_collecting():
     from sfactory.envs import general, native  # noqa: F401
     from sfactory.envs.families import gymnasium  # noqa: F401
@@ -57,7 +58,7 @@ def _continue_children(*_: object) -> None:
 def _end(*_: object) -> None:
     kill_tree(os.getpid(), spare_root=True)
     if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_temporary_folder(Path(folder))
     os._exit(1)
 
 

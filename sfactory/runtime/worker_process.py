@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sfactory.errors import EnvironmentFault, SfactoryError
+from sfactory.files import remove_temporary_folder
 from sfactory.runtime.device_errors import is_device_error
 from sfactory.runtime.output import print_into
 from sfactory.runtime.plan import PickledPlan
@@ -107,5 +107,5 @@ def _end_with_runner(runner_group: int) -> None:
     kill_tree(os.getpid(), spare_root=True)
     with contextlib.suppress(OSError):
         os.killpg(runner_group, signal.SIGCONT)
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)  # with the folders of all workers and of the fork server
+    remove_temporary_folder(Path(get_temp_dir()))  # with the folders of all workers and of the fork server
     os._exit(1)
