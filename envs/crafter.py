@@ -3,11 +3,13 @@ this module. The package itself speaks the API of before Gymnasium."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, ClassVar
 
 import crafter
 import gymnasium
 import numpy as np
+from crafter.engine import World
 
 LENGTH = 10_000
 """Env steps after which an episode is truncated, by default."""
@@ -27,7 +29,7 @@ class Crafter(gymnasium.Env):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}  # type: ignore[misc]
 
     def __init__(self, render_mode: str | None = None, length: int = LENGTH, **kwargs: Any) -> None:
-        self._make = lambda seed: crafter.Env(length=length, seed=seed, **kwargs)
+        self._arguments = {"length": length, **kwargs}
         self.render_mode = render_mode
         self._game = self._make(None)
         shape = self._game.observation_space.shape
@@ -47,6 +49,30 @@ class Crafter(gymnasium.Env):
 
     def render(self) -> Any:
         return self._game.render()
+
+    def _make(self, seed: int | None) -> crafter.Env:
+        game = crafter.Env(seed=seed, **self._arguments)
+        game._world.__class__ = _OrderedWorld  # the same one, which its views hold, too
+        return game
+
+
+class _OrderedWorld(World):
+    """A world whose creatures are drawn by its seed alone. Crafter draws some from sets, whose order is that of their
+    addresses."""
+
+    def reset(self, seed: int | None = None) -> None:
+        super().reset(seed)
+        self._chunks = defaultdict(_OrderedSet)
+
+
+class _OrderedSet(dict[Any, None]):
+    """What a world does with its sets, in the order in which their members came."""
+
+    def add(self, member: Any) -> None:
+        self[member] = None
+
+    def remove(self, member: Any) -> None:
+        del self[member]
 
 
 def _achieved(counts: dict[str, int]) -> dict[str, Any]:

@@ -107,3 +107,18 @@ def test_crafter_ends_and_tells_what_was_achieved() -> None:
     env.reset(seed=5)
     env._game._player.health = 0
     assert env.step(0)[2:4] == (True, False)
+
+
+def test_crafters_seed_decides_everything() -> None:
+    pytest.importorskip("crafter")
+    from sfactory.envs.crafter import Crafter
+
+    one, other = Crafter(area=(32, 32)), Crafter(area=(32, 32))
+    for env in (one, other):
+        env.reset(seed=3)
+    rng = np.random.default_rng(0)
+    for action in rng.integers(0, 17, 40):
+        one.step(action)
+        other.step(action)
+        np.testing.assert_array_equal(one._game._world._obj_map, other._game._world._obj_map)
+    assert one._game._world.random.random() == other._game._world.random.random()
