@@ -62,7 +62,7 @@ class _OrderedWorld(World):
 
     def reset(self, seed: int | None = None) -> None:
         super().reset(seed)
-        self._chunks = defaultdict(_OrderedSet)
+        self._chunks: defaultdict[Any, _OrderedSet] = defaultdict(_OrderedSet)
 
 
 class _OrderedSet(dict[Any, None]):

@@ -150,7 +150,8 @@ class DoomGame(gymnasium.Wrapper):
 
     def render(self) -> Any:
         """A picture; None after a termination, of which the simulator has none but a black one."""
-        return None if self.env.unwrapped.state is None else self.env.render()
+        doom: Any = self.env.unwrapped
+        return None if doom.state is None else self.env.render()
 
     def close(self) -> None:
         try:
