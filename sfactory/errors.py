@@ -114,6 +114,7 @@ def telling_errors(main: Callable[P, int]) -> Callable[P, int]:
 
     @functools.wraps(main)
     def told(*args: P.args, **kwargs: P.kwargs) -> int:
+        escape_unencodable()
         try:
             try:
                 return main(*args, **kwargs)
@@ -143,6 +144,13 @@ def _nobody_reads_output() -> bool:
     poll = select.poll()
     poll.register(_STANDARD_OUTPUT, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def escape_unencodable() -> None:
+    """Let standard output show as escapes what its encoding lacks, as standard error does, unless it was told to do
+    something else: a name is no error."""
+    if getattr(sys.stdout, "errors", None) == "strict" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def discard_output() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -133,16 +133,16 @@ def main(args: Sequence[str] | None = None, prog: str = "python -m sfactory.stat
             if options.json:
                 print(json.dumps(found.values()), flush=True)
             elif live is not None:
-                live.update(_view(options.run, found), refresh=True)
+                live.update(_view(options.run, found, console), refresh=True)
             else:
-                console.print(_view(options.run, found), soft_wrap=found.state is None)  # one line
+                console.print(_view(options.run, found, console), soft_wrap=found.state is None)  # one line
             if not (options.watch and found.goes_on):
                 break
             time.sleep(WATCH_EVERY_S)
     return 0
 
 
-def _view(run: str, found: RunStatus) -> RenderableType:
+def _view(run: str, found: RunStatus, console: Console) -> RenderableType:
     state = found.state
     if state is None:
         told = {name: value for name, value in found.summary.items() if is_number(value)}
@@ -168,7 +168,7 @@ def _view(run: str, found: RunStatus) -> RenderableType:
         for title, c in counts.items()
         if c
     ]
-    if curve := sparkline(state.returns):
+    if not console.options.ascii_only and (curve := sparkline(state.returns)):
         lines.append(f"returns: {curve}  {min(state.returns):,.6g} to {max(state.returns):,.6g}")
     return Group(table, *map(Text, lines))
 

@@ -119,7 +119,7 @@ def write_page(folder: Path, ended: bool = False, out: Path | None = None) -> Pa
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n'
         f"<body><h1>{title}</h1>{_facts(curve, summary, curve.living and not ended)}\n{body}</body></html>\n"
     )
-    write_atomically(out, page.encode())
+    write_atomically(out, page.encode(errors="backslashreplace"))  # a folder's name may be no text
     return out
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from sfactory.errors import clock, discard_output, thousands
+from sfactory.errors import clock, discard_output, escape_unencodable, thousands
 from sfactory.telemetry.metrics import METRICS, Metric, Report
 from sfactory.telemetry.notebook import MOST_POINTS, NotebookView, in_notebook
 from sfactory.telemetry.sparkline import History, sparkline
@@ -62,6 +62,7 @@ class Display:
         console: Console | None = None,
     ) -> None:
         notebook = in_notebook()
+        escape_unencodable()
         self.mode = mode if mode != "auto" else "live" if notebook or _on_terminal() else "plain"
         self._title = title
         self._steps = steps
@@ -180,7 +181,8 @@ class Display:
         from rich.table import Table
         from rich.text import Text
 
-        width = min(_WIDTH, self._running().console.width)
+        console = self._running().console
+        width = min(_WIDTH, console.width)
         per_row = 1 if width < _NARROW else 2
         head = Table.grid(expand=True, padding=(0, 2))
         head.add_column(ratio=1, no_wrap=True)
@@ -194,7 +196,8 @@ class Display:
         extras = _extras(report)
         half = -(-len(extras) // per_row)
         title = Text(f" {self._title} ", style="bold")
-        curve = sparkline(self.returns.means(max(2, width - _AROUND_CURVE)))
+        points = [] if console.options.ascii_only else self.returns.means(max(2, width - _AROUND_CURVE))
+        curve = sparkline(points)
         parts: list[RenderableType] = [head]
         if per_row == 1:
             parts += [progress, Text(times)]

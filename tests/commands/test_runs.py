@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
+import sys
 
 import pytest
 import yaml
@@ -94,6 +96,16 @@ def test_a_name_with_brackets_is_shown_as_it_is(tmp_path, capsys):
     short_run(tmp_path / "[old]" / "a[/b]", "CartPole-v1")
     assert main(["runs", str(tmp_path)]) == 0
     assert str(tmp_path / "[old]" / "a[/b]") in capsys.readouterr().out
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped(tmp_path, monkeypatch):
+    run = short_run(tmp_path / os.fsdecode(b"no\xfftext"), "CartPole-v1")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    for command in ("runs", "status", "report"):
+        assert main([command, str(run)]) == 0
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue().decode().count(r"no\udcfftext") == 3
+    assert r"no\udcfftext" in (run / "report.html").read_text()
 
 
 def test_a_link_to_a_run_is_listed_and_no_circle_followed(tmp_path):

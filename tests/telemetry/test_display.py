@@ -146,6 +146,21 @@ def test_a_plain_report_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in line
 
 
+def test_a_terminal_without_unicode_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = [dataclasses.replace(REPORT, episode_return_mean=float(value)) for value in range(8)]
+    for mode in ("live", "plain"):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+        monkeypatch.setenv("COLUMNS", "80")
+        shown = display(mode)
+        for report in reports:
+            shown.update(report)
+        shown.note("saved in runs/s\N{LATIN SMALL LETTER U WITH DIAERESIS}")
+        shown.close()
+        sys.stdout.flush()
+        text = sys.stdout.buffer.getvalue().decode("ascii")
+        assert shown.mode == mode and "125,000" in text and r"runs/s\xfc" in text and r"\u" not in text
+
+
 def test_auto_is_plain_where_there_is_no_terminal_and_none_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     assert display("auto").mode == "plain"
     shown = display("none")
