@@ -1,4 +1,4 @@
-"""``sfactory completion``: a script with which a shell completes commands and flags."""
+"""``sfactory completion``: a script with which a shell completes commands, flags and names of files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from sfactory.telemetry.loggers import BUILT_IN
 DESCRIPTION = """Print a script that completes sfactory's commands, flags and choices. For bash:
 sfactory completion bash > ~/.local/share/bash-completion/completions/sfactory; for zsh, into a folder of $fpath:
 sfactory completion zsh > ~/.zfunc/_sfactory"""
-FLAG = re.compile(r"(--[a-z][\w.-]*)(?: \{([\w,.:-]+)\})?")
-"""A flag in a help page, with its choices."""
+FLAG = re.compile(r"(--[a-z][\w.-]*)(?: \{([\w,.:-]+)\}(?!\|))?")
+"""A flag in a help page, with its choices; ``{None}|STR`` has none."""
 ARGUMENT = re.compile(r"^[^\w{\n]*\{([\w,.:-]+)\} ", re.MULTILINE)
 """The choices of an argument in a help page that is no flag."""
 NAMED = {
@@ -77,9 +77,11 @@ def script(shell: str) -> str:
         parser = commands.add_parser(name, help=command.help, description=command.help)
         for number, choices in enumerate(arguments_of(name)):
             parser.add_argument(f"argument_{number}", choices=choices)
-        for flag, choices in flags_of(name):
-            if flag != "--help":
-                parser.add_argument(flag, choices=choices or None)
+        flags = ((flag, choices) for flag, choices in flags_of(name) if flag != "--help")
+        added = [parser.add_argument(flag, choices=choices or None) for flag, choices in flags]
+        for argument in (*added, parser.add_argument("files", nargs="*")):
+            if argument.choices is None:
+                argument.complete = shtab.FILE  # type: ignore[attr-defined]
     return str(shtab.complete(program, shell))
 
 

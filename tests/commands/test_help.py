@@ -202,7 +202,7 @@ def test_bash_completes_with_the_script(tmp_path):
             f"source {script}; COMP_WORDS=({' '.join(map(repr, words))}); COMP_CWORD={len(words) - 1}; "
             "$(complete -p sfactory | sed 's/.*-F \\([^ ]*\\).*/\\1/'); echo ${COMPREPLY[@]}"
         )
-        shell = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=20)
+        shell = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=20, cwd=tmp_path)
         return set(shell.stdout.split())
 
     assert "train" in completed("sfactory", "tr")
@@ -213,3 +213,8 @@ def test_bash_completes_with_the_script(tmp_path):
     assert completed("sfactory", "check", "--preset", "mujoco_l") == {"mujoco_low_noise"}
     assert completed("sfactory", "train", "--model.encoder", "nat") == {"nature_cnn"}
     assert completed("sfactory", "train", "--log.loggers", "wa") == {"wandb"}
+    (tmp_path / "space.yaml").touch()
+    (tmp_path / "runs" / "cartpole").mkdir(parents=True)
+    for words in (("sweep",), ("plot", "runs"), ("train", "--config"), ("eval", "run", "--video")):
+        assert completed("sfactory", *words, "sp") == {"space.yaml"}, words
+    assert completed("sfactory", "status", "runs/ca") == {"runs/cartpole"}
