@@ -193,6 +193,38 @@ def test_a_run_folder_does_not_write_through_links(name, stranger, tmp_path, cap
     assert victim.read_text() == "mine\n"
 
 
+def test_videos_are_neither_read_nor_written_through_links(stranger, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine\n")
+    (stranger / "videos" / "final").mkdir(parents=True)
+    (link := stranger / "videos" / "final" / "episode_000.mp4").symlink_to(victim)
+    hub = stranger / "export" / "huggingface"
+    arguments = ["export", str(stranger), "--format", "hf", "--episodes", "0"]
+    assert main(arguments) == 0
+    assert not (hub / "replay.mp4").exists(), "which --push would publish"
+    for name in ("replay.mp4", "spaces.json"):
+        (hub / name).unlink(missing_ok=True)
+        (hub / name).symlink_to(victim)
+    assert main(["report", str(stranger), "--video", "--max-steps", "3"]) == 0
+    assert link.read_bytes() != b"mine\n" and not link.is_symlink()
+    assert main(arguments) == 0
+    assert (hub / "replay.mp4").read_bytes() == link.read_bytes()
+    assert victim.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("command", ["runs", "status", "report", "plot", "export"])
+def test_a_command_in_a_strangers_folder_imports_nothing_from_there(command, stranger):
+    """The console script, which has no current folder on its path by itself."""
+    for name in ("yaml", "rich", "tyro", "torch", "matplotlib"):
+        (stranger / f"{name}.py").write_text("import payload\n")
+    program = "import sys; sys.path.append(sys.argv.pop(1)); from sfactory.commands import main; sys.exit(main())"
+    words = [command, ".", *(["--format", "torch"] if command == "export" else [])]
+    subprocess.run(
+        [sys.executable, "-P", "-c", program, str(stranger.parent), *words], cwd=stranger, env=ENVIRONMENT, check=True,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
 def test_a_running_run_listens_to_no_network(tmp_path):
     def sockets_of(process: psutil.Process) -> list:
         connections = process.net_connections("inet")

@@ -51,6 +51,8 @@ COMMANDS = {name: command for commands in TOPICS.values() for name, command in c
 WITH_ALL_FLAGS = ("train", "profile", "check")
 """Commands that take every field of a run's configuration, so that their help has a short and a complete form."""
 
+OF_OWN_CODE = ("check", "profile", "train", "sweep")
+"""Commands that run what the user names, and not what a run folder does."""
 MODULES = ("train", "eval", "profile", "status")
 """Commands that also run as ``python -m sfactory.NAME``. So they are told under which name they were called, and given
 no arguments where they are the whole process, as there."""
@@ -78,7 +80,7 @@ def main(args: Sequence[str] | None = None) -> int:
         hint = f"did you mean {near[0]}? " if near else ""
         print(f"error: there is no command {name}; {hint}use one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    if "" not in sys.path and os.getcwd() not in sys.path:
+    if _runs_own_code(name, rest) and "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, "")  # modules of the current folder, as for python -m
     check_platform()
     if name not in WITH_ALL_FLAGS:
@@ -89,6 +91,12 @@ def main(args: Sequence[str] | None = None) -> int:
     if args is None:
         sys.argv[1:] = rest
     return int(command(None if args is None else rest, f"sfactory {name}"))
+
+
+def _runs_own_code(name: str, words: Sequence[str]) -> bool:
+    """Whether a command is asked to import the user's own code. Others may be called in a stranger's run folder, whose
+    ``yaml.py`` would take that module's place."""
+    return name in OF_OWN_CODE or any(word.partition("=")[0] in ("--env", "--trust") for word in words)
 
 
 def usage() -> str:

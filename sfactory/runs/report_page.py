@@ -18,7 +18,7 @@ from sfactory.errors import ConfigError, clock, thousands
 from sfactory.files import write_atomically
 from sfactory.runs.charts import Chart, short
 from sfactory.runs.curves import OWN_COLUMNS, Curve, last_known, read_curve
-from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, VIDEOS, is_number, read_json, require_run
+from sfactory.runs.run_files import CONFIG, EVALUATION, PAGE, SUMMARY, is_number, read_json, require_run, videos_of
 
 MOST_VIDEO_BYTES = 16 * 2**20
 """Videos beyond this are linked: they show only beside their files."""
@@ -184,10 +184,8 @@ def _evaluation(folder: Path, place: Path, config: Mapping[str, Any], endless: b
 
 def _videos(folder: Path, place: Path) -> str:
     """The newest videos, inside the page as far as they are small."""
-    found = [path for kind in ("mp4", "gif") for path in (folder / VIDEOS).rglob(f"*.{kind}") if not path.is_symlink()]
-    newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:MOST_VIDEOS]
     figures, room = [], MOST_VIDEO_BYTES
-    for path in newest:
+    for path in videos_of(folder, ".mp4", ".gif")[:MOST_VIDEOS]:
         source, size, kind = os.path.relpath(path, place), path.stat().st_size, path.suffix[1:]
         caption = f"<figcaption>{escape(path.relative_to(folder).as_posix())}</figcaption>"
         if size <= room:

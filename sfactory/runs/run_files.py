@@ -60,6 +60,13 @@ def exported(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return description if isinstance(files, dict) and TRAINER not in files else {}
 
 
+def videos_of(run: Path, *kinds: str) -> list[Path]:
+    """The videos in a run folder with these suffixes, the newest first. Links are left out: in a stranger's folder they
+    may lead to any file."""
+    found = [path for kind in kinds for path in (run / VIDEOS).rglob(f"*{kind}") if not path.is_symlink()]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
 def newest_checkpoint(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """What the newest checkpoint in a run folder says of itself; empty if there is none."""
     newest = max((Path(folder) / CHECKPOINTS).glob("checkpoint_*.json"), default=None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ from sfactory.files import write_atomically
 from sfactory.player import Player
 from sfactory.policy import ROLES, Policy, is_foreign
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runs.run_files import CHECKPOINTS, CONFIG, SPACES, VIDEOS, exported, read_config
+from sfactory.runs.run_files import CHECKPOINTS, CONFIG, SPACES, exported, read_config, videos_of
 
 CARD, CURVE, VIDEO = "README.md", "curve.png", "replay.mp4"
 """Files of the folder beside those of a run. The names of the card and the video are the Hub's."""
@@ -107,15 +105,14 @@ def make_folder(
     config = read_config(run)
     saved = yaml.safe_dump(to_dict(changed(config, run="")), sort_keys=False)
     write_atomically(out / CONFIG, saved.encode())
-    shutil.copyfile(run / SPACES, out / SPACES)
+    write_atomically(out / SPACES, (run / SPACES).read_bytes())
     store = CheckpointStore(out / CHECKPOINTS, keep=1)
     store.clear()
     store.save(dataclasses.replace(snapshot, model=policy.model.state_dict(), trainer={}))
     if video is None:
         (out / VIDEO).unlink(missing_ok=True)
     else:
-        with contextlib.suppress(shutil.SameFileError):
-            shutil.copyfile(video, out / VIDEO)
+        write_atomically(out / VIDEO, video.read_bytes())
     remarks = draw_curve(run, out / CURVE)
     write_atomically(out / CARD, model_card(out, config, policy.spec, snapshot.env_steps, score, repo).encode())
     return remarks
@@ -128,7 +125,7 @@ def video_to_show(run: Path, given: str | Path | None) -> Path | None:
         ConfigError: If there is no such file as the given one.
     """
     if given is None:
-        return max((run / VIDEOS).rglob("*.mp4"), key=lambda path: path.stat().st_mtime, default=None)
+        return next(iter(videos_of(run, ".mp4")), None)
     if not Path(given).is_file():
         raise ConfigError(f"video is {given}, which is no file; name an MP4 file, for example one of eval --video")
     return Path(given)
