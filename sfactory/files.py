@@ -27,6 +27,15 @@ TRIALS, TRIAL = "trials", "trial.yaml"
 _temporary: set[Path] = set()
 
 
+def user_caches() -> Path | None:
+    """The user's folder of caches; None for a user without a home, as a container's may be."""
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named)
+    with contextlib.suppress(RuntimeError):
+        return Path.home() / ".cache"
+    return None
+
+
 def is_writable(folder: str | os.PathLike[str]) -> bool:
     """Whether files can be made in a folder."""
     return os.access(folder, os.W_OK | os.X_OK)
@@ -162,11 +171,34 @@ def temporary_folder() -> Iterator[Path]:
         remove_temporary_folder(folder)
 
 
+def kernel_folder(package: Path) -> Path:
+    """Where numba keeps a package's functions: the first of three folders that can be written to.
+
+    Raises:
+        OSError: If none can, without which numba compiles nothing.
+    """
+    named, caches = os.environ.get("NUMBA_CACHE_DIR"), user_caches()
+    tried = [Path(named)] if named else []
+    tried += [package / "__pycache__", *([] if caches is None else [caches / "numba"])]
+    for folder in tried:
+        if is_writable(next(place for place in (folder, *folder.absolute().parents) if place.exists())):
+            return folder
+    raise OSError(
+        f"compiled code can be kept nowhere: {' and '.join(map(str, tried))} cannot be written to; set NUMBA_CACHE_DIR "
+        "to a folder of your own"
+    )
+
+
 def forget_stale_kernels(package: Path) -> None:
-    """Remove what numba has kept of a package's functions beside them, if any source of it has changed since.
+    """Remove what numba has kept of a package's functions beside them, if any source of it has changed since. Called
+    before these are imported.
 
     numba itself looks at a function's own file alone, though the functions that it calls are compiled into it.
+
+    Raises:
+        OSError: As :func:`kernel_folder`.
     """
+    kernel_folder(package)
     digest = hashlib.sha256()
     for source in sorted(package.rglob("*.py")):
         digest.update(source.read_bytes())

@@ -13,13 +13,14 @@ unnoticed. ``--runtime.kernels off`` takes none.
 from pathlib import Path
 
 from sfactory.files import forget_stale_kernels
-from sfactory.kernels.dense_network import DenseNetwork
-from sfactory.kernels.lowered import lower_weights
-from sfactory.kernels.modules import scanned
-from sfactory.kernels.registry import REGISTRY, Kernel
-from sfactory.kernels.sampling import initialize
-from sfactory.kernels.selection import Kernels
-
-__all__ = ["REGISTRY", "DenseNetwork", "Kernel", "Kernels", "initialize", "lower_weights", "scanned"]
 
 forget_stale_kernels(Path(__file__).parent)
+
+from sfactory.kernels.dense_network import DenseNetwork  # noqa: E402
+from sfactory.kernels.lowered import lower_weights  # noqa: E402
+from sfactory.kernels.modules import scanned  # noqa: E402
+from sfactory.kernels.registry import REGISTRY, Kernel  # noqa: E402
+from sfactory.kernels.sampling import initialize  # noqa: E402
+from sfactory.kernels.selection import Kernels  # noqa: E402
+
+__all__ = ["REGISTRY", "DenseNetwork", "Kernel", "Kernels", "initialize", "lower_weights", "scanned"]

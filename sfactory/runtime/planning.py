@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -29,6 +28,7 @@ from sfactory.envs import probe, resolve_env
 from sfactory.envs.factory import check_rows
 from sfactory.envs.interface import TENSORS, TOGETHER, EnvRequest, EnvSpec
 from sfactory.errors import ConfigError, counted
+from sfactory.files import kernel_folder
 from sfactory.model import build_model, build_uninitialized, shares_trunk
 from sfactory.model.encoders import KNOWN
 from sfactory.objective import ALGOS
@@ -300,11 +300,9 @@ def _notes_on_categories(plan: Plan) -> list[str]:
 def _kernels_are_compiled() -> bool:
     """Whether numba has kept kernels of this installation: beside their source, or for the user where that cannot be
     written."""
-    kept = os.environ.get("NUMBA_CACHE_DIR")
-    folders = [Path(kept)] if kept else [Path(sfactory.__file__).parent / "kernels", Path.home() / ".cache" / "numba"]
+    kept = kernel_folder(Path(sfactory.__file__).parent / "kernels")
     # of small networks of dense layers the one, of all others the other
-    learners = ("dense.*.nbi", "objective.*.nbi")
-    return any(next(folder.rglob(kept), None) for folder in folders for kept in learners)
+    return any(next(kept.rglob(learner), None) for learner in ("dense.*.nbi", "objective.*.nbi"))
 
 
 def note_on_slow_steps(plan: Plan, step_s: float, computing: float) -> str | None:

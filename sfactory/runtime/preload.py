@@ -32,7 +32,7 @@ from sfactory.runtime.processes import SERVER_FOLDER, kill_tree, not_collecting
 
 if (folder := os.environ.pop(SERVER_FOLDER, None)) is not None:  # first, since the imports take long
     atexit.register(remove_temporary_folder, Path(folder))
-with not_collecting():
+with not_collecting(), contextlib.suppress(OSError):  # as where nothing compiled can be kept: the runner tells
     from sfactory.envs import general, native  # noqa: F401
     from sfactory.envs.families import gymnasium  # noqa: F401
     from sfactory.kernels import initialize

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from sfactory.errors import EnvironmentFault, SfactoryError
-from sfactory.files import remove_temporary_folder
+from sfactory.files import remove_temporary_folder, user_caches
 from sfactory.runtime.device_errors import is_device_error
 from sfactory.runtime.output import print_into
 from sfactory.runtime.plan import PickledPlan
@@ -28,8 +28,6 @@ from sfactory.runtime.stacks import explain_exit, keep_stacks
 from sfactory.runtime.wires import Wires
 from sfactory.telemetry.events import Failure
 
-COMPILER_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sfactory" / "inductor"
-"""Where what torch.compile has made outlasts a run, unless TORCHINDUCTOR_CACHE_DIR names another place."""
 DEVICE_FAILED = 71
 """Exit status of a worker whose device failed or ran out of memory; it is started anew."""
 
@@ -53,7 +51,8 @@ def settle_process(name: str, folder: str) -> None:
         os.register_at_fork(after_in_child=functools.partial(signal.signal, number, signal.SIG_DFL))
     keep_stacks(folder)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, RUNNER_SIGNALS)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILER_CACHE))  # torch's own would lie in the folder
+    if (caches := user_caches()) is not None:  # what torch.compile has made outlasts the folder, where torch's own lies
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "sfactory" / "inductor"))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     threading.Thread(target=_end_with_runner, args=(runner_group,), daemon=True).start()
 

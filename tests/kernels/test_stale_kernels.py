@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import ENVIRONMENT
 
-from sfactory.files import forget_stale_kernels
+from sfactory.files import forget_stale_kernels, user_caches
 
 CALLED = "from numba import njit\n\n@njit(cache=True)\ndef number():\n    return {number}\n"
 CALLING = """
@@ -66,3 +66,31 @@ def test_a_package_that_cannot_be_written_is_left_alone(tmp_path: Path, monkeypa
     monkeypatch.setattr(Path, "write_text", refuse)
     forget_stale_kernels(tmp_path)
     assert not (tmp_path / "__pycache__" / "kernels.sha256").exists()
+
+
+def test_without_a_place_for_compiled_code_a_command_says_what_to_set(tmp_path: Path) -> None:
+    """As for a container's user without a home, where the packages belong to root; here no folder can be written to."""
+    environment = {name: value for name, value in ENVIRONMENT.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+    code = (
+        "import os, pwd, sys; from unittest import mock; access = os.access\n"
+        "os.access = lambda path, mode: not mode & os.W_OK and access(path, mode)\n"
+        "with mock.patch('pwd.getpwuid', side_effect=KeyError):\n"
+        "    from sfactory.train import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["--env", "sfactory/CartPole", "--serial", "--steps", "64", "--run", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "set NUMBA_CACHE_DIR to a folder of your own" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_user_without_a_home_has_no_caches_but_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", _no_home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert user_caches() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "/named")
+    assert user_caches() == Path("/named")
+
+
+def _no_home() -> Path:
+    raise RuntimeError("Could not determine home directory.")
