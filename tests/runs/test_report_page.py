@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -149,3 +150,8 @@ def test_log_report_off_writes_no_page(tmp_path: Path) -> None:
 def test_numbers_of_the_environments_info_have_charts(tmp_path: Path) -> None:
     folder = short_run(tmp_path / "run", Counting)
     assert 'aria-label="extra/last"' in (folder / "report.html").read_text()
+
+
+def test_a_folder_whose_name_is_no_text_has_a_page(tmp_path: Path) -> None:
+    run = short_run(Path(os.fsdecode(os.fsencode(tmp_path / "run") + b"-\xff")), "CartPole-v1")
+    assert "run-\\udcff" in write_page(run).read_text()

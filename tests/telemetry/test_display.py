@@ -257,3 +257,10 @@ def test_the_terminal_is_whole_whatever_ends_the_run(end: signal.Signals, tidy: 
     assert not re.search(r"\x1b\[\?(1049|1000|2004)h", text), "no alternate screen, mouse or paste mode"
     assert "a note [x]" in text
     assert "a stray line" in text
+
+
+def test_a_note_may_name_a_folder_whose_name_is_no_text(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="strict", write_through=True)
+    monkeypatch.setattr(sys, "stdout", written)
+    Display("plain", title="run", steps=1, slots=1, max_lag=1).note("saved in runs/\udcff\nthe end")
+    assert written.buffer.getvalue() == b"saved in runs/\\udcff\nthe end\n"
