@@ -156,8 +156,14 @@ def _view(run: str, found: RunStatus, console: Console) -> RenderableType:
     old = f", as of {found.age_s:.0f} s ago" if found.word == "killed" or found.age_s > OLD_S else ""
     table = Table("process", "pid", "state", "CPU s", "MiB", title=Text(f"{run}: {found.word}, pid {state.pid}{old}"))
     for process in state.processes:
-        told = (process.name, str(process.pid or ""), process.sentence, f"{process.cpu_s:.1f}", f"{process.rss_mb:.0f}")
-        table.add_row(*map(Text, map(printable, told)))
+        cells = (
+            process.name,
+            str(process.pid or ""),
+            process.sentence,
+            f"{process.cpu_s:.1f}",
+            f"{process.rss_mb:.0f}",
+        )
+        table.add_row(*map(Text, map(printable, cells)))
     counts: dict[str, Mapping[str, float]] = {
         "slots": state.slots,
         "waiting messages": state.queues,
