@@ -20,7 +20,6 @@ import json
 import logging
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from torch import Tensor
 
 from sfactory.errors import CheckpointError
 from sfactory.files import TEMPORARY, json_values, sync_folder, temporary_for, write_synced
-from sfactory.runs.run_files import TRAINER
+from sfactory.runs.run_files import DESCRIPTION, STEM, TRAINER, age, newest_first
 from sfactory.runs.tensor_file import unpack_tensors
 
 PATIENCE_S = 5.0
@@ -41,8 +40,7 @@ PATIENCE_S = 5.0
 FORMAT = 1
 """Version of the files' layout; raised whenever an older reader would misread it."""
 
-_WEIGHTS, _TRAINER, _JSON = ".safetensors", TRAINER, ".json"
-_STEM = re.compile(r"checkpoint_(\d{12,})(?:_(\d+))?")
+_WEIGHTS, _TRAINER, _JSON = ".safetensors", TRAINER, DESCRIPTION
 _log = logging.getLogger(__name__)
 
 
@@ -147,7 +145,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: If there are checkpoints but none can be read, or one was written by a newer sfactory.
         """
-        return self._load_first(self._newest_first)
+        return self._load_first(lambda: newest_first(self.folder))
 
     def load_latest_patiently(self) -> Snapshot | None:
         """:meth:`load_latest` within a run, whose folder may be away for a moment: no run begins at 0 again because of
@@ -183,12 +181,12 @@ class CheckpointStore:
 
     def is_empty(self) -> bool:
         """Whether there is no checkpoint, readable or not."""
-        return not self._newest_first()
+        return not newest_first(self.folder)
 
     def clear(self) -> None:
         """Remove all checkpoints, and the folder itself unless it holds other files."""
         for path in sorted(self.folder.glob("checkpoint_*"), key=lambda path: path.suffix != _JSON):
-            if _STEM.fullmatch(path.name.partition(".")[0]):
+            if STEM.fullmatch(path.name.partition(".")[0]):
                 path.unlink(missing_ok=True)
         for leftover in self.folder.glob(f"{TEMPORARY}*"):
             leftover.unlink(missing_ok=True)
@@ -198,31 +196,26 @@ class CheckpointStore:
     def _path(self, stem: str, suffix: str) -> Path:
         return self.folder / f"{stem}{suffix}"
 
-    def _newest_first(self) -> list[str]:
-        """Stems of all checkpoints."""
-        stems = [path.name.removesuffix(_JSON) for path in self.folder.glob(f"checkpoint_*{_JSON}")]
-        return sorted(filter(_STEM.fullmatch, stems), key=_age, reverse=True)
-
     def _counting(self) -> list[str]:
         """Stems, newest first, of all but those that could not be read at the last load."""
-        return [stem for stem in self._newest_first() if stem not in self._passed_over]
+        return [stem for stem in newest_first(self.folder) if stem not in self._passed_over]
 
     def _best_first(self) -> list[str]:
-        described = self._described(self._newest_first())
+        described = self._described(newest_first(self.folder))
         return sorted(described, key=lambda stem: _rank(described[stem]), reverse=True)
 
     def _unused_stem(self, env_steps: int) -> str:
         """A new name, also where env steps have not advanced since an earlier save: replacing three files is not one
         step."""
         stem = f"checkpoint_{env_steps:012d}"
-        taken = [_age(other)[1] for other in self._newest_first() if _age(other)[0] == env_steps]
+        taken = [age(other)[1] for other in newest_first(self.folder) if age(other)[0] == env_steps]
         return f"{stem}_{max(taken) + 1}" if taken else stem
 
     def _is_milestone(self, env_steps: int) -> bool:
         if not self.milestone_every:
             return False
-        described = self._described(stem for stem in self._counting() if _age(stem)[0] <= env_steps)
-        last = next((_age(stem)[0] for stem, description in described.items() if description.get("milestone")), 0)
+        described = self._described(stem for stem in self._counting() if age(stem)[0] <= env_steps)
+        last = next((age(stem)[0] for stem, description in described.items() if description.get("milestone")), 0)
         return env_steps // self.milestone_every > last // self.milestone_every
 
     def _rotate(self, newest: str, now: int) -> None:
@@ -233,19 +226,19 @@ class CheckpointStore:
         because they could not be read. They count neither as recent nor as best, or they would displace those of the
         run as it is. Those that could not be read do not even once the run has come as far.
         """
-        described = self._described(self._newest_first())
+        described = self._described(newest_first(self.folder))
         if newest not in described:
             raise FileNotFoundError(
                 f"{self._path(newest, _JSON)} has gone since it was written; has somebody moved its folder?"
             )
-        past = [stem for stem in described if _age(stem)[0] <= now and stem not in self._passed_over]
+        past = [stem for stem in described if age(stem)[0] <= now and stem not in self._passed_over]
         kept = {*past[: self.keep], max(past, key=lambda stem: _rank(described[stem]))}
         kept |= {stem for stem, description in described.items() if description.get("milestone")}
         for stem in described.keys() - kept:
             self._path(stem, _JSON).unlink(missing_ok=True)
         for path in self.folder.glob("checkpoint_*"):
             stem, _, suffix = path.name.partition(".")
-            if _STEM.fullmatch(stem) and f".{suffix}" in (_WEIGHTS, _TRAINER) and stem not in kept:
+            if STEM.fullmatch(stem) and f".{suffix}" in (_WEIGHTS, _TRAINER) and stem not in kept:
                 path.unlink(missing_ok=True)
 
     def _described(self, stems: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -308,13 +301,6 @@ class CheckpointStore:
 
 class _Unreadable(Exception):
     """One checkpoint is torn, corrupted or holds what it may not; the message says which file and how."""
-
-
-def _age(stem: str) -> tuple[int, int]:
-    """Sort key: env steps, then the order of saves at the same env steps."""
-    match = _STEM.fullmatch(stem)
-    assert match is not None, stem
-    return int(match[1]), int(match[2] or 0)
 
 
 def _rank(description: Mapping[str, Any]) -> tuple[float, float]:

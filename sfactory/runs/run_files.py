@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -17,6 +18,11 @@ CONFIG, SPACES, SUMMARY = "config.yaml", "spaces.json", "summary.json"
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
 TRAINER = ".opt.pt"
 """Suffix of a checkpoint's trainer state, under which the description of the checkpoint has it."""
+DESCRIPTION = ".json"
+"""Suffix of that description."""
+STEM = re.compile(r"checkpoint_(\d{12,})(?:_(\d+))?")
+"""Name of a checkpoint's files without their suffixes: its env steps, and the number of saves at the same ones before
+it."""
 STATUS, STACKS = "status.json", "stall-*.txt"
 METRICS, TENSORBOARD, LOGGER_IDS = METRICS_FILE, f"{EVENTS}.*", LOGGER_ID.format("*")
 PAGE, EVALUATION, VIDEOS, OUTPUT = "report.html", "evaluation.json", "videos", "output.log"
@@ -69,8 +75,21 @@ def videos_of(run: Path, *kinds: str) -> list[Path]:
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """What the newest checkpoint in a run folder says of itself; empty if there is none."""
-    newest = max((Path(folder) / CHECKPOINTS).glob("checkpoint_*.json"), default=None)
-    return {} if newest is None else read_json(newest)
+    checkpoints = Path(folder) / CHECKPOINTS
+    return next((read_json(checkpoints / f"{stem}{DESCRIPTION}") for stem in newest_first(checkpoints)), {})
+
+
+def newest_first(checkpoints: Path) -> list[str]:
+    """Stems of all checkpoints in a folder of them."""
+    stems = [path.name.removesuffix(DESCRIPTION) for path in checkpoints.glob(f"checkpoint_*{DESCRIPTION}")]
+    return sorted(filter(STEM.fullmatch, stems), key=age, reverse=True)
+
+
+def age(stem: str) -> tuple[int, int]:
+    """Env steps of a checkpoint, and then the order of saves at the same ones."""
+    match = STEM.fullmatch(stem)
+    assert match is not None, stem
+    return int(match[1]), int(match[2] or 0)
 
 
 def read_config(folder: str | os.PathLike[str]) -> Config:

@@ -29,7 +29,7 @@ from sfactory.config import Config, LogConfig, LossConfig, ModelConfig, OptimCon
 from sfactory.errors import CheckpointError, ConfigError
 from sfactory.runs import checkpoint as checkpoint_module
 from sfactory.runs.checkpoint import CheckpointStore, Snapshot
-from sfactory.runs.run_files import METRICS, read_config
+from sfactory.runs.run_files import CHECKPOINTS, METRICS, newest_checkpoint, read_config
 from sfactory.runs.run_folder import open_run
 
 SUFFIXES = (".safetensors", ".opt.pt", ".json")
@@ -162,6 +162,15 @@ def test_saving_again_at_the_same_env_steps_never_leaves_none(tmp_path: Path) ->
         store.save(Snapshot({}, {"step": 1}, 50, 50, 5, float(wall_s), None))
         assert store.load_latest().wall_s == wall_s
     assert saved_steps(tmp_path) == [50]
+
+
+def test_of_many_saves_at_the_same_env_steps_a_reader_finds_the_last(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / CHECKPOINTS)
+    for count in range(12):
+        store.save(dataclasses.replace(snapshot(10), wall_s=float(count)))
+    (store.folder / "checkpoint_of_mine.json").write_text("{}")
+    latest = store.load_latest()
+    assert latest is not None and latest.wall_s == newest_checkpoint(tmp_path)["wall_s"] == 11
 
 
 def test_a_checkpoint_without_trainer_state_is_two_files(tmp_path: Path) -> None:
