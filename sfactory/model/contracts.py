@@ -64,13 +64,17 @@ def checked_encoder(encoder: Any, role: str, leaf: Leaf) -> nn.Module:
 
 
 def checked_core(core: Any, role: str, in_features: int) -> Core:
-    """The core, if it has `out_features`, `state_size` and `unroll`, a step gives an output and a state of these sizes,
-    and `unroll` the outputs of `forward` step by step.
+    """The core, if it has `out_features`, a positive `state_size` and `unroll`, a step gives an output and a state of
+    these sizes, and `unroll` the outputs of `forward` step by step.
 
     Raises:
         ConfigError: If not.
     """
     _require(core, role, out_features=int, state_size=int, unroll=Callable)
+    if core.state_size < 1:
+        raise ConfigError(
+            f"{role}'s state_size is {core.state_size}; it must be at least 1; what keeps no state is an encoder"
+        )
     x, zeros = torch.ones(_ROWS, in_features), torch.zeros(_ROWS, core.state_size)
     with _trying(core, role, x):
         answer = core(x, zeros)

@@ -466,6 +466,12 @@ class FailingUnroll(OwnModel):
         raise KeyError("mistake")
 
 
+class Stateless(OwnCore):
+    def __init__(self, in_features: int) -> None:
+        super().__init__(in_features)
+        self.state_size = 0
+
+
 class Remembering(OwnCore):
     """Does not begin episodes at zero."""
 
@@ -589,6 +595,7 @@ def test_a_whole_model_is_given_its_keyword_arguments() -> None:
         ({"encoder": Doubled}, "failed on a batch of two observations.*dtype"),
         ({"model": Loose}, "unroll returned Tensor besides .* a third value must be a mapping of names to tensors"),
         ({"model": Flattened}, r"unroll gave \(6,\) as 'more' .* it must be a tensor \(3, 2, ...\)"),
+        ({"core": Stateless}, "state_size is 0; it must be at least 1"),
         ({"core": Remembering}, "unroll gave the outputs .* for step 0"),
         ({"core": Forgetting}, "unroll gave the outputs .* for step 0"),
         ({"core": Unbroken}, "unroll gave the outputs .* for step 2"),
