@@ -146,7 +146,7 @@ class SurvivedFault(NamedTuple):
 
 
 class Group(Protocol):
-    """Environments that step together.
+    """Environments that step together. What a kind of group never has, it inherits as None.
 
     With :attr:`EnvRequest.survive_faults`, faults are recorded in `faults` instead of raised. A single or multi-agent
     environment that raises, breaks the API or returns NaN or infinity is closed and remade. So is a whole vector
@@ -161,17 +161,20 @@ class Group(Protocol):
             there are none.
         new_games: bool ``[environments]`` where agents share one, those that were reset in the last step; an agent that
             comes back begins an episode alone. None where each row is an environment.
+        last_picture: What the first environment rendered at its termination in the last step, before it was reset;
+            None if it did not terminate, or only what follows can be rendered.
         extras: Numeric entries of ``info`` at the ends of whole episodes, one dict of floats each. The reader empties
             the list.
         faults: Faults survived. The reader empties the list.
     """
 
     rows: int
-    finals: Finals | None
-    goes_on: np.ndarray | None
-    new_games: np.ndarray | None
     extras: list[dict[str, float]]
     faults: list[SurvivedFault]
+    finals: Finals | None = None
+    goes_on: np.ndarray | None = None
+    new_games: np.ndarray | None = None
+    last_picture: Any = None
 
     def reset(self, buffers: StepBuffers) -> None:
         """Begin the first episode of every environment and write all of `buffers`. Raises as `step` does."""

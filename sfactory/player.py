@@ -243,7 +243,7 @@ class Player:
                 viewer.add(_render(group))
             categorical, continuous, state = self._policy.choose(buffers, state, deterministic)
             group.step(categorical, continuous, outcome, after)
-            if viewer is not None and (last := getattr(group, "last_picture", None)) is not None:
+            if viewer is not None and (last := group.last_picture) is not None:
                 viewer.add(last)
             whole = whole_ends(outcome, group.goes_on)
             tally.add(outcome.reward, whole, buffers.active & np.repeat(counts, spec.agents), group.extras)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from gymnasium import spaces
 
-from sfactory.envs.interface import Finals, Outcome, StepBuffers, SurvivedFault
+from sfactory.envs.interface import Group, Outcome, StepBuffers, SurvivedFault
 from sfactory.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class GameSettings:
 ENV_KWARGS = frozenset(field.name for field in fields(GameSettings)) - {"game"}
 
 
-class AtariGroup:
-    """A :class:`~sfactory.envs.interface.Group` of games. One row each; terminated rows begin anew at once, or play the
-    next life where only a life has ended; truncated ones rest for a step.
+class AtariGroup(Group):
+    """A group of games. One row each; terminated rows begin anew at once, or play the next life where only a life has
+    ended; truncated ones rest for a step.
 
     Args:
         settings: The game and its options.
@@ -93,9 +93,7 @@ class AtariGroup:
         from sfactory.envs.kernels.screens import ScreenStacks
 
         self.rows = len(seeds)
-        self.finals: Finals | None = None
-        self.goes_on: Any = np.zeros(len(seeds), bool)
-        self.new_games: np.ndarray | None = None
+        self.goes_on: np.ndarray = np.zeros(len(seeds), bool)
         self.extras: list[dict[str, float]] = []
         self.faults: list[SurvivedFault] = []
         self._settings = settings

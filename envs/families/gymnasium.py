@@ -11,7 +11,7 @@ import numpy as np
 from sfactory.envs.factory import Maker, declared, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
 from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
-from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
+from sfactory.envs.interface import GOES_ON_KEY, EnvRequest, EnvSpec, Group, Outcome, StepBuffers
 from sfactory.envs.observations import LATE_MASK, ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import EnvironmentFault, shown
@@ -56,8 +56,8 @@ def _frames_of(layer: gymnasium.Env, names: Sequence[str]) -> int:
     return max(1, int(next((value for value in values if isinstance(value, int | np.integer)), 1)))
 
 
-class SingleGroup:
-    """A :class:`Group` of single environments. One row each.
+class SingleGroup(Group):
+    """A group of single environments. One row each.
 
     Args:
         envs: The environments, all different objects.
@@ -66,10 +66,6 @@ class SingleGroup:
         spec: Their spaces and properties.
         first_index: Number in the run of the first of them.
         seed: Seed of the run.
-
-    Attributes:
-        last_picture: What the first environment rendered at its termination in the last step, before it was reset;
-            None if it did not terminate, is not rendered, or has no picture of its end.
     """
 
     def __init__(
@@ -82,11 +78,7 @@ class SingleGroup:
         seed: int,
     ) -> None:
         self.rows = len(envs)
-        self.finals: Finals | None = None
-        self.goes_on: np.ndarray | None = None
-        self.new_games: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
-        self.last_picture: Any = None
         self._renders = request.render_mode is not None
         self._envs = [_without_order_check(env) for env in envs]
         self._make = make

@@ -11,7 +11,7 @@ from sfactory.config import env_name
 from sfactory.envs.factory import Maker, read_spaces, render_fps
 from sfactory.envs.fault_recovery import FaultRecovery
 from sfactory.envs.faults import check_reset, close_quietly, environment_fault, environment_name
-from sfactory.envs.interface import EnvRequest, EnvSpec, Finals, Outcome, StepBuffers
+from sfactory.envs.interface import EnvRequest, EnvSpec, Group, Outcome, StepBuffers
 from sfactory.envs.observations import LATE_MASK, ObservationWriter, mask_in, numeric_extras
 from sfactory.envs.seeds import env_seed
 from sfactory.errors import ConfigError, EnvironmentFault, shown
@@ -118,8 +118,8 @@ def check_told(
     )
 
 
-class ParallelGroup:
-    """A :class:`Group` of parallel environments. Row ``e * agents + a`` is agent number a, in ``possible_agents``, of
+class ParallelGroup(Group):
+    """A group of parallel environments. Row ``e * agents + a`` is agent number a, in ``possible_agents``, of
     environment e.
 
     Args:
@@ -135,9 +135,7 @@ class ParallelGroup:
         self, envs: Sequence[Any], make: Maker, request: EnvRequest, spec: EnvSpec, first_index: int, seed: int
     ) -> None:
         self.rows = len(envs) * spec.agents
-        self.finals: Finals | None = None
-        self.goes_on: np.ndarray | None = None
-        self.new_games = np.zeros(len(envs), bool)
+        self.new_games: np.ndarray = np.zeros(len(envs), bool)
         self.extras: list[dict[str, float]] = []
         self._envs, self._make = list(envs), make
         self._agents = list(envs[0].possible_agents)

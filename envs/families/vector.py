@@ -19,6 +19,7 @@ from sfactory.envs.interface import (
     EnvRequest,
     EnvSpec,
     Finals,
+    Group,
     Outcome,
     StepBuffers,
     whole_ends,
@@ -57,8 +58,8 @@ def _autoreset_mode(env: gymnasium.vector.VectorEnv, request: EnvRequest) -> Aut
         ) from None
 
 
-class VectorGroup:
-    """A :class:`Group` of one vector environment. One row for each of its environments.
+class VectorGroup(Group):
+    """A group of one vector environment. One row for each of its environments.
 
     Args:
         envs: A list of the vector environment alone.
@@ -83,9 +84,6 @@ class VectorGroup:
         env: Any
         (env,) = envs
         self.rows = env.num_envs
-        self.finals: Finals | None = None
-        self.goes_on: np.ndarray | None = None
-        self.new_games: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self._env, self._make = env, make
         self._mode = _autoreset_mode(env, request)

@@ -9,16 +9,16 @@ import gymnasium
 import numpy as np
 from numba import njit
 
-from sfactory.envs.interface import Finals, Outcome, StepBuffers, SurvivedFault
+from sfactory.envs.interface import Group, Outcome, StepBuffers, SurvivedFault
 from sfactory.errors import ConfigError
 
 RESTING = -1
 """Value of a row's elapsed env steps that marks it as resting: it begins its next episode instead of stepping."""
 
 
-class NativeGroup:
-    """A :class:`~sfactory.envs.interface.Group` whose rows are one kernel's loop. One row per environment; terminated
-    rows reset at once, truncated rows rest for one step.
+class NativeGroup(Group):
+    """A group whose rows are one kernel's loop. One row per environment; terminated rows reset at once, truncated rows
+    rest for one step.
 
     Args:
         seeds: One seed per environment.
@@ -37,9 +37,6 @@ class NativeGroup:
         if max_episode_steps < 1:
             raise ConfigError(f"env_kwargs max_episode_steps is {max_episode_steps}; it must be at least 1")
         self.rows = len(seeds)
-        self.finals: Finals | None = None
-        self.goes_on: np.ndarray | None = None
-        self.new_games: np.ndarray | None = None
         self.extras: list[dict[str, float]] = []
         self.faults: list[SurvivedFault] = []
         self._squash = squash
