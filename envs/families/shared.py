@@ -15,7 +15,7 @@ from sfactory.envs.faults import probing
 from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.registry import find_spec
 
-_KINDS: tuple[type[SharedEnv], ...] = (SharedSimulation, ClassicControl)
+KINDS: tuple[type[SharedEnv], ...] = (SharedSimulation, ClassicControl)
 
 
 def handles(request: EnvRequest) -> bool:
@@ -52,7 +52,7 @@ def _kind(env: str) -> type[SharedEnv] | None:
     spec = find_spec(env)
     if spec.additional_wrappers:
         return None
-    return next((kind for kind in _KINDS if spec.entry_point in kind.entry_points), None)
+    return next((kind for kind in KINDS if spec.entry_point in kind.entry_points), None)
 
 
 def _make(request: EnvRequest, count: int) -> SharedEnv:

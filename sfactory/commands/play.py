@@ -17,9 +17,9 @@ import tyro
 from sfactory.config import env_name
 from sfactory.config.command_line import Switch, flag_as_word
 from sfactory.config.policy_options import Folder, Integer, PolicyOptions, Real
-from sfactory.envs import resolve_env
+from sfactory.envs import native, resolve_env
 from sfactory.envs.factory import is_vector, make_environment
-from sfactory.envs.families import atari, vizdoom
+from sfactory.envs.families import atari, envpool, vizdoom
 from sfactory.envs.faults import close_quietly
 from sfactory.envs.interface import EnvRequest
 from sfactory.envs.rendering import has_display
@@ -33,8 +33,6 @@ from sfactory.telemetry.console import new_console
 
 DESCRIPTION = """Play episodes with the policy of a run folder and show them: in a window where there is a display and
 the environment can draw one, else in the terminal, as text or as a picture of coloured blocks."""
-NATIVE = "sfactory/"
-"""Beginning of the ids that draw pictures, and no windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +138,7 @@ def _render_modes(request: EnvRequest) -> list[str]:
     """The render modes that an environment says it has."""
     request = dataclasses.replace(request, env=resolve_env(request.env), render_mode=None)
     if isinstance(request.env, str):
-        if request.env.startswith(NATIVE):
-            return ["rgb_array"]
-        if request.backend == "envpool":
+        if native.handles(request) or envpool.handles(request):
             return ["rgb_array"]
         kwargs = {name: value for name, value in request.kwargs.items() if name != "render_mode"}
         request = dataclasses.replace(request, backend="gymnasium", kwargs=kwargs)

@@ -25,6 +25,7 @@ from sfactory.commands.checks.random_play import random_play
 from sfactory.commands.checks.subjects import Subject, make_subject
 from sfactory.envs import probe, resolve_env
 from sfactory.envs.factory import make_environment
+from sfactory.envs.families.shared import KINDS
 from sfactory.envs.faults import close_quietly
 from sfactory.envs.interface import EnvRequest, EnvSpec
 from sfactory.envs.registry import find_spec
@@ -124,8 +125,8 @@ def _probed(request: EnvRequest) -> EnvSpec:
 def _plain(request: EnvRequest, spec: EnvSpec) -> EnvRequest:
     """The request for an environment as its own package has it, where sfactory steps the same one in a way of its
     own."""
-    shared = spec.family in ("mujoco", "classic_control")
-    return dataclasses.replace(request, backend="gymnasium") if shared else request
+    shares = spec.family in {kind.family for kind in KINDS}
+    return dataclasses.replace(request, backend="gymnasium") if shares else request
 
 
 def _described(error: BaseException) -> str:
