@@ -15,7 +15,7 @@ from sfactory.distributions import Distribution, make_distribution, parametrized
 from sfactory.errors import ConfigError
 from sfactory.model.contracts import checked_core, checked_model, construct
 from sfactory.model.cores import Core, GRUCore, LSTMCore
-from sfactory.model.encoders import IMAGE_ENCODERS, build_encoders
+from sfactory.model.encoders import IMAGE_ENCODERS, KNOWN, build_encoders
 from sfactory.model.heads import PolicyHead, ValueHead
 from sfactory.model.initialization import orthogonal, skip_orthogonal
 from sfactory.model.interface import Model
@@ -147,6 +147,11 @@ def shares_trunk(observation: ObservationSpec, config: ModelConfig) -> bool:
     if config.shared_critic is not None:
         return config.shared_critic
     return config.core != "none" or observation.has_images
+
+
+def is_built_in(config: ModelConfig) -> bool:
+    """Whether a model consists of sfactory's own parts alone."""
+    return config.model == "none" and config.encoder in KNOWN and config.core in ("none", *CORES)
 
 
 def build_model(observation: ObservationSpec, action: ActionSpec, config: ModelConfig) -> Model:

@@ -16,10 +16,9 @@ from sfactory.distributions import ActionDistribution, Distribution
 from sfactory.errors import ConfigError
 from sfactory.learner import batch_source
 from sfactory.model import build_uninitialized
-from sfactory.model.actor_critic import CORES
+from sfactory.model.actor_critic import is_built_in
 from sfactory.model.contracts import require_unchanged
 from sfactory.model.critic_units import CriticUnits
-from sfactory.model.encoders import KNOWN
 from sfactory.model.interface import Model
 from sfactory.model.networks import TorchNetwork
 from sfactory.objective import ESTIMATORS, Estimator, Objective, advantage_estimator
@@ -91,8 +90,7 @@ def _check_buffers(config: Config, model: Model) -> None:
     """Make the model once more and compare the buffers that are not sent to policy workers, as weights and
     floating-point buffers are."""
     buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
-    known = config.model.model == "none" and config.model.encoder in KNOWN and config.model.core in ("none", *CORES)
-    if known or not buffers:
+    if is_built_in(config.model) or not buffers:
         return
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(torch.initial_seed() + 1)  # of the CPU alone

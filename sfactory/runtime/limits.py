@@ -22,7 +22,7 @@ from sfactory.data.arena import arena_bytes, segment_fields
 from sfactory.errors import ConfigError
 from sfactory.files import is_writable
 from sfactory.model import build_model
-from sfactory.model.actor_critic import CORES
+from sfactory.model.actor_critic import is_built_in
 from sfactory.model.encoders import KNOWN
 from sfactory.model.interface import Model
 from sfactory.runtime.gpu_memory import too_large_batch
@@ -85,7 +85,7 @@ def check_model(plan: Plan) -> None:
     config = plan.config.model
     if config.model == "none" and config.encoder in KNOWN:
         _check_one_hot(plan)
-    if config.model != "none" or not (config.encoder in KNOWN and config.core in ("none", *CORES)):
+    if not is_built_in(config):
         return
     try:
         with torch.device("meta"):  # shapes without memory

@@ -56,7 +56,7 @@ def make_wires(plan: Plan, local: bool, wall_s: float = 0.0) -> Wires:
     config = plan.config
     model = build_uninitialized(plan.env.observation, plan.env.action, config.model)
     slots = plan.slots
-    requests, ready = ([], []) if plan.inline_inference and not local else _sampling_queues(plan, local)
+    requests, ready = _sampling_queues(plan, local)
     size = FlatWeights(model).vector.numel()
     return Wires(
         arena=Arena(segment_fields(plan.env, model.state_size), slots, config.rollout, plan.rows),
@@ -74,7 +74,9 @@ def make_wires(plan: Plan, local: bool, wall_s: float = 0.0) -> Wires:
 
 
 def _sampling_queues(plan: Plan, local: bool) -> tuple[list[Queue], list[Queue]]:
-    """Queues of requests and of ready groups."""
+    """Queues of requests and of ready groups; none between processes where inference is inline."""
+    if plan.inline_inference and not local:
+        return [], []
 
     def queue(capacity: int) -> Queue:
         return LocalQueue() if local else IndexQueue(capacity)
@@ -96,5 +98,5 @@ def renew_sampling(plan: Plan, wires: Wires) -> Wires:
     queues stay.
     """
     wires.control.restart_sampling()
-    requests, ready = ([], []) if plan.inline_inference else _sampling_queues(plan, local=False)
+    requests, ready = _sampling_queues(plan, local=False)
     return dataclasses.replace(wires, requests=requests, ready=ready)
