@@ -155,7 +155,8 @@ class ActionDistribution(Distribution):
         For each it is the logarithm of the number of allowed categories, less the entropy."""
         if not self.action.sizes:
             return params.new_zeros(params.shape[:-1])
-        return self._categorical_kl(params, torch.zeros_like(params), mask)
+        log_probs, uniform = self._log_probs(params, mask), self._log_probs(torch.zeros_like(params), mask)
+        return (log_probs.exp() * (log_probs - uniform)).sum((-2, -1))
 
     def sample(
         self, params: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None
@@ -227,10 +228,6 @@ class ActionDistribution(Distribution):
     @staticmethod
     def _categorical_log_prob(log_probs: Tensor, categorical: Tensor) -> Tensor:
         return log_probs.gather(-1, categorical.long().unsqueeze(-1)).sum((-2, -1))
-
-    def _categorical_kl(self, params_old: Tensor, params_new: Tensor, mask: Tensor | None) -> Tensor:
-        old, new = self._log_probs(params_old, mask), self._log_probs(params_new, mask)
-        return (old.exp() * (old - new)).sum((-2, -1))
 
 
 def parametrized_as_built_in(distribution: Distribution) -> bool:
