@@ -141,7 +141,6 @@ def metrics_page() -> str:
     rows = (
         f"| `{each.name}` | {each.unit} | {f'`{each.tag}`' if each.tensorboard else ''} | {_cell(texts[each.name])} |\n"
         for each in METRICS
-        if each.csv
     )
     heads = "\n| column | unit | in TensorBoard | |\n|---|---|---|---|\n"
     return _METRICS + heads + "".join(rows) + _EXTRAS

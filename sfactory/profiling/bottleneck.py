@@ -111,7 +111,7 @@ def _for_policy_workers(profile: Profile) -> tuple[str, ...]:
     advice = [*_inline(profile), _raise(profile, "envs_per_worker"), *_lower_precision(profile, device)]
     if not _is_full(profile):
         advice.append(_raise(profile, "workers" if plan.inline_inference else "runtime.policy_workers"))
-        advice += _threads(profile, "inference_threads", devices.inference_threads(plan.config), device)
+        advice += _threads("inference_threads", devices.inference_threads(plan.config), device)
     return tuple(advice)
 
 
@@ -120,7 +120,7 @@ def _for_learner(profile: Profile) -> tuple[str, ...]:
     device = devices.learner_device(config)
     advice = [*_lower_precision(profile, device), _raise(profile, "batch_size")]
     if not _is_full(profile):
-        advice += _threads(profile, "learner_threads", devices.learner_threads(config), device)
+        advice += _threads("learner_threads", devices.learner_threads(config), device)
     if config.epochs > 1:
         advice.append(f"fewer --epochs (now {config.epochs}), which changes what is learned")
     return tuple(advice)
@@ -146,7 +146,7 @@ def _inline(profile: Profile) -> list[str]:
     )
 
 
-def _threads(profile: Profile, name: str, now: int, device: torch.device) -> list[str]:
+def _threads(name: str, now: int, device: torch.device) -> list[str]:
     return [f"--runtime.{name.replace('_', '-')} {now + 1}"] if device.type == "cpu" and now < devices.cores() else []
 
 

@@ -28,7 +28,6 @@ from sfactory.profiling.workloads import (
     device_of,
     inference_workloads,
     prepare,
-    rows_of,
     torch_threads,
 )
 from sfactory.runtime import worker_process
@@ -51,9 +50,7 @@ class Ceiling:
         inference_s: Core seconds (on a GPU: seconds) per env step of inference, at the cheapest batch size tried.
         training_s: Core seconds (on a GPU: seconds) per env step of training, over all epochs.
         cores: Cores that the run may use: one in serial mode.
-        inference_rows: Rows of the cheapest inference batch.
         batch_size: Samples of a training batch.
-        threads: Threads of each measuring process.
         precision: Precision of the learner, float32 or bfloat16.
         inference_device, learner_device: Device types of the measurements.
     """
@@ -62,9 +59,7 @@ class Ceiling:
     inference_s: float
     training_s: float
     cores: int
-    inference_rows: int
     batch_size: int
-    threads: int
     precision: str
     inference_device: str
     learner_device: str
@@ -116,9 +111,8 @@ def measure_ceiling(
         best = min(inference, key=costs.__getitem__)
         places = device_of(plan, best), device_of(plan, TRAINING)
     return Ceiling(
-        costs[simulation], costs[best], costs[TRAINING], cores, rows_of(plan, best),
-        config.batch_size,
-        1, precision_of(plan, places[1]), places[0].type, places[1].type,
+        costs[simulation], costs[best], costs[TRAINING], cores, config.batch_size,
+        precision_of(plan, places[1]), places[0].type, places[1].type,
     )  # fmt: skip
 
 

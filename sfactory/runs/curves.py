@@ -202,15 +202,14 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return np.sort(values, axis=-2)[..., cut : runs - cut, :].mean(-2)
 
 
-def bootstrap_interval(values: np.ndarray, strata: Sequence[object], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def bootstrap_interval(values: np.ndarray, strata: Sequence[object]) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper end of the 95 % percentile interval of the interquartile mean, ``[columns]`` each.
 
     Args:
         values: ``[runs, columns]``.
         strata: The environment of each run: as many runs of each are drawn, with replacement, as it has.
-        seed: Of the draws; the same runs give the same interval.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)  # the same runs give the same interval
     members = [np.flatnonzero([one == stratum for one in strata]) for stratum in dict.fromkeys(strata)]
     draws = np.concatenate([generator.choice(rows, (RESAMPLES, len(rows))) for rows in members], axis=1)
     means = np.concatenate([interquartile_mean(values[some]) for some in np.array_split(draws, RESAMPLES // 100)])

@@ -22,7 +22,6 @@ class Metric(NamedTuple):
         source: Where :meth:`Report.gathered` finds it.
         unit: What it counts or measures; empty for a plain number.
         section: TensorBoard's group of charts.
-        csv: Whether it is a column of metrics.csv.
         tensorboard: Whether TensorBoard shows it.
         label: Its name on the live display, which has a row for it then.
     """
@@ -31,7 +30,6 @@ class Metric(NamedTuple):
     source: str
     unit: str
     section: str
-    csv: bool
     tensorboard: bool
     label: str | None
 
@@ -47,7 +45,6 @@ def metric(
     default: Any = math.nan,
     *,
     section: str | None = None,
-    csv: bool = True,
     tensorboard: bool = True,
     label: str | None = None,
 ) -> Any:
@@ -60,7 +57,7 @@ def metric(
         section: Unset: the source.
     """
     group = source.partition(".")[0]
-    declared = {"source": source, "unit": unit, "section": section or group, "csv": csv, "tensorboard": tensorboard}
+    declared = {"source": source, "unit": unit, "section": section or group, "tensorboard": tensorboard}
     return field(default=default, metadata=declared | {"label": label})
 
 

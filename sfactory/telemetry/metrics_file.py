@@ -16,7 +16,7 @@ from sfactory.files import METRICS_FILE, append_whole, write_atomically
 from sfactory.telemetry.metrics import METRICS, REQUIRED, Report, extras_by_name, scalars_by_steps
 from sfactory.telemetry.tensorboard import EventFile
 
-_COLUMNS = tuple(each.name for each in METRICS if each.csv)
+_COLUMNS = tuple(each.name for each in METRICS)
 _ALWAYS_THERE = {f.name for f in dataclasses.fields(Report) if f.metadata and f.default is REQUIRED}
 """Columns without which a file is no metrics.csv of any sfactory."""
 MOST_COLUMNS = 256

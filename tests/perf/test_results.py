@@ -61,7 +61,7 @@ def test_figures_are_numbers(table):
 
 def test_runs_are_appended_with_their_origin(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["fps", "--json", "/here/x.json", "--only", "pong", "--record"])
-    ceiling = Ceiling(2e-4, 1e-4, 1e-4, 2, 128, 1024, 1, "float32", "cpu", "cpu")
+    ceiling = Ceiling(2e-4, 1e-4, 1e-4, 2, 1024, "float32", "cpu", "cpu")
     runs = Result("pong", "--env ALE/Pong-v5", [4000.0, 3000.0], [ceiling] * 2).records()
     tables.record("throughput", runs, "perf.fps", header_in(tmp_path, "throughput"))
     first, second = tables.read("throughput", tmp_path)

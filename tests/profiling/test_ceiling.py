@@ -15,7 +15,7 @@ from sfactory.profiling import ceiling as ceiling_module
 from sfactory.profiling.ceiling import Ceiling, measure, measure_ceiling
 from sfactory.profiling.workloads import SIMULATION, TRAINING, Workload, inference_workloads, prepare, rows_of
 
-CEILING = Ceiling(3e-6, 1e-6, 4e-6, 4, 256, 1024, 1, "float32", "cpu", "cpu")
+CEILING = Ceiling(3e-6, 1e-6, 4e-6, 4, 1024, "float32", "cpu", "cpu")
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def _space(
             f"seeds is {shown(raw['seeds'])}; it must be a list of different integers from 0 to 2**53, or how many"
         )
     objective = _group(Objective, _mapping(raw, "objective", problems), "objective", problems)
-    columns, metric = [each.name for each in METRICS if each.csv], str(objective.metric)
+    columns, metric = [each.name for each in METRICS], str(objective.metric)
     if metric not in columns and not metric.startswith(OWN_COLUMNS):
         problems.append(
             f"objective.metric is {shown(metric)}, which is no column of metrics.csv{_hint(metric, columns)}"
