@@ -27,9 +27,9 @@ def merge_moments(mean: Tensor, var: Tensor, count: Tensor, values: Tensor, vali
     """Merge a batch into running moments, in place and without a sync (Chan et al. 1979, the parallel update).
 
     Values are centred on the running mean before they are squared, and the variance moves by its difference from the
-    batch's, so float32 suffices, also after 10^8 batches. An element whose mean or
-    variance in the batch is not finite stays as it is: what is once in the moments stays there. A batch without any
-    other element, or without valid rows, changes nothing.
+    batch's, so float32 suffices, also after 10^8 batches. An element whose mean or variance in the batch is not finite
+    stays as it is: what is once in the moments stays there. A batch without any other element, or without valid rows,
+    changes nothing.
 
     Args:
         mean: ``[*shape]``, updated.

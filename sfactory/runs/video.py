@@ -101,11 +101,11 @@ class VideoRecorder:
         # shown twice.
         image = np.pad(image, ((0, image.shape[0] % 2), (0, image.shape[1] % 2), (0, 0)), "edge")
         if self._writer is None:
-            (file := self._folder / f"episode_{self._episode:03d}.mp4").unlink(
-                missing_ok=True
-            )  # else a link is followed
-            path, even = str(file), (image.shape[1], image.shape[0])
-            self._writer = self._write_frames(path, even, fps=self._fps, macro_block_size=2, ffmpeg_log_level="error")
+            path, even = self._folder / f"episode_{self._episode:03d}.mp4", (image.shape[1], image.shape[0])
+            path.unlink(missing_ok=True)  # else a link would be followed
+            self._writer = self._write_frames(
+                str(path), even, fps=self._fps, macro_block_size=2, ffmpeg_log_level="error"
+            )
             self._writer.send(None)
             self._size = size
         if size != self._size:
