@@ -30,7 +30,7 @@ def args(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    monkeypatch.setattr(learning.results, "record", lambda table, new, program: rows.extend(new))
+    monkeypatch.setattr(learning.tables, "record", lambda table, new, program: rows.extend(new))
     return rows
 
 
