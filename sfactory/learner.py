@@ -41,6 +41,12 @@ def batch_source(config: Config) -> BatchSource:
     return load_object(config.batch_source, "batch_source")(columns, config)
 
 
+def has_one_pass(config: Config) -> bool:
+    """Whether the only update of a batch goes back through the pass that its targets come from. It does not where the
+    critic's unit moves in between."""
+    return config.updates_per_batch == 1 and not config.loss.normalize_returns
+
+
 class Learner:
     """Trains the model on batches as they come.
 
@@ -83,9 +89,7 @@ class Learner:
         self._batch_chunk = columns if whole else chunk_columns(columns, config.rollout, threads, kind)
         self._minibatch_chunk = of_minibatch if whole else chunk_columns(of_minibatch, steps, threads, kind)
         self._units = CriticUnits(model, config.loss.normalize_returns)
-        # The only update of a batch goes back through the pass that its targets come from, unless the critic's unit
-        # moves in between.
-        self._one_pass = config.updates_per_batch == 1 and not config.loss.normalize_returns
+        self._one_pass = has_one_pass(config)
         self._objective = kernels.objective(self._units)
         self._update = kernels.update(self._network, self._objective, self._flat, self._threads, watch)
         self._optimizer = self._update.optimizer

@@ -14,7 +14,7 @@ from sfactory.data.batch import Batch, Samples, column_dim
 from sfactory.data.examples import example_batch
 from sfactory.distributions import ActionDistribution, Distribution
 from sfactory.errors import ConfigError
-from sfactory.learner import batch_source
+from sfactory.learner import batch_source, has_one_pass
 from sfactory.model import build_uninitialized
 from sfactory.model.actor_critic import is_built_in
 from sfactory.model.contracts import require_unchanged
@@ -58,7 +58,7 @@ def check_extensions(config: Config, model: Model, masked: bool) -> None:
     targets, _ = objective.targets([estimates])
     if loss.terms != "none":
         # as Learner makes minibatches of them
-        samples = batch.samples(targets, single=model.state_size == 0 and config.updates_per_batch > 1)
+        samples = batch.samples(targets, single=model.state_size == 0 and not has_one_pass(config))
         _check_terms(config, objective, samples, network)
 
 

@@ -88,8 +88,9 @@ def smoothness(samples: Any, config: Config) -> dict[str, Tensor]:
 
 def test_a_term_over_time_is_told_that_samples_without_memory_are_single() -> None:
     """Else it would be summed over no samples, and be 0."""
-    text = problem(loss=LossConfig(terms=smoothness), epochs=2)
-    assert "smoothness is a float32 tensor (0, 12); it must be" in text and "single, = (1, 12)" in text
+    for loss, epochs in (LossConfig(terms=smoothness), 2), (LossConfig(terms=smoothness, normalize_returns=True), 1):
+        text = problem(loss=loss, epochs=epochs)
+        assert "smoothness is a float32 tensor (0, 12); it must be" in text and "single, = (1, 12)" in text
     model = ModelConfig(core="gru")
     with_memory = Config(env="CartPole-v1", preset="none", loss=LossConfig(terms=smoothness), epochs=2, model=model)
     assert make_plan(with_memory).config.epochs == 2
