@@ -16,7 +16,7 @@ import numpy as np
 
 from sfactory.config import EvalConfig, changed
 from sfactory.data.arena import FILLING, FINISHED
-from sfactory.errors import RunFailed, SfactoryError
+from sfactory.errors import RunFailed, SfactoryError, counted
 from sfactory.files import temporary_folder
 from sfactory.runtime.plan import Plan
 from sfactory.runtime.processes import fork_server
@@ -282,7 +282,7 @@ class _Observer:
         if warm or (late and batches):
             self._begin, self._before = now, control.snapshot()
         else:
-            self._tell(f"warming up: {batches:.0f} batches")
+            self._tell(f"warming up: {counted(int(batches), 'batch', 'batches')}")
         return batches > 0 or not late
 
     def _sample(self, wires: Wires, now: float) -> None:
