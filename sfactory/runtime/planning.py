@@ -113,7 +113,7 @@ def make_plan(config: Config) -> Plan:
     check_limits(plan, model)
     _check_batch(config)
     if not config.serial:
-        PickledPlan(plan)
+        PickledPlan(plan)  # what cannot go to another process is told before one starts
     return plan
 
 
